@@ -1,0 +1,246 @@
+"""Settings, validated once, at the door: `Endpoint`, `Budget`, and the pool file.
+
+Inside, only these frozen objects travel. Whatever is wrong with them is a `ConfigError` that names the field and says what
+to do. API keys are read from the environment when a client is made and are never held here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.dataclasses import dataclass
+
+from focalroute.errors import ConfigError
+
+__all__ = ["Budget", "Dialect", "Endpoint", "PoolFile", "load_pool", "validate_pool"]
+
+Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
+
+_DIALECT_HOSTS: tuple[tuple[str, Dialect], ...] = (
+    ("together.xyz", "together"),
+    ("together.ai", "together"),
+    ("deepinfra.com", "deepinfra"),
+    ("openrouter.ai", "openrouter"),
+)
+
+_C = TypeVar("_C")
+
+
+def _config(cls: type[_C]) -> type[_C]:
+    """Make construction raise `ConfigError` instead of pydantic's ValidationError."""
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces one
+        try:
+            construct(self, *args, **kwargs)
+        except ValidationError as error:
+            raise ConfigError(_explain(cls.__name__, error)) from None
+
+    type.__setattr__(cls, "__init__", __init__)
+    return cls
+
+
+def _explain(what: str, error: ValidationError) -> str:
+    problems = []
+    for item in error.errors(include_url=False, include_input=False):
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "unexpected_keyword_argument":
+            problems.append(f"{where}: unknown key; remove it or correct its spelling")
+        elif item["type"] in ("missing", "missing_argument"):
+            problems.append(f"{where}: required")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            problems.append(f"{where}: {message}" if where else message)
+    return f"{what}: " + "; ".join(problems)
+
+
+def _http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("give an http:// or https:// address, such as https://api.together.xyz/v1")
+    if parts.username or parts.password:
+        raise ValueError("must not contain credentials; name an environment variable in api_key_env instead")
+    return url.rstrip("/")
+
+
+def _env_name(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("give the *name* of an environment variable (letters, digits, _), never the key itself")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Url = Annotated[str, AfterValidator(_http_url)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+UsdPer1M = Annotated[Decimal, Field(ge=0, le=Decimal(100_000), allow_inf_nan=False)]
+Usd = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
+
+_STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+
+
+@_config
+@dataclass(frozen=True, config=_STRICT)
+class Endpoint:
+    """One model at one OpenAI-compatible service.
+
+    Attributes:
+        name: what the pool calls it; everything learned is kept under this name.
+        model: the model name sent to the service.
+        base_url: the service, up to and including ``/v1``; not needed with ``client``, nor to replay recorded answers.
+        api_key_env: the environment variable that holds the key; None: no key is sent. The key goes to ``base_url``'s host only.
+        client: a ready ``openai.AsyncOpenAI`` or ``AsyncAzureOpenAI`` to speak through instead of our own HTTP client.
+        input_usd_per_1m: USD per million prompt tokens; None: unknown (which is not free).
+        output_usd_per_1m: USD per million completion tokens.
+        cached_input_usd_per_1m: USD per million cached prompt tokens; None: same as the others.
+        dialect: how the service deviates from OpenAI; "auto" goes by the host.
+        timeout_s: for one call.
+        max_concurrency: calls under way at a time; None: no limit.
+        logprobs: overrides the probe: whether log-probabilities come back.
+        top_logprobs: overrides the probe: how many alternatives a token comes with (0: only its own).
+        n: overrides the probe: whether several samples can be asked for in one call.
+        structured_choice: overrides the probe: whether an answer can be constrained to the choices.
+        stream_usage: overrides the probe: whether a stream ends with its usage.
+        params: provider parameters sent with every call (``temperature``, ``seed``, ...).
+    """
+
+    name: Name
+    _: KW_ONLY
+    model: Name
+    base_url: Url | None = None
+    api_key_env: EnvName | None = None
+    client: Any = Field(default=None, repr=False)
+    input_usd_per_1m: UsdPer1M | None = None
+    output_usd_per_1m: UsdPer1M | None = None
+    cached_input_usd_per_1m: UsdPer1M | None = None
+    dialect: Dialect = "auto"
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    max_concurrency: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    n: bool | None = None
+    structured_choice: bool | None = None
+    stream_usage: bool | None = None
+    params: Mapping[str, Any] = Field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.base_url is not None and self.client is not None:
+            raise ValueError("base_url, client: give one of them, not both")
+        if self.client is not None and self.api_key_env is not None:
+            raise ValueError("api_key_env: a ready client brings its own key; drop it")
+        if (self.input_usd_per_1m is None) != (self.output_usd_per_1m is None):
+            raise ValueError("input_usd_per_1m, output_usd_per_1m: give both or neither")
+
+    @property
+    def priced(self) -> bool:
+        """Whether its price is known."""
+        return self.input_usd_per_1m is not None
+
+    @property
+    def spoken(self) -> Dialect:
+        """The dialect, "auto" resolved by the host; plain OpenAI where nothing else is known."""
+        if self.dialect != "auto":
+            return self.dialect
+        host = urlsplit(self.base_url or "").hostname or ""
+        return next((d for suffix, d in _DIALECT_HOSTS if host == suffix or host.endswith("." + suffix)), "openai")
+
+    def api_key(self) -> SecretStr | None:
+        """The key from the environment; ConfigError if its variable is not set."""
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise ConfigError(f"Endpoint {self.name!r}: the environment variable {self.api_key_env} is not set")
+        return SecretStr(key)
+
+
+@_config
+@dataclass(frozen=True, config=_STRICT)
+class Budget:
+    """What may be spent, in USD.
+
+    Attributes:
+        max_usd_per_ask: cap for one ask, all its rounds and retries.
+        usd_total: cap for all asks on this store.
+    """
+
+    _: KW_ONLY
+    max_usd_per_ask: Usd | None = None
+    usd_total: Usd | None = None
+
+
+@dataclass(frozen=True)
+class PoolFile:
+    """A parsed pool file: the endpoints, and the keyword arguments its ``[ensemble]`` and ``[budget]`` tables give."""
+
+    endpoints: tuple[Endpoint, ...]
+    ensemble: Mapping[str, Any]
+    budget: Budget | None
+
+
+def validate_pool(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+    """The endpoints as a tuple; ConfigError if there are none, or two with one name."""
+    pool = tuple(endpoints)
+    if not pool:
+        raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
+    for endpoint in pool:
+        if not isinstance(endpoint, Endpoint):
+            raise ConfigError(f"endpoints: expected Endpoint objects, got {type(endpoint).__name__}")
+    names = [endpoint.name for endpoint in pool]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ConfigError(f"endpoints: names must be unique; more than once: {', '.join(doubled)}")
+    return pool
+
+
+def load_pool(path: str | Path) -> PoolFile:
+    """Read a pool file (TOML).
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or has an unknown or wrong key; the message names it.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    unknown = sorted(set(data) - {"endpoint", "ensemble", "budget"})
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a pool file has [[endpoint]], [ensemble] and [budget]")
+    tables = data.get("endpoint", [])
+    if not isinstance(tables, list):
+        raise ConfigError(f"{path}: endpoint: write [[endpoint]], with two brackets")
+    endpoints = [_table(path, f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
+    budget = _table(path, "budget", Budget, data["budget"]) if "budget" in data else None
+    ensemble = data.get("ensemble", {})
+    if not isinstance(ensemble, dict):
+        raise ConfigError(f"{path}: ensemble: write it as a table, [ensemble]")
+    try:
+        return PoolFile(validate_pool(endpoints), ensemble, budget)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _table(path: Path, where: str, make: Callable[..., _C], table: Mapping[str, Any]) -> _C:
+    known = {f.name for f in fields(make)} - {"client"}  # type: ignore[arg-type]
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise ConfigError(f"{path}: {where}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
+    if make is Endpoint and "name" not in table:
+        raise ConfigError(f"{path}: {where}: name: required")
+    try:
+        return make(**table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {where}: {error}") from None

@@ -1,0 +1,81 @@
+"""The named slices of what the policies see. A bundle's manifest stores the layout it was made for.
+
+Every number is scaled to be about -1..1. A layout is an ordered mapping of slice name -> width; offsets follow from the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+
+__all__ = ["CANDIDATE", "CONTEXT", "ENDPOINT", "LAYOUT", "MEMBER", "QUERY_FEATURES", "slices", "width"]
+
+QUERY_FEATURES = 32
+
+Layout = Mapping[str, int]
+
+#: `Observation.context`: what is the same for every endpoint.
+CONTEXT: Layout = {
+    "first": 1,  # 1 in round 1, else 0
+    "round": 1,  # (round - 1) / 4
+    "price_of_money": 1,  # log10(lambda) / 4
+    "budget_left": 1,  # share of this ask's cap that is left; 1 without a cap
+    "log_pool": 1,  # ln(N) / 4: so that a policy may ask a number, not a share, of the pool
+    "asked": 1,  # asked / N
+    "replied": 1,  # usable replies / N
+    "posterior": 4,  # the four largest fused probabilities, falling; 0 before any reply
+    "margin": 1,  # first minus second of them
+    "entropy": 1,  # entropy / ln(K); 0 before any reply
+    "choices": 1,  # ln(K) / 4; 0 for a free-form question
+    "query": QUERY_FEATURES,  # features of the query's text, Euclidean norm 1 (or 0)
+}
+
+#: A row of `Observation.endpoints`.
+ENDPOINT: Layout = {
+    "asked": 1,
+    "replied": 1,
+    "agrees": 1,  # +1 backs the leading candidate, -1 another one, 0 no usable reply
+    "accuracy": 1,  # windowed accuracy, shrunk towards the pool's mean, minus that mean, times 4
+    "accuracy_later": 1,  # the same over the queries it was asked in round 2 or later
+    "seen": 1,  # n / (n + 20), n: the window's rows it was asked in
+    "price": 1,  # ln(expected cost / the pool's mean expected cost) / 4; 0 if unknown
+    "latency": 1,  # ln(mean latency / the pool's mean latency) / 4; 0 if unknown
+    "focal": 1,  # focal diversity of the asked set with it; in round 1 the mean over pairs with each other one
+}
+
+#: `Evidence.members`: one candidate seen through one member.
+MEMBER: Layout = {
+    "present": 1,  # 1; 0 marks padding in a batch
+    "vote": 1,  # 1 if this is its most probable candidate
+    "probability": 1,  # its mass on the candidate; the vote where it gave none
+    "log_probability": 1,  # ln(max(mass, e^-8)) / 8
+    "evidence": 1,  # vote times ln((K - 1) a / (1 - a)), a its shrunk accuracy: the naive Bayes weight of its vote
+    "accuracy": 1,  # as in ENDPOINT
+    "length": 1,  # its reply's length, standardised over its own replies, / 4
+    "later": 1,  # 1 if it was asked in round 2 or later
+}
+
+#: `Evidence.candidates`.
+CANDIDATE: Layout = {
+    "votes": 1,  # votes / m
+    "probability": 1,  # mean mass over members
+    "choices": 1,  # ln(K) / 4
+    "replied": 1,  # m / N
+}
+
+LAYOUT: Mapping[str, Layout] = {"context": CONTEXT, "endpoint": ENDPOINT, "member": MEMBER, "candidate": CANDIDATE}
+
+
+def width(layout: Layout) -> int:
+    """Number of columns of a layout."""
+    return sum(layout.values())
+
+
+def slices(layout: Layout) -> dict[str, slice]:
+    """Where each named slice lies.
+
+    >>> slices({"first": 1, "posterior": 4})
+    {'first': slice(0, 1, None), 'posterior': slice(1, 5, None)}
+    """
+    ends = list(accumulate(layout.values()))
+    return {name: slice(end - size, end) for (name, size), end in zip(layout.items(), ends, strict=True)}

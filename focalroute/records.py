@@ -1,0 +1,376 @@
+"""The frozen records that travel through focalroute; shapes and units are stated here, once.
+
+Letters used throughout: N endpoints in the pool, K candidates of a query, m members that replied, R rounds.
+Money is USD as `decimal.Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix time.
+A member is an endpoint in its role within one query.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Answer",
+    "Call",
+    "CostSource",
+    "Decision",
+    "Evidence",
+    "Failure",
+    "FailureKind",
+    "Feedback",
+    "Method",
+    "Observation",
+    "Outcome",
+    "Query",
+    "Receipt",
+    "Reply",
+    "Round",
+    "Trajectory",
+    "Usage",
+    "new_id",
+]
+
+F32 = NDArray[np.float32]
+
+FailureKind = Literal[
+    "connection",  # no answer: refused, reset, DNS, TLS
+    "timeout",  # this call, or the whole ask, ran out of time
+    "status",  # the service answered with an error status
+    "protocol",  # the service answered something that is not the chat completion format
+    "unusable",  # a well-formed reply from which no answer could be read
+    "cancelled",  # given up by us: no longer needed
+    "unavailable",  # not called at all: breaker open
+]
+Method = Literal["logprobs", "samples", "parsed", "text"]
+CostSource = Literal["provider", "price", "reserved", "unknown"]
+
+
+def new_id() -> str:
+    """A unique id that sorts by time: 12 hex digits of milliseconds, 20 of randomness."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked.
+
+    Attributes:
+        messages: OpenAI chat messages, passed on as they are.
+        choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
+        answer: the kind of a free-form answer: "number", "short", "text", or a callable that maps a reply's text to its
+            normal form (None: no answer in it).
+        task: a topic name the caller gives; None unless given.
+        tags: labels for the ledger (user, tenant, ...).
+        params: provider parameters, passed through to every member.
+        metadata: the caller's own, kept with the answer.
+    """
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...]
+    choices: tuple[str, ...] | None = None
+    answer: Any = None
+    task: str | None = None
+    tags: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the last user message: what the query features are taken from."""
+        for message in reversed(self.messages):
+            if message.get("role") == "user":
+                content = message.get("content")
+                if isinstance(content, str):
+                    return content
+                return " ".join(part.get("text", "") for part in content or () if isinstance(part, Mapping))
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call, or of several added up.
+
+    Attributes:
+        prompt_tokens: all prompt tokens, the cached ones included.
+        completion_tokens: all generated tokens, the reasoning ones included.
+        cached_tokens: the part of ``prompt_tokens`` read from the provider's cache.
+        reasoning_tokens: the part of ``completion_tokens`` spent on hidden reasoning.
+        cost_usd: what the provider itself says the call cost; None where it does not say.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: Decimal | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        known = self.cost_usd is not None and other.cost_usd is not None
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cost_usd + other.cost_usd if known else None,  # type: ignore[operator]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a call failed. Never holds a key, a prompt or a reply's text.
+
+    Attributes:
+        status: HTTP status, where there was one.
+        retry_after_s: how long the service asked us to wait.
+    """
+
+    kind: FailureKind
+    message: str
+    status: int | None = None
+    retry_after_s: float | None = None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed a moment later (408, 409, 429, 5xx, connection faults)."""
+        if self.kind == "status":
+            return self.status in (408, 409, 429) or (self.status or 0) >= 500
+        return self.kind in ("connection", "protocol")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one member gave back.
+
+    Attributes:
+        text: the reply's text (the first of several samples), None on failure.
+        choice: index of the most probable choice; None for a free-form question or on failure.
+        probabilities: mass on each choice, shape (K,), sums to at most 1; the rest is unknown, not zero.
+        method: how ``probabilities`` were elicited.
+        cost: USD of all attempts, None where unknown; ``cost_source`` says where it comes from.
+        latency_s: from the first attempt's start to the reply, waits between attempts included.
+        attempts: calls made, 0 if none was.
+        error: why there is no usable answer; None on success.
+    """
+
+    endpoint: str
+    text: str | None = None
+    choice: int | None = None
+    probabilities: tuple[float, ...] | None = None
+    method: Method | None = None
+    usage: Usage | None = None
+    cost: Decimal | None = None
+    cost_source: CostSource = "unknown"
+    latency_s: float = 0.0
+    attempts: int = 0
+    model: str | None = None
+    response_id: str | None = None
+    finish_reason: str | None = None
+    error: Failure | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the member gave a usable answer."""
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the Decider sees before one decision (design: named slices, see `focalroute.observe.layout`).
+
+    Attributes:
+        context: float32 (Dc,).
+        endpoints: float32 (N, De), rows in pool order.
+    """
+
+    context: F32
+    endpoints: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the Fusion sees.
+
+    Attributes:
+        members: float32 (K, m, Fm): candidate k seen through member j.
+        candidates: float32 (K, Fc).
+        endpoints: the pool index of each member, length m.
+    """
+
+    members: F32
+    candidates: F32
+    endpoints: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One step of the Decider.
+
+    Attributes:
+        round: 1-based.
+        order: endpoint indices in the order in which the heads were visited.
+        eligible: per visited head, whether it could be picked (not asked, breaker closed, affordable after those before it).
+        probabilities: p_i of every endpoint after clipping, pool order.
+        picked: the endpoints decided on, in visiting order; empty means STOP.
+        log_mu: log-probability of ``picked`` under the policy that chose it; None when served greedily.
+    """
+
+    round: int
+    order: tuple[int, ...]
+    eligible: tuple[bool, ...]
+    probabilities: tuple[float, ...]
+    picked: tuple[int, ...]
+    log_mu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: what was seen, what was decided, what came back."""
+
+    observation: Observation
+    decision: Decision
+    replies: tuple[Reply, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The steps of one query, as the learner needs them: exactly what the policies saw and did.
+
+    Attributes:
+        version: the policy version that took every step.
+        endpoints: the pool's endpoint names at the time; indices elsewhere point into it.
+        decisions: (observation, decision) of every real decision, a STOP included.
+        evidence: what the Fusion saw at the end.
+        fused: index of the candidate it answered with.
+        fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
+    """
+
+    version: int
+    endpoints: tuple[str, ...]
+    decisions: tuple[tuple[Observation, Decision], ...]
+    evidence: Evidence
+    fused: int
+    fusion_log_mu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One member on a receipt: no text, only what it did and what it cost."""
+
+    endpoint: str
+    round: int
+    probability: float
+    candidate: int | None
+    method: Method | None
+    usage: Usage | None
+    cost: Decimal | None
+    cost_source: CostSource
+    latency_s: float
+    attempts: int
+    error: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Who was asked, why, and what it cost. Holds no prompt and no reply text.
+
+    Attributes:
+        policy_version: the one policy version that decided everything.
+        calls: every member asked, in the order of asking.
+        rounds: rounds in which somebody was asked.
+        cost: USD of all calls; None if the cost of any is unknown.
+        degraded: how the answer falls short of normal service, in words; empty if it does not.
+        latency_s: the whole ask.
+    """
+
+    answer_id: str
+    created_at: float
+    policy_version: int
+    calls: tuple[Call, ...]
+    rounds: int
+    cost: Decimal | None
+    latency_s: float
+    tags: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The receipt as one JSON object; money as decimal strings."""
+        return json.dumps(dataclasses.asdict(self), default=str, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The fused answer.
+
+    Attributes:
+        text: the answer; for a closed question the choice's text.
+        choice: index into the choices, None for a free-form question.
+        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers.
+        probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
+        confidence: the posterior of the answer given.
+        cost: USD of all calls, None if any is unknown.
+        durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
+        degraded: as on the receipt.
+        replies: every member's reply, in the order of asking.
+    """
+
+    id: str
+    text: str
+    choice: int | None
+    candidates: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    confidence: float
+    cost: Decimal | None
+    receipt: Receipt
+    replies: tuple[Reply, ...] = field(repr=False)
+    durable: bool = True
+    metadata: Mapping[str, Any] | None = None
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """How the answer falls short of normal service, in words; empty if it does not."""
+        return self.receipt.degraded
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What somebody says of an answer.
+
+    Attributes:
+        reward: in [-1, 1]; given, or derived from the label.
+        label: the key of the right candidate (see `focalroute.answers.candidate_key`), None for a bare reward.
+        source: who says so; one feedback for each (answer, source).
+    """
+
+    answer_id: str
+    reward: float
+    label: str | None
+    source: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one answered query taught about its members: the window's row.
+
+    Attributes:
+        answer_id: the answer it belongs to; a later outcome with the same id replaces it.
+        right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward. Members not asked, failed or cancelled
+            are absent.
+        inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
+        later: the endpoints that were asked in round 2 or later.
+    """
+
+    answer_id: str
+    right: Mapping[str, float]
+    inferred: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()

@@ -1,0 +1,117 @@
+"""The store's narrow face: what every store (SQLite here, Redis for a fleet) has to do.
+
+Everything written goes through `Store.write`, whose future resolves once the rows are committed; everything learned comes back
+through `Store.subscribe`, whichever process wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Protocol
+
+from focalroute.records import CostSource, Feedback, Trajectory, Usage
+
+__all__ = ["CapabilityRow", "LedgerRow", "Listener", "Row", "Store", "StoredAnswer", "UsageTotal"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """An answer as it is kept: enough to learn from it and to check feedback against it, and no text.
+
+    Attributes:
+        keys: the key of each candidate (see `focalroute.answers.candidate_key`), length K.
+        closed: whether the candidates were given choices (a label must then be one of them).
+        answered: index of the candidate given as the answer.
+        probabilities: the posterior over candidates, length K.
+        members: endpoint -> (round, candidate index) of every member with a usable reply.
+        trajectory: the policies' steps; None when a fallback answered.
+        receipt: the receipt as JSON.
+        texts: prompt and replies as JSON; None unless the user chose to store text.
+    """
+
+    id: str
+    created_at: float
+    keys: tuple[str, ...]
+    closed: bool
+    answered: int
+    probabilities: tuple[float, ...]
+    members: Mapping[str, tuple[int, int]]
+    trajectory: Trajectory | None
+    receipt: str
+    texts: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One member's bill within one ask. ``cost`` None: unknown."""
+
+    answer_id: str
+    endpoint: str
+    at: float
+    usage: Usage | None
+    cost: Decimal | None
+    cost_source: CostSource
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityRow:
+    """What a probe of one endpoint measured, with its date; ``key`` names service, model and dialect."""
+
+    key: str
+    probed_at: float
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotal:
+    """A ledger sum: ``calls`` of which ``unpriced`` have no known cost, ``cost`` the sum of the known ones."""
+
+    calls: int
+    unpriced: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: Decimal
+
+
+Row = StoredAnswer | Feedback | LedgerRow | CapabilityRow
+Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
+
+
+class Store(Protocol):
+    """Keeps answers, feedback, capabilities and the ledger. Safe to call from any thread; nothing blocks but `close`."""
+
+    def write(self, *rows: Row) -> Future[None]:
+        """Queue rows; the future resolves when all of them are committed together, or fails with StoreError.
+
+        A `Feedback` fails with UnknownAnswer if its answer is not in the store and with FeedbackConflict if a different one
+        from the same source is; an identical one is taken as done. Either failure writes none of this call's rows.
+        """
+
+    def answer(self, answer_id: str) -> StoredAnswer | None:
+        """The stored answer, rows still queued included."""
+
+    def subscribe(self, listener: Listener, *, last: int) -> None:
+        """Call ``listener`` with feedback and its answer, in the order it was committed, by any process.
+
+        The ``last`` latest ones are delivered before this returns; then every new one, before its `write` future resolves if
+        it was written here. The listener runs on the store's thread and must be quick.
+        """
+
+    def capabilities(self, key: str) -> CapabilityRow | None:
+        """The latest probe under this key."""
+
+    def totals(self) -> Mapping[str, UsageTotal]:
+        """The ledger summed by endpoint."""
+
+    def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
+        """The latest answers with their feedback, oldest first."""
+
+    def verify(self) -> tuple[str, ...]:
+        """Check integrity; the problems found, in words (none: empty)."""
+
+    def close(self) -> None:
+        """Commit what is queued and let go of every resource. Idempotent."""
