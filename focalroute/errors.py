@@ -23,7 +23,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from focalroute.records import Failure, Reply
+    from focalroute.records import Failure, Reply, Usage
 
 __all__ = [
     "BadLabel",
@@ -112,8 +112,13 @@ class StoreError(FocalrouteError):
 
 
 class CallFailed(FocalrouteError):
-    """One call to one endpoint failed. Internal: `pool` turns it into ``Reply.error``."""
+    """One call to one endpoint failed. Internal: `pool` turns it into ``Reply.error``.
 
-    def __init__(self, failure: Failure) -> None:
+    Attributes:
+        usage: what the failed call consumed all the same, where the service said so.
+    """
+
+    def __init__(self, failure: Failure, usage: Usage | None = None) -> None:
         super().__init__(failure.message)
         self.failure = failure
+        self.usage = usage

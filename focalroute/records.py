@@ -28,6 +28,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Feedback",
+    "Member",
     "Method",
     "Observation",
     "Outcome",
@@ -359,18 +360,35 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """How one endpoint took part in one answered query; only usable replies count.
+
+    Attributes:
+        round: the round it was asked in, 1-based.
+        candidate: index of the candidate it backs.
+        completion_tokens: length of its reply.
+        usd: what it cost, None if unknown.
+    """
+
+    round: int
+    candidate: int
+    completion_tokens: int
+    latency_s: float
+    usd: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one answered query taught about its members: the window's row.
+    """What one answered query taught about its members: a row of the window.
 
     Attributes:
         answer_id: the answer it belongs to; a later outcome with the same id replaces it.
-        right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward. Members not asked, failed or cancelled
-            are absent.
+        members: endpoint -> how it took part. Members not asked, failed or cancelled are absent.
+        right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward; absent where nothing is known.
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
-        later: the endpoints that were asked in round 2 or later.
     """
 
     answer_id: str
+    members: Mapping[str, Member]
     right: Mapping[str, float]
     inferred: frozenset[str] = frozenset()
-    later: frozenset[str] = frozenset()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from focalroute.records import CostSource, Feedback, Trajectory, Usage
+from focalroute.records import CostSource, Feedback, Member, Trajectory, Usage
 
 __all__ = ["CapabilityRow", "LedgerRow", "Listener", "Row", "Store", "StoredAnswer", "UsageTotal"]
 
@@ -26,7 +26,7 @@ class StoredAnswer:
         closed: whether the candidates were given choices (a label must then be one of them).
         answered: index of the candidate given as the answer.
         probabilities: the posterior over candidates, length K.
-        members: endpoint -> (round, candidate index) of every member with a usable reply.
+        members: endpoint -> how it took part, of every member with a usable reply.
         trajectory: the policies' steps; None when a fallback answered.
         receipt: the receipt as JSON.
         texts: prompt and replies as JSON; None unless the user chose to store text.
@@ -38,7 +38,7 @@ class StoredAnswer:
     closed: bool
     answered: int
     probabilities: tuple[float, ...]
-    members: Mapping[str, tuple[int, int]]
+    members: Mapping[str, Member]
     trajectory: Trajectory | None
     receipt: str
     texts: str | None = None
