@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, fields
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from focalroute.errors import ConfigError
 
-__all__ = ["Budget", "Dialect", "Endpoint", "PoolFile", "load_pool", "validate_pool"]
+__all__ = ["Budget", "Dialect", "Endpoint", "Limits", "PoolFile", "load_pool", "usd", "validate_pool"]
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
 
@@ -178,6 +178,20 @@ class Budget:
     usd_total: Usd | None = None
 
 
+@_config
+@dataclass(frozen=True, config=_STRICT)
+class Limits:
+    """The numeric settings of an ensemble, as described at `focalroute.AsyncEnsemble`."""
+
+    _: KW_ONLY
+    max_rounds: Annotated[int, Field(ge=1, le=64)] = 3
+    price_of_money: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
+    window: Annotated[int, Field(ge=1, le=1_000_000)] = 500
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    samples: Annotated[int, Field(ge=1, le=128)] = 10
+
+
 @dataclass(frozen=True)
 class PoolFile:
     """A parsed pool file: the endpoints, and the keyword arguments its ``[ensemble]`` and ``[budget]`` tables give."""
@@ -187,8 +201,19 @@ class PoolFile:
     budget: Budget | None
 
 
-def validate_pool(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-    """The endpoints as a tuple; ConfigError if there are none, or two with one name."""
+def usd(amount: Decimal | float | str, field: str) -> Decimal:
+    """A positive amount of USD, exact as written; ConfigError naming ``field`` if it is not one."""
+    try:
+        value = Decimal(str(amount))
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or value <= 0:
+        raise ConfigError(f"{field}: give a positive amount of USD, got {amount!r}")
+    return value
+
+
+def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tuple[Endpoint, ...]:
+    """The endpoints as a tuple; ConfigError if there are none, two have one name, or (``askable``) one has no address."""
     pool = tuple(endpoints)
     if not pool:
         raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
@@ -199,6 +224,9 @@ def validate_pool(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise ConfigError(f"endpoints: names must be unique; more than once: {', '.join(doubled)}")
+    lost = [endpoint.name for endpoint in pool if endpoint.base_url is None and endpoint.client is None]
+    if askable and lost:
+        raise ConfigError(f"endpoints: {', '.join(lost)}: give base_url (or a ready client) to ask it")
     return pool
 
 

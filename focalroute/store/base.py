@@ -23,7 +23,8 @@ class StoredAnswer:
 
     Attributes:
         keys: the key of each candidate (see `focalroute.answers.candidate_key`), length K.
-        closed: whether the candidates were given choices (a label must then be one of them).
+        kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form answer:
+            "number", "short", "text", or "custom" for the caller's own callable.
         answered: index of the candidate given as the answer.
         probabilities: the posterior over candidates, length K.
         members: endpoint -> how it took part, of every member with a usable reply.
@@ -35,7 +36,7 @@ class StoredAnswer:
     id: str
     created_at: float
     keys: tuple[str, ...]
-    closed: bool
+    kind: str
     answered: int
     probabilities: tuple[float, ...]
     members: Mapping[str, Member]

@@ -1,0 +1,64 @@
+"""focalroute: a learned ensemble over a pool of OpenAI-compatible endpoints.
+
+A query goes through these steps, each of them one module:
+
+    query          query.py      what the caller passes, checked
+    observation    observe/      window of outcomes, diversity, features of the text -> vectors
+    decision       policy/       the Decider: whom to ask next, or to stop (ONNX)
+    replies        pool.py       asks concurrently, through elicit.py and endpoint.py
+    (next round, or)
+    answer         policy/       the Fusion: candidates scored (ONNX)
+    receipt        ask.py        who was asked, why, what it cost
+    store          store/        what feedback and learning need
+    feedback       learn/        credit for each member -> window of outcomes
+
+`AsyncEnsemble` (ensemble.py) reads like this list; `Ensemble` (sync.py) is its synchronous face.
+"""
+
+from focalroute.config import Budget, Endpoint
+from focalroute.ensemble import AsyncEnsemble
+from focalroute.errors import (
+    BadLabel,
+    BudgetExceeded,
+    ConfigError,
+    DeadlineExceeded,
+    FeedbackConflict,
+    FeedbackError,
+    FocalrouteError,
+    PolicyError,
+    PoolError,
+    StoreError,
+    UnknownAnswer,
+)
+from focalroute.records import Answer, Call, Failure, Receipt, Reply, Usage
+from focalroute.stats import EndpointStats, Stats
+from focalroute.sync import Ensemble
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "AsyncEnsemble",
+    "BadLabel",
+    "Budget",
+    "BudgetExceeded",
+    "Call",
+    "ConfigError",
+    "DeadlineExceeded",
+    "Endpoint",
+    "EndpointStats",
+    "Ensemble",
+    "Failure",
+    "FeedbackConflict",
+    "FeedbackError",
+    "FocalrouteError",
+    "PolicyError",
+    "PoolError",
+    "Receipt",
+    "Reply",
+    "Stats",
+    "StoreError",
+    "UnknownAnswer",
+    "Usage",
+    "__version__",
+]

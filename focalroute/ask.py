@@ -1,0 +1,168 @@
+"""One ask: what was seen, decided and paid while it was under way, and the records that are made of it at its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from focalroute.answers import KINDS, candidate_key, normal_form
+from focalroute.cost import Purse, total
+from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError
+from focalroute.observe import Sight
+from focalroute.policy.fallback import Guarded
+from focalroute.policy.fusion import posterior
+from focalroute.records import Answer, Call, Evidence, Query, Receipt, Reply, Round, Trajectory
+from focalroute.store.base import LedgerRow, StoredAnswer
+
+__all__ = ["Ask"]
+
+
+@dataclass(slots=True)
+class Ask:
+    """The state of one ask.
+
+    Attributes:
+        deadline: in the running loop's time.
+        started: `time.perf_counter` at its start.
+        rounds: every decision so far, a STOP included, with its replies.
+        late: whether the deadline has passed.
+    """
+
+    query: Query
+    policy: Guarded
+    sight: Sight
+    purse: Purse
+    deadline: float
+    started: float = field(default_factory=time.perf_counter)
+    rounds: list[Round] = field(default_factory=list)
+    late: bool = False
+
+    @property
+    def replies(self) -> tuple[Reply, ...]:
+        """All replies so far, in the order of asking, failures included."""
+        return tuple(reply for round_ in self.rounds for reply in round_.replies)
+
+    def failure(self) -> PoolError | BudgetExceeded:
+        """Why there is no answer."""
+        replies = self.replies
+        if self.late:
+            return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
+        if not replies:
+            return self.purse.exceeded()
+        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
+        return PoolError(f"every asked endpoint failed ({reasons})", replies)
+
+    def answer(self) -> Answer:
+        """Fuse: the candidate with the most posterior mass, the first of equals."""
+        evidence = self.sight.evidence()
+        probabilities = posterior(self.policy.fusion_logits(evidence))
+        best = int(probabilities.argmax())
+        receipt = self._receipt()
+        return Answer(
+            id=self.query.id,
+            text=self.sight.candidates[best],
+            choice=best if self.query.choices else None,
+            candidates=tuple(self.sight.candidates),
+            probabilities=tuple(probabilities.tolist()),
+            confidence=float(probabilities[best]),
+            cost=receipt.cost,
+            receipt=receipt,
+            replies=self.replies,
+            metadata=self.query.metadata,
+        )
+
+    def _receipt(self) -> Receipt:
+        calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
+        return Receipt(
+            answer_id=self.query.id,
+            created_at=time.time(),
+            policy_version=self.policy.version,
+            calls=calls,
+            rounds=sum(bool(r.replies) for r in self.rounds),
+            cost=total(call.cost for call in calls),
+            latency_s=time.perf_counter() - self.started,
+            tags=self.query.tags,
+            degraded=tuple(self._shortfalls()),
+        )
+
+    def _call(self, number: int, reply: Reply) -> Call:
+        index = self.policy.endpoints.index(reply.endpoint)
+        return Call(
+            endpoint=reply.endpoint,
+            round=number,
+            probability=self.rounds[number - 1].decision.probabilities[index],
+            candidate=self.sight.backs.get(index),
+            method=reply.method,
+            usage=reply.usage,
+            cost=reply.cost,
+            cost_source=reply.cost_source,
+            latency_s=reply.latency_s,
+            attempts=reply.attempts,
+            error=reply.error,
+        )
+
+    def _shortfalls(self) -> list[str]:
+        said = []
+        if self.policy.failed:
+            said.append("fallback policy: plurality of the cheapest endpoints")
+        if self.late:
+            said.append("deadline hit: fused what had arrived")
+        failed = [reply.endpoint for reply in self.replies if not reply.ok]
+        if failed:
+            said.append(f"fewer members: {', '.join(failed)} failed")
+        return said
+
+    def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
+        """The answer as it is kept; prompt and replies only if ``texts``."""
+        evidence = self.sight.evidence()
+        return StoredAnswer(
+            id=answer.id,
+            created_at=answer.receipt.created_at,
+            keys=tuple(candidate_key(self._form(text)) for text in answer.candidates),
+            kind=self._kind,
+            answered=answer.candidates.index(answer.text),
+            probabilities=answer.probabilities,
+            members=self.sight.members(),
+            trajectory=None if self.policy.failed else self._trajectory(evidence, answer),
+            receipt=answer.receipt.to_json(),
+            texts=self._texts(answer) if texts else None,
+        )
+
+    @property
+    def _kind(self) -> str:
+        if self.query.choices:
+            return "choice"
+        kind = self.query.answer or "text"
+        return kind if kind in KINDS else "custom"
+
+    def _form(self, candidate: str) -> str:
+        if self.query.choices:
+            return candidate
+        return normal_form(candidate, self.query.answer) or candidate
+
+    def _trajectory(self, evidence: Evidence, answer: Answer) -> Trajectory:
+        return Trajectory(
+            version=self.policy.version,
+            endpoints=self.policy.endpoints,
+            decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
+            evidence=evidence,
+            fused=answer.candidates.index(answer.text),
+        )
+
+    def _texts(self, answer: Answer) -> str:
+        kept = {
+            "messages": self.query.messages,
+            "candidates": answer.candidates,
+            "replies": {reply.endpoint: reply.text for reply in answer.replies},
+        }
+        return json.dumps(kept, default=str)
+
+    def ledger(self) -> Sequence[LedgerRow]:
+        """A row for every attempt that was made, whatever became of it."""
+        now = time.time()
+        return [
+            LedgerRow(self.query.id, bill.endpoint, now, bill.usage, bill.cost, bill.source, self.query.tags)
+            for bill in self.purse.bills
+        ]

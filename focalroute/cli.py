@@ -1,0 +1,81 @@
+"""The command line: ``focalroute demo`` and ``focalroute ask``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from focalroute.errors import ConfigError, FocalrouteError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def demo(
+    queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 600,
+    seed: Annotated[int, typer.Option(help="Same seed, same questions and same simulated models.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Ask a simulated pool, served over real HTTP on this machine, a stream of questions whose topics drift half-way.
+
+    No key and no network are needed.
+    """
+    from focalroute.demo import run, show
+
+    result = run(queries, seed=seed, progress=not as_json)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result), indent=2))
+    else:
+        show(result)
+
+
+@app.command()
+def ask(
+    query: Annotated[str, typer.Argument(help="The question.")],
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    choices: Annotated[str | None, typer.Option(help="The closed set of answers, separated by commas.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Kind of a free-form answer: number, short or text.")] = None,
+    store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Folder of policy bundles.")] = None,
+    max_usd: Annotated[float | None, typer.Option(help="Cap for this question, USD.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer and its receipt as JSON.")] = False,
+) -> None:
+    """Ask a real pool one question and print the fused answer with its cost."""
+    from focalroute import Ensemble
+
+    given = {"store": store, "policy": policy}
+    settings = {name: value for name, value in given.items() if value is not None}
+    offered = None if choices is None else [choice.strip() for choice in choices.split(",")]
+    with Ensemble.from_toml(pool, **settings) as ensemble:
+        fused = ensemble.ask(query, choices=offered, answer=answer, max_usd=max_usd)
+    if as_json:
+        said = {"id": fused.id, "text": fused.text, "choice": fused.choice, "candidates": fused.candidates,
+                "probabilities": fused.probabilities, "receipt": json.loads(fused.receipt.to_json())}  # fmt: skip
+        typer.echo(json.dumps(said, indent=2))
+        return
+    typer.echo(fused.text)
+    asked = ", ".join(call.endpoint for call in fused.receipt.calls)
+    cost = "unknown" if fused.cost is None else f"${fused.cost:.6f}"
+    typer.echo(f"confidence {fused.confidence:.2f}, cost {cost}, asked {asked}", err=True)
+    for shortfall in fused.degraded:
+        typer.echo(f"note: {shortfall}", err=True)
+
+
+def main() -> None:
+    """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
+    try:
+        app()
+    except FocalrouteError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -1,0 +1,329 @@
+"""The serving story, top to bottom: observe, decide, ask, repeat, fuse, record; and learn from feedback."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import logging
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from focalroute.ask import Ask
+from focalroute.config import Budget, Endpoint, Limits, load_pool, validate_pool
+from focalroute.cost import BudgetGuard, typical_cost
+from focalroute.errors import ConfigError, FeedbackError, StoreError, UnknownAnswer
+from focalroute.learn.reward import USER, credit, label_key, outranks, reward_of
+from focalroute.many import ask_all
+from focalroute.observe import Observer
+from focalroute.policy.decider import decide
+from focalroute.policy.fallback import Guarded
+from focalroute.policy.fusion import posterior
+from focalroute.policy.slot import PolicySlot
+from focalroute.pool import Pool
+from focalroute.query import AnswerKind, Prompt, make_query
+from focalroute.records import Answer, Decision, Feedback, Observation, Round
+from focalroute.stats import Stats, stats_of
+from focalroute.store import open_store
+from focalroute.store.base import StoredAnswer
+
+__all__ = ["AsyncEnsemble", "pool_arguments"]
+
+_log = logging.getLogger("focalroute")
+
+
+def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments that a pool file gives, ``settings`` over them.
+
+    Raises:
+        ConfigError: the file is wrong, or has a setting the constructor does not take.
+    """
+    pool = load_pool(path)
+    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget"}
+    unknown = sorted(set(pool.ensemble) - known)
+    if unknown:
+        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
+    return {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
+
+
+class AsyncEnsemble:
+    """A pool of endpoints that answers as one.
+
+    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`.
+
+    Args:
+        endpoints: the pool; names must be unique.
+        policy: folder of policy bundles; None, or a folder without any yet: the cold start.
+        store: file of the SQLite store; None: in memory, gone at the end.
+        budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
+        max_rounds: how often the Decider may ask before it has to stop.
+        explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
+        price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it.
+        window: how many past outcomes the observation looks back on.
+        deadline_s: for one whole ask, all rounds.
+        attempts: calls to one member at the most, retries included.
+        samples: how many samples stand in for log-probabilities that an endpoint does not give.
+        store_text: whether prompts and replies are kept in the store.
+        durability: "normal" survives the death of the process, "full" the loss of power.
+        seed: makes the sampled decisions repeatable.
+
+    Raises:
+        ConfigError: the pool or a setting is wrong.
+        StoreError: the store cannot be opened.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint],
+        *,
+        policy: str | Path | None = None,
+        store: str | Path | None = None,
+        budget: Budget | None = None,
+        max_rounds: int = 3,
+        explore: bool = True,
+        price_of_money: float = 0.1,
+        window: int = 500,
+        deadline_s: float = 60.0,
+        attempts: int = 3,
+        samples: int = 10,
+        store_text: bool = False,
+        durability: Literal["normal", "full"] = "normal",
+        seed: int | None = None,
+    ) -> None:
+        self._limits = Limits(
+            max_rounds=max_rounds,
+            price_of_money=price_of_money,
+            window=window,
+            deadline_s=deadline_s,
+            attempts=attempts,
+            samples=samples,
+        )
+        self.endpoints = validate_pool(endpoints, askable=True)
+        self._names = tuple(endpoint.name for endpoint in self.endpoints)
+        self._explore = explore
+        self._store_text = store_text
+        self._random = random.Random(seed)  # noqa: S311 - exploration, no secret
+        self._sources: dict[str, str] = {}
+        self._store = open_store(store, durability=durability)
+        try:
+            spent = sum((row.cost for row in self._store.totals().values()), Decimal(0))
+            self._guard = BudgetGuard(budget, self.endpoints, spent)
+            self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
+            self._store.subscribe(self._absorb, last=window)
+            self._pool = Pool(self.endpoints, self._store, attempts=attempts, samples=samples)
+            self._slot = PolicySlot.open(policy)
+        except BaseException:
+            self._store.close()
+            raise
+
+    @classmethod
+    def from_toml(cls, path: str | Path, **settings: Any) -> Self:
+        """An ensemble from a pool file; ``settings`` win over its ``[ensemble]`` table.
+
+        Raises:
+            ConfigError: the file, or a setting, is wrong.
+        """
+        return cls(**pool_arguments(path, settings))
+
+    # -- asking ----------------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        query: Prompt,
+        *,
+        choices: Sequence[str] | None = None,
+        answer: AnswerKind | None = None,
+        task: str | None = None,
+        tags: Sequence[str] = (),
+        max_usd: Decimal | float | str | None = None,
+        deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Ask the pool and fuse what it says.
+
+        Args:
+            query: the question as text, or OpenAI chat messages.
+            choices: the closed set of answers; None: a free-form question.
+            answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply to
+                its normal form. Replies of one normal form are one candidate.
+            task: a topic name, kept with the query.
+            tags: labels for the ledger (user, tenant, ...).
+            max_usd: cap for this ask.
+            deadline_s: instead of the ensemble's.
+            metadata: the caller's own, handed back on the answer.
+            params: provider parameters, passed through to every member.
+
+        Raises:
+            ConfigError: an argument is wrong.
+            PoolError: every asked endpoint failed (DeadlineExceeded: by the deadline).
+            BudgetExceeded: no endpoint is affordable.
+        """
+        limits = self._limits if deadline_s is None else dataclasses.replace(self._limits, deadline_s=deadline_s)
+        asked = make_query(
+            query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
+        )
+        self._slot.refresh_soon()
+        ask = Ask(
+            asked,
+            policy=Guarded(self._slot.current, self._names),
+            sight=self._observer.begin(asked),
+            purse=self._guard.purse(max_usd),
+            deadline=asyncio.get_running_loop().time() + limits.deadline_s,
+        )
+        try:
+            await self._ask_in_rounds(ask)
+        except BaseException:  # whatever ended it, what was consumed is in the ledger
+            self._store.write(*ask.ledger())
+            raise
+        return await self._record(ask, ask.answer())
+
+    async def _ask_in_rounds(self, ask: Ask) -> None:
+        """Observe, decide, ask; again until the policy stops, the rounds are used up or time is.
+
+        As long as nobody has answered it goes on to others: there is nothing to stop with.
+        """
+        loop = asyncio.get_running_loop()
+        while not ask.late and (len(ask.rounds) < self._limits.max_rounds or not ask.sight.backs):
+            observation = self._observe(ask)
+            decision = self._decide(ask, observation)
+            replies = await self._pool.ask(decision.picked, ask.query, ask.purse, ask.deadline)
+            ask.rounds.append(Round(observation, decision, replies))
+            if not replies:
+                break
+            for reply in replies:
+                ask.sight.add(reply, len(ask.rounds))
+            if ask.sight.backs:
+                ask.sight.see(posterior(ask.policy.fusion_logits(ask.sight.evidence())))
+            ask.late = loop.time() >= ask.deadline
+        if not ask.sight.backs:
+            raise ask.failure()
+
+    def _observe(self, ask: Ask) -> Observation:
+        return ask.sight.observe(
+            round=len(ask.rounds) + 1,
+            price_of_money=self._limits.price_of_money,
+            budget_left=ask.purse.share_left,
+        )
+
+    def _decide(self, ask: Ask, observation: Observation) -> Decision:
+        """Whom to ask now, among those not asked, not failing and affordable together."""
+        available = self._pool.available()
+        bounds = self._pool.upper_bounds(ask.query) if ask.purse.limited else None
+
+        def eligible(endpoint: int, picked: tuple[int, ...]) -> bool:
+            if endpoint in ask.sight.asked or not available[endpoint]:
+                return False
+            return bounds is None or ask.purse.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
+
+        return decide(
+            ask.policy.decider_logits(observation),
+            round=len(ask.rounds) + 1,
+            must_pick=not ask.sight.backs,
+            order=self._observer.order(),
+            eligible=eligible,
+            explore=self._explore and not ask.policy.failed,
+            rng=self._random,
+        )
+
+    async def _record(self, ask: Ask, answer: Answer) -> Answer:
+        """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
+        try:
+            row = ask.stored(answer, texts=self._store_text)
+            await asyncio.wrap_future(self._store.write(row, *ask.ledger()))
+        except StoreError as error:
+            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
+            return dataclasses.replace(answer, durable=False)
+        return answer
+
+    async def ask_many(
+        self,
+        queries: Iterable[Prompt | Mapping[str, Any]],
+        *,
+        concurrency: int = 16,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **common: Any,
+    ) -> list[Answer | BaseException]:
+        """Ask many queries, at most ``concurrency`` at a time; answers in the order of the queries.
+
+        Args:
+            queries: each a query as in `ask`, or a mapping of `ask`'s arguments with the key "query". Read as needed.
+            progress: whether to show a progress bar.
+            return_exceptions: put an exception in its answer's place instead of raising the first.
+            common: arguments of `ask` for all of them.
+        """
+        return await ask_all(
+            self.ask, queries, common, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
+        )
+
+    # -- learning --------------------------------------------------------------------------------------------------------
+
+    async def feedback(
+        self,
+        answer: Answer | str,
+        *,
+        reward: float | bool | None = None,
+        label: str | int | None = None,
+        source: str = USER,
+    ) -> None:
+        """Say how good an answer was; returns once that is committed.
+
+        An identical repeat is a no-op, so a lost acknowledgement may be retried.
+
+        Args:
+            answer: the answer or its id; it may come from another process on the same store.
+            reward: in [-1, 1], or whether it was right.
+            label: the right answer: a choice's text or index, or a free-form answer. Tells more than a reward.
+            source: who says so. "judge" is outranked by anyone else.
+
+        Raises:
+            FeedbackError: neither or both of reward and label, or a reward out of range.
+            BadLabel: the label is not among the choices.
+            UnknownAnswer: the store has no such answer.
+            FeedbackConflict: this source has already said something else of it.
+            StoreError: it could not be stored.
+        """
+        if (reward is None) == (label is None):
+            raise FeedbackError("feedback: give either reward or label")
+        answer_id = answer.id if isinstance(answer, Answer) else answer
+        stored = self._store.answer(answer_id)
+        if stored is None:
+            raise UnknownAnswer(
+                f"the store has no answer with id {answer_id!r}; give feedback through the store that it was asked with"
+            )
+        if label is not None:
+            key = label_key(label, stored)
+            row = Feedback(answer_id, 1.0 if key == stored.keys[stored.answered] else -1.0, key, source, time.time())
+        else:
+            row = Feedback(answer_id, reward_of(reward), None, source, time.time())
+        await asyncio.wrap_future(self._store.write(row))
+
+    def _absorb(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        """Feedback was committed, here or by another process: let the observer learn each outcome."""
+        for stored, feedback in rows:
+            known = self._sources.get(stored.id)
+            if known is None or outranks(feedback.source, known):
+                self._observer.learn(credit(stored, feedback))
+                self._remember(stored.id, feedback.source)
+
+    def _remember(self, answer_id: str, source: str) -> None:
+        self._sources[answer_id] = source
+        if len(self._sources) > 2 * self._limits.window:
+            del self._sources[next(iter(self._sources))]
+
+    # -- looking after it ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """What was asked, paid and learned so far, by endpoint."""
+        return stats_of(self._names, self._store.totals(), self._observer, self._pool.states(), self._slot.current.version)
+
+    async def aclose(self) -> None:
+        """Finish what is queued, close connections and the store. Idempotent."""
+        await self._slot.aclose()
+        await self._pool.aclose()
+        self._store.close()

@@ -1,0 +1,98 @@
+"""From what somebody says of an answer to what it teaches about each member: credit (design section 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from focalroute.answers import candidate_key, normal_form
+from focalroute.errors import BadLabel, FeedbackError
+from focalroute.records import Feedback, Outcome
+from focalroute.store.base import StoredAnswer
+
+__all__ = ["JUDGE", "USER", "credit", "label_key", "outranks", "reward_of"]
+
+USER = "user"
+JUDGE = "judge"
+
+
+def reward_of(reward: float | bool) -> float:
+    """The reward as a number in [-1, 1]; True is 1, False is -1.
+
+    Raises:
+        FeedbackError: it is not a number in that range.
+    """
+    if isinstance(reward, bool):
+        return 1.0 if reward else -1.0
+    if not isinstance(reward, int | float) or not math.isfinite(reward) or not -1 <= reward <= 1:
+        raise FeedbackError(f"reward: must be a number in [-1, 1], or a bool; got {reward!r}")
+    return float(reward)
+
+
+def label_key(label: str | int, answer: StoredAnswer) -> str:
+    """The key of the candidate that the label names: a choice's text or index, or a free-form answer's text.
+
+    Raises:
+        BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
+    """
+    if isinstance(label, int) and not isinstance(label, bool):
+        if answer.kind != "choice" or not 0 <= label < len(answer.keys):
+            raise BadLabel(f"label: index {label} is not among the {len(answer.keys)} choices; give a choice's index or text")
+        return answer.keys[label]
+    if not isinstance(label, str):
+        raise BadLabel(f"label: give a choice's text or index, got {type(label).__name__}")
+    if answer.kind == "choice":
+        key = candidate_key(label)
+        if key not in answer.keys:
+            raise BadLabel("label: is not among the choices of this question; give the text of one of them, or its index")
+        return key
+    form = label if answer.kind == "custom" else normal_form(label, answer.kind)
+    if form is None:
+        raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}")
+    return candidate_key(form)
+
+
+def outranks(source: str, other: str) -> bool:
+    """Whether ``source``'s word on an answer replaces ``other``'s: all but a judge's replaces, a judge's only a judge's."""
+    return source != JUDGE or other == JUDGE
+
+
+def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
+    """Each member's own correctness, as far as the feedback tells.
+
+    A label is exact. A bare reward tells of those who agree with the answer: (reward + 1) / 2. Of the others it tells, on a
+    closed question: after a full 1, that they are wrong; after a full -1, that member j is right with probability
+    q(j's candidate) / (1 - q(answer)), which is inferred unless there were but two choices.
+    """
+    if feedback.label is not None:
+        right = {name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()}
+        return Outcome(answer.id, answer.members, right)
+    infer = _inference(answer, feedback.reward)
+    right, inferred = {}, set()
+    for name, member in answer.members.items():
+        value, known = infer(member.candidate)
+        if value is not None:
+            right[name] = value
+            if not known:
+                inferred.add(name)
+    return Outcome(answer.id, answer.members, right, frozenset(inferred))
+
+
+def _inference(answer: StoredAnswer, reward: float) -> Callable[[int], tuple[float | None, bool]]:
+    """Candidate -> (value, whether it is known rather than inferred)."""
+    agreeing = (reward + 1) / 2
+    closed = answer.kind == "choice"
+    rest = 1 - answer.probabilities[answer.answered]
+
+    def infer(candidate: int) -> tuple[float | None, bool]:
+        if candidate == answer.answered:
+            return agreeing, abs(reward) == 1
+        if not closed or abs(reward) != 1:
+            return None, False
+        if reward == 1:
+            return 0.0, True
+        if len(answer.keys) == 2:
+            return 1.0, True
+        return (min(1.0, answer.probabilities[candidate] / rest) if rest > 1e-9 else 1 / (len(answer.keys) - 1)), False
+
+    return infer

@@ -1,0 +1,71 @@
+"""The circuit breaker of one endpoint."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from focalroute.records import Failure
+
+__all__ = ["Breaker"]
+
+
+class Breaker:
+    """Stops calls to an endpoint that keeps failing, and lets single probes find out when it is back.
+
+    Closed until ``threshold`` calls in a row failed; then open for ``cooldown_s``, doubled at every failed probe up to
+    ``max_cooldown_s``; then half-open: one call at a time passes, its success closes the breaker.
+    """
+
+    def __init__(
+        self,
+        threshold: int = 5,
+        cooldown_s: float = 2.0,
+        max_cooldown_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._threshold = threshold
+        self._first_cooldown_s = cooldown_s
+        self._max_cooldown_s = max_cooldown_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._cooldown_s = cooldown_s
+        self._open_until: float | None = None
+        self._probing = False
+
+    @property
+    def state(self) -> Literal["closed", "open", "half-open"]:
+        """Where it stands now."""
+        if self._open_until is None:
+            return "closed"
+        return "half-open" if self._clock() >= self._open_until else "open"
+
+    @property
+    def allows(self) -> bool:
+        """Whether a call may be made now."""
+        return self._open_until is None or (not self._probing and self._clock() >= self._open_until)
+
+    def enter(self) -> None:
+        """A call starts; while half-open it is the one probe."""
+        if self._open_until is not None:
+            self._probing = True
+
+    def leave(self, failure: Failure | None) -> None:
+        """The call ended, with ``failure`` or well. A reply that cannot be used, or that we gave up, is no fault."""
+        with self._lock:
+            self._probing = False
+            if failure is None or failure.kind == "unusable":
+                self._failures, self._open_until, self._cooldown_s = 0, None, self._first_cooldown_s
+            elif failure.kind != "cancelled":
+                self._count_failure()
+
+    def _count_failure(self) -> None:
+        self._failures += 1
+        if self._open_until is not None:
+            self._cooldown_s = min(2 * self._cooldown_s, self._max_cooldown_s)
+        elif self._failures < self._threshold:
+            return
+        self._open_until = self._clock() + self._cooldown_s

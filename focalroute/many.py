@@ -1,0 +1,74 @@
+"""Many asks at once: bounded, in order, read lazily, with a progress bar if wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from focalroute.errors import ConfigError
+from focalroute.query import Prompt
+from focalroute.records import Answer
+
+__all__ = ["ask_all"]
+
+Item = Prompt | Mapping[str, Any]
+
+
+async def ask_all(
+    ask: Callable[..., Awaitable[Answer]],
+    queries: Iterable[Item],
+    common: Mapping[str, Any],
+    *,
+    concurrency: int,
+    progress: bool,
+    return_exceptions: bool,
+) -> list[Answer | BaseException]:
+    """Run ``ask`` over the queries with ``concurrency`` workers that share one iterator.
+
+    Raises:
+        ConfigError: ``concurrency`` is below 1.
+        Exception: the first that an ask raised, after the others were cancelled, unless ``return_exceptions``.
+    """
+    if concurrency < 1:
+        raise ConfigError(f"concurrency: must be at least 1, got {concurrency}")
+    waiting = enumerate(queries)
+    answers: dict[int, Answer | BaseException] = {}
+
+    async def work(advance: Callable[[], None]) -> None:
+        for number, item in waiting:
+            try:
+                answers[number] = await ask(**{**common, **_arguments(item)})
+            except Exception as error:  # noqa: BLE001 - handed to the caller in its place
+                if not return_exceptions:
+                    raise
+                answers[number] = error
+            advance()
+
+    with _bar(queries, shown=progress) as advance:
+        workers = [asyncio.ensure_future(work(advance)) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    return [answers[number] for number in sorted(answers)]
+
+
+def _arguments(item: Item) -> Mapping[str, Any]:
+    return item if isinstance(item, Mapping) else {"query": item}
+
+
+@contextmanager
+def _bar(queries: Iterable[Item], *, shown: bool) -> Iterator[Callable[[], None]]:
+    if not shown:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("[progress.description]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("asking", total=len(queries) if hasattr(queries, "__len__") else None)
+        yield lambda: bar.advance(task)

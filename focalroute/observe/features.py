@@ -1,0 +1,63 @@
+"""Features of a query's text: hashed byte n-grams, the same on every machine and in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["MAX_CHARACTERS", "Embedder", "text_features"]
+
+#: Maps a query's text to a vector of the layout's width (`focalroute.observe.layout.QUERY_FEATURES`).
+Embedder = Callable[[str], ArrayLike]
+
+#: Of a longer text only the first and the last so many characters are read.
+MAX_CHARACTERS = 4096
+
+# Odd multipliers of a polynomial hash, one for each place in an n-gram (from the fractional part of the golden ratio, mixed).
+_PLACES = (
+    np.uint32(0x9E3779B1),
+    np.uint32(0x85EBCA77),
+    np.uint32(0xC2B2AE3D),
+    np.uint32(0x27D4EB2F),
+    np.uint32(0x165667B1),
+)
+
+
+def text_features(text: str, width: int) -> NDArray[np.float32]:
+    """Signed hashing of all byte trigrams and 5-grams of the UTF-8 text, ASCII letters lowered; Euclidean norm 1.
+
+    Weinberger et al. (2009), Feature hashing for large scale multitask learning: each n-gram adds +1 or -1, both the place and
+    the sign taken from its hash, so that collisions cancel in expectation. Time is linear in the length, and bounded.
+
+    Args:
+        text: any string; of more than 2 x `MAX_CHARACTERS` characters the middle is left out.
+        width: the number of features.
+
+    Returns:
+        float32 (width,); zeros for an empty text.
+
+    >>> text_features("Which planet has the most moons?", 32).shape, float(abs(text_features("", 4)).sum())
+    ((32,), 0.0)
+    """
+    if len(text) > 2 * MAX_CHARACTERS:
+        text = text[:MAX_CHARACTERS] + text[-MAX_CHARACTERS:]
+    if not text:
+        return np.zeros(width, np.float32)
+    # a space at either end marks where words begin and end; a short text still has an n-gram of each length
+    letters = f"  {text}  ".encode("utf-8", "replace").lower()
+    b = np.frombuffer(letters, np.uint8).astype(np.uint32)
+    end = len(b)
+    three = b[:-2] * _PLACES[0] + b[1:-1] * _PLACES[1] + b[2:] * _PLACES[2]
+    hashed = np.empty(2 * end - 6, np.uint32)
+    hashed[: end - 2] = three
+    hashed[end - 2 :] = three[: end - 4] + b[3:-1] * _PLACES[3] + b[4:] * _PLACES[4]
+    hashed ^= hashed >> np.uint32(15)
+    hashed *= np.uint32(0x2C1B3C6D)
+    hashed ^= hashed >> np.uint32(13)
+    # twice as many buckets as features: the upper half holds the negative n-grams
+    bins = np.bincount((hashed % np.uint32(2 * width)).astype(np.intp), minlength=2 * width)
+    features = (bins[:width] - bins[width:]).astype(np.float32)
+    norm = float(np.sqrt(features @ features))
+    return features / np.float32(norm) if norm else features

@@ -1,0 +1,146 @@
+"""From outcomes and queries to what the policies see: one `Observer` a pool, one `Sight` an ask.
+
+learn(outcome) -> window -> reading (renewed when the window changed) -> begin(query) -> Sight -> observe(), evidence()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.errors import ConfigError
+from focalroute.observe.features import Embedder, text_features
+from focalroute.observe.focal import pair_focal
+from focalroute.observe.layout import QUERY_FEATURES
+from focalroute.observe.reading import Reading, Summary, read
+from focalroute.observe.sight import Sight
+from focalroute.observe.window import Counts, Window
+from focalroute.records import Outcome, Query
+
+__all__ = ["Observer"]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+
+class Observer:
+    """What is known of a pool of endpoints. Safe to use from any number of threads.
+
+    Everything learned is kept by endpoint name: the pool's order does not matter, and outcomes may name endpoints outside it.
+
+    Args:
+        endpoints: the pool's names, N of them, distinct; indices elsewhere point into them.
+        prices: the expected USD of one typical call of each, from its listed price; None where unknown. Windowed costs take over
+            as they are seen, the listed one weighing as much as 5 calls.
+        window: outcomes kept.
+        embed: maps a query's text to `QUERY_FEATURES` numbers, instead of `text_features`.
+
+    Attributes:
+        endpoints: as given.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        prices: Sequence[float | Decimal | None],
+        *,
+        window: int = 500,
+        embed: Embedder | None = None,
+    ) -> None:
+        self.endpoints = tuple(endpoints)
+        if len(set(self.endpoints)) != len(self.endpoints) or not self.endpoints:
+            raise ConfigError("endpoints: give at least one name, each only once")
+        if len(prices) != len(self.endpoints):
+            raise ConfigError(f"prices: give one for each of the {len(self.endpoints)} endpoints, not {len(prices)}")
+        self._embed = embed
+        self._index = {name: i for i, name in enumerate(self.endpoints)}
+        self._lock = threading.Lock()
+        self._window = Window(window)
+        self._summary = Summary([None if price is None else float(price) for price in prices])
+        n = len(self.endpoints)
+        unseen = pair_focal(0, 0, 0, 0)
+        self._pairs = [np.where(np.arange(n) == i, 0.0, unseen) for i in range(n)]
+        self._focal = np.full(n, unseen if n > 1 else 0.0)
+        self._bits = [(0, 0)] * n
+        self._stale: set[int] = set()
+        self._stale_pairs: set[tuple[int, int]] = set()
+        self._reading = self._renewed()
+        self._read_at = self._window.version
+
+    def learn(self, outcome: Outcome) -> None:
+        """Take in an outcome; asks begun afterwards see it.
+
+        Raises:
+            ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
+        """
+        with self._lock:
+            for row in self._window.push(outcome):
+                here = sorted(self._index[name] for name in row if name in self._index)
+                self._stale.update(here)
+                self._stale_pairs.update(combinations(here, 2))
+
+    def begin(self, query: Query) -> Sight:
+        """Begin one ask: its own mutable state, on the pool's numbers as they are now."""
+        return Sight(query, self._read(), self._index, self._features(query.text))
+
+    def expected_cost(self) -> F64:
+        """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""
+        return self._read().expected_cost.copy()
+
+    def order(self) -> tuple[int, ...]:
+        """Endpoint indices, cheapest first, unknown cost last, then by name: the order in which a decider visits its heads."""
+        return self._read().order
+
+    def accuracy(self) -> F64:
+        """Windowed accuracy of each endpoint, shrunk towards the pool's mean; (N,)."""
+        return self._read().accuracy.copy()
+
+    def counts(self, name: str) -> Counts:
+        """The window's totals of one endpoint, in the pool or not."""
+        with self._lock:
+            return self._window.counts(name)
+
+    def focal(self, names: Iterable[str]) -> float:
+        """Focal diversity of a set of endpoints (see `Window.focal`)."""
+        with self._lock:
+            return self._window.focal(names)
+
+    def _features(self, text: str) -> F32:
+        if self._embed is None:
+            return text_features(text, QUERY_FEATURES)
+        features = np.asarray(self._embed(text), np.float32)
+        if features.shape != (QUERY_FEATURES,) or not np.isfinite(features).all():
+            raise ConfigError(
+                f"embed: must give {QUERY_FEATURES} finite numbers, gave an array of shape {features.shape}"
+            )
+        norm = float(np.linalg.norm(features.astype(np.float64)))
+        return (features / norm).astype(np.float32) if norm else features
+
+    def _read(self) -> Reading:
+        if self._read_at != self._window.version:
+            with self._lock:
+                if self._read_at != self._window.version:
+                    self._reading = self._renewed()
+                    self._read_at = self._window.version
+        return self._reading
+
+    def _renewed(self) -> Reading:
+        """A new reading; only what changed since the last one is computed again. Earlier readings stay as they were."""
+        window, names = self._window, self.endpoints
+        self._bits, self._pairs = self._bits.copy(), self._pairs.copy()
+        for i in self._stale:
+            self._summary.renew(i, window.counts(names[i]))
+            self._bits[i] = window.bits(names[i])
+            self._pairs[i] = self._pairs[i].copy()
+        for i, j in self._stale_pairs:
+            self._pairs[i][j] = self._pairs[j][i] = pair_focal(*self._bits[i], *self._bits[j])
+        for i in self._stale:
+            self._focal[i] = self._pairs[i].sum() / max(len(names) - 1, 1)
+        self._stale.clear()
+        self._stale_pairs.clear()
+        return read(names, self._summary, self._bits, self._pairs, self._focal)

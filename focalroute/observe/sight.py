@@ -1,0 +1,196 @@
+"""One ask as the policies see it: which candidates there are, who backs which, and what the fusion made of it so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.answers import normal_form
+from focalroute.observe.layout import CANDIDATE, CONTEXT, MEMBER, slices, width
+from focalroute.observe.reading import AGREES, ASKED, FOCAL, REPLIED, Reading
+from focalroute.records import Evidence, Member, Observation, Query, Reply
+
+__all__ = ["Sight"]
+
+F32 = NDArray[np.float32]
+
+_SCALARS = slices(CONTEXT)["query"].start  # the context's numbers that come before the query's features
+_MEMBER = width(MEMBER)
+_CANDIDATE = width(CANDIDATE)
+_LOG_FLOOR = math.exp(-8)
+_NOTHING_YET = (0.0,) * 6
+_UNBACKED = (
+    0.0,
+    0.0,
+    -1.0,
+    0.0,
+)  # vote, probability, log probability, evidence: of a candidate without a member's mass
+_HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
+
+
+def _bounded(x: float) -> float:
+    return max(-4.0, min(4.0, x))
+
+
+class Sight:
+    """The mutable state of one ask; used by one task at a time.
+
+    Attributes:
+        candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
+        backs: pool index of each member with a usable reply -> index of the candidate it backs.
+    """
+
+    def __init__(self, query: Query, reading: Reading, index: Mapping[str, int], features: F32) -> None:
+        self.candidates: list[str] = list(query.choices or ())
+        self.backs: dict[int, int] = {}
+        self._query = query
+        self._reading = reading
+        self._index = index
+        self._closed = query.choices is not None
+        self._context = np.empty(_SCALARS + len(features), np.float32)
+        self._context[_SCALARS:] = features
+        self._rows = reading.template.copy()
+        self._log_pool = _bounded(math.log(len(reading.names)) / 4)
+        self._asked: list[int] = []
+        self._clusters: dict[str, int] = {}
+        self._members: dict[int, Member] = {}
+        self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
+        self._leader = -1
+        self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
+
+    def add(self, reply: Reply, round: int) -> None:
+        """Take in what one asked member gave back in this round (1-based); of a failed one, only that it was asked.
+
+        A reply in which no answer can be found counts as failed.
+
+        Raises:
+            KeyError: the endpoint is not in the pool.
+            ValueError: it was already added, or its probabilities do not fit the choices.
+        """
+        i = self._index[reply.endpoint]
+        if self._rows[i, ASKED]:
+            raise ValueError(f"endpoint {reply.endpoint!r} was already added to this ask")
+        candidate, mass = self._answer_in(reply)
+        self._rows[i, ASKED] = 1
+        self._asked.append(i)
+        if candidate is None:
+            return
+        tokens = reply.usage.completion_tokens if reply.usage else 0
+        self._rows[i, REPLIED] = 1
+        self.backs[i] = candidate
+        self._members[i] = Member(round, candidate, tokens, reply.latency_s, reply.cost)
+        self._blocks[i] = self._block(i, candidate, mass, tokens, round)
+
+    def observe(self, *, round: int, price_of_money: float, budget_left: float) -> Observation:
+        """What the Decider sees before its decision of this round (see `focalroute.observe.layout`).
+
+        Args:
+            round: 1-based.
+            price_of_money: lambda, what a dollar counts in reward.
+            budget_left: share of this ask's cap that is left; 1 without a cap.
+        """
+        n, k = len(self._rows), len(self.candidates)
+        context = self._context.copy()
+        context[:_SCALARS] = (
+            1.0 if round == 1 else 0.0,
+            _bounded((round - 1) / 4),
+            _bounded(math.log10(max(price_of_money, 1e-16)) / 4),
+            max(0.0, min(1.0, budget_left)),
+            self._log_pool,
+            len(self._asked) / n,
+            len(self.backs) / n,
+            *self._fused,
+            _bounded(math.log(k) / 4) if self._closed else 0.0,
+        )
+        rows = self._rows.copy()
+        if self._asked:
+            rows[:, FOCAL] = self._reading.focal_row(tuple(sorted(self._asked)))
+        if self._leader >= 0:
+            for i, candidate in self.backs.items():
+                rows[i, AGREES] = 1.0 if candidate == self._leader else -1.0
+        return Observation(context, rows)
+
+    def see(self, posterior: Sequence[float]) -> None:
+        """Take in the fused posterior over the present candidates; the next observations show it.
+
+        Raises:
+            ValueError: it is not one probability for each candidate, adding up to 1.
+        """
+        p = [float(x) for x in posterior]
+        if len(p) != len(self.candidates) or not abs(sum(p) - 1) < 0.01 or min(p) < 0:
+            raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
+        falling = sorted(p, reverse=True)
+        top = [*falling[:4], 0.0, 0.0, 0.0][:4]
+        entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(len(p)) if len(p) > 1 else 0.0
+        self._leader = p.index(falling[0])
+        self._fused = (*top, top[0] - top[1], entropy)
+
+    def evidence(self) -> Evidence:
+        """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
+        members = sorted(self._blocks)
+        m, k = len(members), len(self.candidates)
+        candidates = np.empty((k, _CANDIDATE), np.float32)
+        if not m:
+            seen = np.empty((k, 0, _MEMBER), np.float32)
+            candidates[:, :2] = 0.0
+        else:
+            seen = np.concatenate([self._blocks[i] for i in members], axis=1)
+            np.multiply(np.add.reduce(seen[:, :, 1:3], axis=1), 1 / m, out=candidates[:, :2])
+        candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._rows))
+        return Evidence(seen, candidates, tuple(members))
+
+    def members(self) -> dict[str, Member]:
+        """How each member with a usable reply took part, by name in the order of arrival."""
+        return {self._reading.names[i]: member for i, member in self._members.items()}
+
+    def _answer_in(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
+        """The candidate a reply backs (None: it has no answer) and its mass on the candidates (None: all on that one)."""
+        if not reply.ok:
+            return None, None
+        if not self._closed:
+            form = normal_form(reply.text, self._query.answer) if reply.text is not None else None
+            return (None if form is None else self._cluster(form, reply.text or "")), None
+        k, mass, choice = len(self.candidates), reply.probabilities, reply.choice
+        if mass is not None and len(mass) != k:
+            raise ValueError(f"endpoint {reply.endpoint!r} gave {len(mass)} probabilities for {k} choices")
+        if choice is None and mass is not None:
+            choice = max(range(k), key=mass.__getitem__)
+        if choice is not None and not 0 <= choice < k:
+            raise ValueError(f"endpoint {reply.endpoint!r} backs choice {choice} of {k}")
+        return choice, mass
+
+    def _cluster(self, form: str, text: str) -> int:
+        found = self._clusters.setdefault(form, len(self.candidates))
+        if found == len(self.candidates):
+            self.candidates.append(text)
+            for i, block in self._blocks.items():
+                unbacked = block[:1].copy()
+                unbacked[0, 0, 1:5] = _UNBACKED
+                grown = self._blocks[i] = np.concatenate([block, unbacked])
+                grown[self.backs[i], 0, 4] = self._weight(i)
+        return found
+
+    def _weight(self, i: int) -> float:
+        """The naive Bayes weight of a member's vote, ln((K - 1) a / (1 - a)); always positive, so that a vote never repels."""
+        k = max(len(self.candidates), 2)
+        a = max(1 / k + 0.02, min(0.98, self._reading.accuracies[i]))
+        return min(math.log((k - 1) * a / (1 - a)), _HEAVIEST)
+
+    def _block(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> F32:
+        """Each candidate seen through one member, (K, 1, Fm); columns as in `focalroute.observe.layout.MEMBER`."""
+        r = self._reading
+        length = _bounded((tokens - r.mean_length[i]) * r.length_scale[i]) if tokens > 0 else 0.0
+        block = np.empty((len(self.candidates), 1, _MEMBER), np.float32)
+        block[:] = (1.0, *_UNBACKED, r.centred[i], length, float(round > 1))
+        if mass is None:
+            block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
+        else:
+            clipped = [max(0.0, min(1.0, p)) for p in mass]
+            block[:, 0, 2] = clipped
+            block[:, 0, 3] = [math.log(max(p, _LOG_FLOOR)) / 8 for p in clipped]
+            block[candidate, 0, 1] = 1.0
+            block[candidate, 0, 4] = self._weight(i)
+        return block

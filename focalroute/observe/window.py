@@ -1,0 +1,206 @@
+"""The last T queries with known outcome: what each endpoint got right, and how it replied.
+
+Everything kept is an integer (money in picodollars, time in microseconds, inferred values in 1/1024), so that sliding is exact:
+after any stream the state equals that of the last T outcomes alone. A push costs O(members), whatever T is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from focalroute.observe.focal import exact_focal, pair_focal
+from focalroute.records import Member, Outcome
+
+__all__ = ["INFERRED_UNIT", "CoAsked", "Counts", "Window"]
+
+#: Inferred values are summed in steps of one part in this many.
+INFERRED_UNIT = 1024
+
+
+class Counts(NamedTuple):
+    """Integer totals of one endpoint over the window. ``later``: asked in round 2 or later (included in the plain totals).
+
+    Attributes:
+        rows: rows in which it gave a usable reply.
+        known: rows in which it is known whether it was right; ``right`` of them it was.
+        inferred: rows in which that was only inferred from a reward; ``inferred_sum`` in units of 1 / `INFERRED_UNIT`.
+        lengths: replies of known length; ``tokens`` and ``tokens_squared`` sum their completion tokens.
+        timed: replies of known latency; ``latency_us`` sums it, microseconds.
+        priced: replies of known cost; ``cost_pico`` sums it, 1e-12 USD.
+    """
+
+    rows: int = 0
+    known: int = 0
+    right: int = 0
+    known_later: int = 0
+    right_later: int = 0
+    inferred: int = 0
+    inferred_sum: int = 0
+    inferred_later: int = 0
+    inferred_sum_later: int = 0
+    lengths: int = 0
+    tokens: int = 0
+    tokens_squared: int = 0
+    timed: int = 0
+    latency_us: int = 0
+    priced: int = 0
+    cost_pico: int = 0
+
+
+class CoAsked(NamedTuple):
+    """Rows in which two endpoints were both known to be right or wrong, and how many of these each, and both, failed."""
+
+    asked: int
+    failed_first: int
+    failed_second: int
+    failed_both: int
+
+
+class _Track:
+    """One endpoint: its totals, and bit t for the row at ring position t."""
+
+    __slots__ = ("asked", "counts", "failed")
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.asked = 0
+        self.failed = 0
+
+
+class Window:
+    """A sliding window over outcomes, keyed by endpoint name; endpoints come and go as the outcomes name them.
+
+    Not thread-safe by itself; `Observer` guards it.
+
+    Args:
+        size: T, the outcomes kept; at least 1.
+
+    Attributes:
+        size: T.
+        version: changes with every push.
+    """
+
+    def __init__(self, size: int = 500) -> None:
+        if size < 1:
+            raise ValueError(f"window size must be at least 1, not {size}")
+        self.size = size
+        self.version = 0
+        self._tracks: dict[str, _Track] = {}
+        self._ring: list[tuple[str, Mapping[str, Counts]] | None] = [None] * size
+        self._position: dict[str, int] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._position)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The endpoints that have a row in the window."""
+        return tuple(self._tracks)
+
+    def push(self, outcome: Outcome) -> tuple[tuple[str, ...], ...]:
+        """Take in an outcome; the oldest leaves a full window, and one of the same answer is replaced where it stands.
+
+        Only members (usable replies) count; what ``right`` says of others is passed over.
+
+        Returns:
+            The members of each row that changed: those of the outcome, and of the row it drove out, if any.
+
+        Raises:
+            ValueError: a value of ``right`` is not within [0, 1]; the window is then unchanged.
+        """
+        row = {
+            name: _counted(member, outcome.right.get(name), name in outcome.inferred)
+            for name, member in outcome.members.items()
+        }
+        position = self._position.get(outcome.answer_id)
+        if position is None:
+            position, self._next = self._next, (self._next + 1) % self.size
+        before = self._ring[position]
+        if before is not None:
+            del self._position[before[0]]
+            self._apply(position, before[1], operator.sub)
+        self._ring[position] = (outcome.answer_id, row)
+        self._position[outcome.answer_id] = position
+        self._apply(position, row, operator.add)
+        self.version += 1
+        return (tuple(row),) if before is None else (tuple(row), tuple(before[1]))
+
+    def counts(self, name: str) -> Counts:
+        """Totals of one endpoint; all zero if it has no row."""
+        track = self._tracks.get(name)
+        return track.counts if track else Counts()
+
+    def bits(self, name: str) -> tuple[int, int]:
+        """(asked, failed) of one endpoint: bitsets over ring positions, inferred rows left out."""
+        track = self._tracks.get(name)
+        return (track.asked, track.failed) if track else (0, 0)
+
+    def co_asked(self, first: str, second: str) -> CoAsked:
+        """How often two endpoints were asked together, and failed."""
+        (asked_i, failed_i), (asked_j, failed_j) = self.bits(first), self.bits(second)
+        rows = asked_i & asked_j
+        counts = (rows, failed_i & rows, failed_j & rows, failed_i & failed_j)
+        return CoAsked(*(bits.bit_count() for bits in counts))
+
+    def focal(self, names: Iterable[str]) -> float:
+        """Focal diversity of a set of endpoints over the rows where all of them were asked, in [0, 1]; 0 for fewer than two.
+
+        With fewer than 20 such rows: the mean over its pairs, each from its own rows or, with fewer than 20 of these too, shrunk
+        (see `focalroute.observe.focal.pair_focal`).
+        """
+        bits = [self.bits(name) for name in dict.fromkeys(names)]
+        if len(bits) < 2:
+            return 0.0
+        exact = exact_focal([asked for asked, _ in bits], [failed for _, failed in bits])
+        if exact is not None:
+            return exact
+        pairs = [pair_focal(*one, *other) for i, one in enumerate(bits) for other in bits[:i]]
+        return sum(pairs) / len(pairs)
+
+    def _apply(self, position: int, row: Mapping[str, Counts], sign: Callable[[int, int], int]) -> None:
+        for name, change in row.items():
+            track = self._tracks.get(name)
+            if track is None:
+                track = self._tracks[name] = _Track()
+            track.counts = Counts._make(map(sign, track.counts, change))
+            track.asked ^= change.known << position
+            track.failed ^= (change.known - change.right) << position
+            if not track.counts.rows:
+                del self._tracks[name]
+
+
+def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
+    """What one member adds to the totals of its endpoint. No tokens, or no time at all, means unknown."""
+    later = int(member.round > 1)
+    known = one = guessed = value = 0
+    if right is not None:
+        if not 0 <= right <= 1:
+            raise ValueError(f"an outcome's value must lie within [0, 1], not {right}")
+        if inferred or 0 < right < 1:
+            guessed, value = 1, round(right * INFERRED_UNIT)
+        else:
+            known, one = 1, int(right)
+    tokens = max(member.completion_tokens, 0)
+    latency = round(member.latency_s * 1e6) if member.latency_s > 0 else 0
+    priced = member.usd is not None
+    return Counts(
+        1,
+        known,
+        one,
+        known * later,
+        one * later,
+        guessed,
+        value,
+        guessed * later,
+        value * later,
+        int(tokens > 0),
+        tokens,
+        tokens * tokens,
+        int(latency > 0),
+        latency,
+        int(priced),
+        round(member.usd * 10**12) if member.usd is not None else 0,
+    )

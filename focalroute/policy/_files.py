@@ -1,0 +1,59 @@
+"""Writing files so that a crash at any moment, of the process or of the machine, leaves the old state or the new one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["TEMPORARY", "locked", "replace_file", "sync_folder", "temporary", "write_files"]
+
+TEMPORARY = ".tmp-"
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold ``root`` against every other process and thread that locks it; the lock dies with its holder."""
+    with (root / ".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def temporary(root: Path) -> Path:
+    """A path in ``root`` that nobody else uses, and that whoever locks ``root`` next may remove."""
+    return root / f"{TEMPORARY}{secrets.token_hex(8)}"
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make the folder and write the files into it, down to the disk."""
+    folder.mkdir()
+    for name, data in files.items():
+        _write(folder / name, data)
+    sync_folder(folder)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file in one step: whoever reads it sees the old content or the new one."""
+    new = temporary(path.parent)
+    _write(new, data)
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,87 @@
+"""What an ONNX file asks of its runtime, read without onnx (whose import costs 170 ms) and before onnxruntime opens it.
+
+Only plain graphs of a few tensor operators pass: no control flow (it may never end), no functions, no other operator domains and
+no tensors stored in other files. This bounds what a model can do, not how large a product it asks for: it is no sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from focalroute.errors import PolicyError
+
+__all__ = ["MAX_BYTES", "OPERATORS", "inspect"]
+
+MAX_BYTES = 32 * 2**20
+
+#: The operators that `focalroute.learn.export` writes.
+OPERATORS = frozenset(
+    ("Add", "Concat", "Gather", "Gemm", "MatMul", "Mul", "Neg", "ReduceSum", "Relu", "Squeeze", "Transpose", "Unsqueeze")
+)
+
+_PLAIN = ""
+#: Message -> field number -> the message in it, or plain data (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+#: A field that is not here is refused: functions, subgraphs, sparse and external tensors, metadata that configures a runtime.
+_SCHEMA: Mapping[str, Mapping[int, str]] = {
+    "Model": dict.fromkeys(range(1, 7), _PLAIN) | {7: "Graph", 8: "OperatorSet"},
+    "OperatorSet": {1: "domain", 2: _PLAIN},
+    "Graph": {1: "Node", 2: _PLAIN, 5: "Tensor", 10: _PLAIN, 11: _PLAIN, 12: _PLAIN, 13: _PLAIN},
+    "Node": {1: _PLAIN, 2: _PLAIN, 3: _PLAIN, 4: "operator", 5: "Attribute", 6: _PLAIN, 7: "domain"},
+    "Attribute": dict.fromkeys((1, 2, 3, 4, 7, 8, 13, 20), _PLAIN),
+    "Tensor": dict.fromkeys((1, 2, 4, 5, 7, 8, 9, 12), _PLAIN),
+}
+_ALLOWED: Mapping[str, frozenset[str]] = {"domain": frozenset(("", "ai.onnx")), "operator": OPERATORS}
+
+
+def inspect(model: bytes) -> None:
+    """Raise PolicyError, saying why, unless the model is small and plain."""
+    if len(model) > MAX_BYTES:
+        raise PolicyError(f"{len(model)} bytes are more than the {MAX_BYTES} a policy may have")
+    try:
+        _walk("Model", memoryview(model))
+    except IndexError:
+        raise PolicyError("not an ONNX model: it ends in the middle of a field") from None
+
+
+def _walk(message: str, data: memoryview) -> None:
+    for field, value in _fields(data):
+        inner = _SCHEMA[message].get(field)
+        if inner is None:
+            raise PolicyError(f"field {field} of its {message} is not allowed in a policy")
+        if inner in _ALLOWED:
+            if bytes(value).decode("utf-8", "replace") not in _ALLOWED[inner]:
+                raise PolicyError(f"{inner} {bytes(value)[:40]!r} is not allowed in a policy")
+        elif inner != _PLAIN:
+            _walk(inner, value)
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """(field number, its bytes) of a protobuf message; numbers give no bytes (https://protobuf.dev/programming-guides/encoding)."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        wire, size = key & 7, 0
+        if wire == 0:
+            _, at = _varint(data, at)
+        elif wire == 2:
+            size, at = _varint(data, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise PolicyError("not an ONNX model: a field of unknown encoding")
+        if at + size > len(data):
+            raise IndexError
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number at ``at``, seven bits a byte, lowest first, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+    raise PolicyError("not an ONNX model: a number of more than ten bytes")

@@ -1,0 +1,70 @@
+"""Runs one ONNX model, on the caller's thread. The only module that imports onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.errors import PolicyError
+from focalroute.policy._inspect import inspect
+from focalroute.records import F32
+
+__all__ = ["Session"]
+
+#: Input or output name -> (element type as onnxruntime names it, shape with None for a free axis).
+Signature = Mapping[str, tuple[str, tuple[int | None, ...]]]
+
+_SILENT = 4  # log nothing below "fatal": failures are raised, and onnxruntime would print them as well
+_OUTPUT = ["logits"]
+
+
+class Session:
+    """An opened model that maps named arrays to "logits". Immutable; may run in several threads at once.
+
+    Args:
+        model: the ONNX file's bytes.
+        signature: the inputs the model must have, and "logits".
+
+    Raises:
+        PolicyError: it is no model that onnxruntime opens, is not plain (see `_inspect`), or has another signature.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self, model: bytes, signature: Signature) -> None:
+        inspect(model)
+        session = _open(model)
+        found = {value.name: (value.type, _shape(value.shape)) for value in session.get_inputs() + session.get_outputs()}
+        if found != dict(signature):
+            raise PolicyError(f"has inputs and outputs {found}, expected {dict(signature)}")
+        self._run = session.run
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> F32:
+        """The logits; PolicyError if onnxruntime fails, or anything in them is not finite."""
+        try:
+            logits: F32 = self._run(_OUTPUT, inputs)[0]
+        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
+            raise PolicyError(f"onnxruntime: {error}") from None
+        if not np.isfinite(logits).all():
+            raise PolicyError("its output is not finite")
+        return logits
+
+
+def _open(model: bytes) -> Any:
+    """An onnxruntime session on one thread: at these sizes handing work to another costs more than doing it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = _SILENT
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
+        raise PolicyError(f"onnxruntime cannot open it: {error}") from None
+
+
+def _shape(shape: list[int | str | None]) -> tuple[int | None, ...]:
+    return tuple(size if isinstance(size, int) else None for size in shape)

@@ -1,0 +1,266 @@
+"""Policy bundles on disk, checked before they serve. `focalroute.policy.publish` writes them.
+
+    root/
+      CURRENT              the version that serves, such as "v000003"
+      v000003/
+        decider.onnx       see `focalroute.learn.export`
+        fusion.onnx
+        manifest.json      schema, version, parent, names, layout, ...; SHA-256 of every file and of the manifest itself
+        learner.npz        optional: what the learner goes on from; serving never reads it
+      .lock, .tmp-*        of whoever publishes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.errors import PolicyError
+from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
+from focalroute.policy._inspect import MAX_BYTES
+from focalroute.policy._onnx import Session, Signature
+from focalroute.records import F32, Evidence, Observation
+
+__all__ = [
+    "COLD",
+    "CURRENT",
+    "Policy",
+    "cold",
+    "current",
+    "digest",
+    "folder_of",
+    "learner",
+    "load",
+    "load_folder",
+    "versions",
+]
+
+CURRENT = "CURRENT"
+SCHEMA = 1
+#: The bundle that is shipped.
+COLD = Path(__file__).parent / "cold"
+#: The layout as a manifest holds it: as lists, since the order of the slices matters.
+SLICES = {part: [list(item) for item in layout.items()] for part, layout in LAYOUT.items()}
+
+_VERSION = re.compile(r"v(\d{6,})")
+_AGAIN = "restore it, roll back, or publish again"
+_LOGITS = ("tensor(float)", (None, None))
+_DECIDER: Signature = {
+    "context": ("tensor(float)", (None, width(CONTEXT))),
+    "endpoints": ("tensor(float)", (None, None, width(ENDPOINT))),
+    "ids": ("tensor(int64)", (None,)),
+    "logits": _LOGITS,
+}
+_FUSION: Signature = {
+    "members": ("tensor(float)", (None, None, None, width(MEMBER))),
+    "candidates": ("tensor(float)", (None, None, width(CANDIDATE))),
+    "ids": ("tensor(int64)", (None, None)),
+    "logits": _LOGITS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A bundle that passed its checks, ready to serve. Immutable; any number of threads may use it at once.
+
+    Attributes:
+        version: 0 for the one that is shipped.
+        parent: the version it was learned from; None: from none.
+        created_at: Unix time.
+        names: the endpoints it knows, in the order of its embeddings (row 0 is for all others).
+        hyperparameters: what it was trained with.
+        metrics: how it did.
+        decider_onnx: the Decider's file; the learner reads the weights from it.
+        fusion_onnx: the Fusion's.
+    """
+
+    version: int
+    parent: int | None
+    created_at: float
+    names: tuple[str, ...]
+    hyperparameters: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    decider_onnx: bytes = field(repr=False)
+    fusion_onnx: bytes = field(repr=False)
+    _decider: Session = field(repr=False)
+    _fusion: Session = field(repr=False)
+    _rows: Mapping[str, int] = field(repr=False)
+
+    def ids(self, endpoints: Sequence[str]) -> NDArray[np.int64]:
+        """The embedding row of each endpoint; 0 for those it does not know."""
+        rows = self._rows
+        return np.array([rows.get(name, 0) for name in endpoints], np.int64)
+
+    def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
+        """z of every endpoint, float32 (N,), given their embedding rows; PolicyError if that fails."""
+        inputs = {"context": observation.context[None], "endpoints": observation.endpoints[None], "ids": ids}
+        logits: F32 = self._decider.run(inputs)[0]
+        return logits
+
+    def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:
+        """The score of every candidate, float32 (K,), given the members' embedding rows; PolicyError if that fails."""
+        inputs = {"members": evidence.members[None], "candidates": evidence.candidates[None], "ids": ids[None]}
+        logits: F32 = self._fusion.run(inputs)[0]
+        return logits
+
+
+def cold() -> Policy:
+    """The policy that is shipped: hand-set weights, sensible from the very first query."""
+    return load_folder(COLD)
+
+
+def versions(root: str | Path) -> tuple[int, ...]:
+    """The versions that are kept, oldest first; none if there is no such folder."""
+    try:
+        found = [_VERSION.fullmatch(path.name) for path in Path(root).iterdir()]
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise PolicyError(f"{root}: cannot be read: {error.strerror}; give the folder of the bundles") from None
+    return tuple(sorted(int(match[1]) for match in found if match))
+
+
+def current(root: str | Path) -> int:
+    """The version that serves; PolicyError if nothing says which."""
+    path = Path(root) / CURRENT
+    match = _VERSION.fullmatch(_read(path).decode(errors="replace").strip())
+    if match is None:
+        raise PolicyError(f"{path}: does not name a version; roll back to one, or publish again")
+    return int(match[1])
+
+
+def folder_of(root: str | Path, version: int) -> Path:
+    """Where a version lies."""
+    return Path(root) / f"v{version:06d}"
+
+
+def load(root: str | Path, version: int | None = None) -> Policy:
+    """The policy of this version (None: of the current one), if it passes every check.
+
+    Raises:
+        PolicyError: it does not; the message names the file, the reason and what to do.
+    """
+    version = current(root) if version is None else version
+    folder = folder_of(root, version)
+    policy = load_folder(folder)
+    if policy.version != version:
+        raise PolicyError(f"{folder / 'manifest.json'}: is of version {policy.version}, not {version}; {_AGAIN}")
+    return policy
+
+
+def load_folder(folder: Path) -> Policy:
+    """The policy in one version's folder, if it passes every check.
+
+    Raises:
+        PolicyError: it does not; the message names the file, the reason and what to do.
+    """
+    manifest = _manifest(folder)
+    decider, fusion = (_verified(folder, name, manifest) for name in ("decider.onnx", "fusion.onnx"))
+    policy = Policy(
+        **{key: manifest[key] for key in ("version", "parent", "created_at", "hyperparameters", "metrics")},
+        names=tuple(manifest["names"]),
+        decider_onnx=decider,
+        fusion_onnx=fusion,
+        _decider=_opened(folder / "decider.onnx", decider, _DECIDER),
+        _fusion=_opened(folder / "fusion.onnx", fusion, _FUSION),
+        _rows={name: row for row, name in enumerate(manifest["names"], 1)},
+    )
+    _try(folder, policy)
+    return policy
+
+
+def learner(root: str | Path, version: int) -> dict[str, NDArray[Any]] | None:
+    """The arrays the learner left with a version; None if it left none. PolicyError if they are damaged."""
+    folder = folder_of(root, version)
+    manifest = _manifest(folder)
+    if "learner.npz" not in manifest["sha256"]:
+        return None
+    data = _verified(folder, "learner.npz", manifest)
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise PolicyError(f"{folder / 'learner.npz'}: is no plain array archive: {error}; publish again") from None
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest's content, its own digest left out."""
+    content = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be read: {error.strerror}; {_AGAIN}") from None
+    if len(data) > MAX_BYTES:
+        raise PolicyError(f"{path}: is larger than {MAX_BYTES} bytes; {_AGAIN}")
+    return data
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, its schema, integrity and layout checked. The digest vouches for the types of all other values."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(_read(path))
+        schema, said = manifest["schema"], manifest["digest"]
+        intact = said == digest(manifest)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PolicyError(f"{path}: is no manifest: {type(error).__name__}: {error}; {_AGAIN}") from None
+    if schema != SCHEMA:
+        raise PolicyError(f"{path}: has schema {schema!r}, this version of focalroute reads {SCHEMA}; publish again with it")
+    if not intact:
+        raise PolicyError(f"{path}: was changed after it was published; {_AGAIN}")
+    if manifest["layout"] != SLICES:
+        raise PolicyError(f"{path}: was made for another layout of the observation; train it again with this version")
+    return dict(manifest)
+
+
+def _verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+    data = _read(folder / name)
+    if hashlib.sha256(data).hexdigest() != manifest["sha256"][name]:
+        raise PolicyError(f"{folder / name}: does not match its SHA-256 in the manifest; {_AGAIN}")
+    return data
+
+
+def _opened(path: Path, model: bytes, signature: Signature) -> Session:
+    try:
+        return Session(model, signature)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}; export it again with this version of focalroute") from None
+
+
+def _try(folder: Path, policy: Policy) -> None:
+    """Run both models on zeros and on ones, with every embedding; this warms them up as well."""
+    ids = np.arange(len(policy.names) + 1)
+    for value in (0.0, 1.0):
+        context, endpoints = _full(value, width(CONTEXT)), _full(value, ids.size, width(ENDPOINT))
+        members, candidates = _full(value, 2, ids.size, width(MEMBER)), _full(value, 2, width(CANDIDATE))
+        name = "decider.onnx"
+        try:
+            _fits(policy.decider_logits(Observation(context, endpoints), ids), ids.size)
+            name = "fusion.onnx"
+            _fits(policy.fusion_logits(Evidence(members, candidates, tuple(ids.tolist())), ids), 2)
+        except PolicyError as error:
+            raise PolicyError(f"{folder / name}: fails on a trial: {error}; {_AGAIN}") from None
+
+
+def _fits(logits: F32, size: int) -> None:
+    if logits.shape != (size,):
+        raise PolicyError(f"its output has the shape {logits.shape}, expected {(size,)}")
+
+
+def _full(value: float, *shape: int) -> F32:
+    return np.full(shape, value, np.float32)

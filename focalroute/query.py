@@ -1,0 +1,74 @@
+"""What the caller passes to ``ask``, checked at the door and made a `Query`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from focalroute.answers import normaliser
+from focalroute.errors import ConfigError
+from focalroute.records import Query, new_id
+
+__all__ = ["AnswerKind", "Prompt", "make_query"]
+
+Prompt = str | Sequence[Mapping[str, Any]]
+AnswerKind = str | Callable[[str], str | None]
+
+
+def make_query(
+    prompt: Prompt,
+    *,
+    choices: Sequence[str] | None = None,
+    answer: AnswerKind | None = None,
+    task: str | None = None,
+    tags: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+) -> Query:
+    """Check the arguments of an ask.
+
+    Raises:
+        ConfigError: something is wrong with an argument; the message names it.
+    """
+    if choices is not None and answer is not None:
+        raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind of answer; give one of them")
+    if answer is not None:
+        normaliser(answer)
+    if isinstance(tags, str):
+        raise ConfigError("tags: give a list of strings, not one string")
+    return Query(
+        id=new_id(),
+        messages=_messages(prompt),
+        choices=None if choices is None else _choices(choices),
+        answer=answer,
+        task=task,
+        tags=tuple(tags),
+        params=dict(params or {}),
+        metadata=metadata,
+    )
+
+
+def _messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise ConfigError("query: is empty; give the question as text or as OpenAI messages")
+        return ({"role": "user", "content": prompt},)
+    messages = tuple(prompt) if isinstance(prompt, Sequence) else ()
+    if not messages or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
+        raise ConfigError('query: give a string, or a non-empty list of messages such as {"role": "user", "content": "..."}')
+    return messages
+
+
+def _choices(choices: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(choices, str):
+        raise ConfigError("choices: give a list of strings, not one string")
+    choices = tuple(choices)
+    if not all(isinstance(choice, str) and choice.strip() for choice in choices):
+        raise ConfigError("choices: every choice must be a non-empty string")
+    if len(choices) < 2:
+        raise ConfigError(f"choices: a closed question needs at least 2 choices, got {len(choices)}")
+    folded = [choice.strip() for choice in choices]
+    doubled = sorted({choice for choice in folded if folded.count(choice) > 1})
+    if doubled:
+        raise ConfigError(f"choices: must be distinct; more than once: {doubled[0]!r}")
+    return choices

@@ -1,0 +1,62 @@
+"""The wire's floor for the benchmarks: a chat completion server in a process of its own that always gives the same reply.
+
+Run as ``python server.py DELAY_MS``; prints its port, stops when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REPLY = json.dumps(
+    {
+        "id": "chatcmpl-benchmark",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "floor",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "The answer is 42."}}],
+        "usage": {"prompt_tokens": 60, "completion_tokens": 6, "total_tokens": 66},
+    }
+).encode()
+
+
+async def serve(delay_s: float) -> None:
+    """Serve until standard input closes."""
+    from aiohttp import web
+
+    async def complete(request: web.Request) -> web.Response:
+        await request.read()
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        return web.Response(body=REPLY, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await runner.cleanup()
+
+
+@contextmanager
+def floor_server(delay_ms: float = 0) -> Iterator[str]:
+    """The base_url of a running server."""
+    command = [sys.executable, str(Path(__file__).resolve()), str(delay_ms)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        process.stdin.close()
+        process.wait(10)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(float(sys.argv[1]) / 1000))
