@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation, Overflow
 from hashlib import blake2b
 
 from focalroute.errors import ConfigError
@@ -14,8 +14,11 @@ __all__ = ["KINDS", "candidate_key", "normal_form", "normaliser"]
 
 Normaliser = Callable[[str], str | None]
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?(?<=\d)")
-_LEAD_IN = re.compile(r"^(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)\s*", re.IGNORECASE)
+# Not within a number (the sign of "10-20" is none) nor an exponent ("25 m^2" is 25).
+_NUMBER = re.compile(r"(?<![\d^])([-+]?)[$€£]?((?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)((?:[eE][-+]?\d+)?)")
+_EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
+_AT_ENDS = " \t\r\n.,;:!?\"'`*_()[]“”\u2018\u2019"
+_LEAD_IN = re.compile(rf"(?:(?:the )?(?:final )?answer ?(?:is\b|:)[{re.escape(_AT_ENDS)}]*)+")
 
 
 def _number(text: str) -> str | None:
@@ -24,17 +27,17 @@ def _number(text: str) -> str | None:
     >>> _number("So 1,250.50 in all."), _number("-3"), _number("none")
     ('1250.5', '-3', None)
     """
-    found = [m.group() for m in _NUMBER.finditer(text) if m.group()]
+    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     if not found:
         return None
+    sign, digits, exponent = found[-1]
     try:
-        value = Decimal(found[-1].replace(",", ""))
-    except InvalidOperation:
+        value = _EXACT.normalize(Decimal(sign + digits.replace(",", "") + exponent))
+    except (InvalidOperation, Overflow):  # beyond any number that is meant
         return None
-    if value.adjusted() > 40 or value.adjusted() < -40:
-        return str(value.normalize())
-    plain = format(value, "f")
-    return (plain.rstrip("0").rstrip(".") if "." in plain else plain).lstrip("+") or "0"
+    if not value:
+        return "0"
+    return format(value, "f") if abs(value.adjusted()) <= 40 else str(value)
 
 
 def _short(text: str) -> str | None:
@@ -43,9 +46,16 @@ def _short(text: str) -> str | None:
     >>> _short("The answer is:  New   York."), _short("new york")
     ('new york', 'new york')
     """
-    text = unicodedata.normalize("NFKC", text).strip()
-    text = _LEAD_IN.sub("", text).strip(" \t\r\n.,;:!?\"'`*_()[]")
-    return " ".join(text.casefold().split()) or None
+    form = _shorter(text)
+    while form != text:  # folding one thing may uncover another
+        text, form = form, _shorter(form)
+    return form or None
+
+
+def _shorter(text: str) -> str:
+    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(_AT_ENDS)
+    lead_in = _LEAD_IN.match(text)
+    return text[lead_in.end() :] if lead_in else text
 
 
 def _text(text: str) -> str | None:
@@ -65,7 +75,7 @@ def normaliser(kind: str | Normaliser | None) -> Normaliser:
     if callable(kind):
         return kind
     try:
-        return KINDS[kind or "text"]
+        return KINDS["text" if kind is None else kind]
     except (KeyError, TypeError):
         raise ConfigError(f"answer: unknown kind {kind!r}; use one of {', '.join(KINDS)} or a callable") from None
 
@@ -77,4 +87,4 @@ def normal_form(text: str, kind: str | Normaliser | None) -> str | None:
 
 def candidate_key(candidate: str) -> str:
     """A short digest that names a candidate: labels are compared by it, so that the store need not hold any text."""
-    return blake2b(candidate.encode(), digest_size=8).hexdigest()
+    return blake2b(candidate.encode(errors="surrogatepass"), digest_size=8).hexdigest()

@@ -1,15 +1,16 @@
 """Settings, validated once, at the door: `Endpoint`, `Budget`, and the pool file.
 
-Inside, only these frozen objects travel. Whatever is wrong with them is a `ConfigError` that names the field and says what
-to do. API keys are read from the environment when a client is made and are never held here.
+Inside, only these frozen objects travel. Whatever is wrong with them is a `ConfigError` that names the field and says
+what to do. API keys are read from the environment when a client is made and are never held here.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -32,28 +33,35 @@ _DIALECT_HOSTS: tuple[tuple[str, Dialect], ...] = (
     ("openrouter.ai", "openrouter"),
 )
 
+# A part of a variable's name that is rather a key: long, and not just words in one case.
+_KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20,}")
+
 _C = TypeVar("_C")
 
 
 def _config(cls: type[_C]) -> type[_C]:
     """Make construction raise `ConfigError` instead of pydantic's ValidationError."""
     construct = cls.__init__
+    positional = [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces one
+        if len(args) > len(positional):  # which pydantic may overlook
+            raise ConfigError(f"{cls.__name__}: give settings by keyword")
         try:
             construct(self, *args, **kwargs)
         except ValidationError as error:
-            raise ConfigError(_explain(cls.__name__, error)) from None
+            raise ConfigError(_explain(cls.__name__, positional, error)) from None
 
     type.__setattr__(cls, "__init__", __init__)
     return cls
 
 
-def _explain(what: str, error: ValidationError) -> str:
+def _explain(what: str, positional: Sequence[str], error: ValidationError) -> str:
     problems = []
     for item in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part) for part in item["loc"])
+        first, *rest = item["loc"] or ("",)
+        where = ".".join(map(str, (positional[first] if isinstance(first, int) else first, *rest)))
         if item["type"] == "unexpected_keyword_argument":
             problems.append(f"{where}: unknown key; remove it or correct its spelling")
         elif item["type"] in ("missing", "missing_argument"):
@@ -65,16 +73,22 @@ def _explain(what: str, error: ValidationError) -> str:
 
 
 def _http_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.split() == [url]
+    except ValueError:  # no such host or port; its message may quote credentials
+        usable = False
+    if not usable:
         raise ValueError("give an http:// or https:// address, such as https://api.together.xyz/v1")
     if parts.username or parts.password:
         raise ValueError("must not contain credentials; name an environment variable in api_key_env instead")
+    if parts.query or parts.fragment:
+        raise ValueError("must not contain a query (?) or a fragment (#); the path of the call is appended to it")
     return url.rstrip("/")
 
 
 def _env_name(name: str) -> str:
-    if not name.isidentifier():
+    if not name.isascii() or not name.isidentifier() or any(map(_KEY_LIKE.fullmatch, name.split("_"))):
         raise ValueError("give the *name* of an environment variable (letters, digits, _), never the key itself")
     return name
 
@@ -82,10 +96,10 @@ def _env_name(name: str) -> str:
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Url = Annotated[str, AfterValidator(_http_url)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
-UsdPer1M = Annotated[Decimal, Field(ge=0, le=Decimal(100_000), allow_inf_nan=False)]
-Usd = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
+UsdPer1M = Annotated[Decimal, Field(strict=False, ge=0, le=Decimal(100_000), allow_inf_nan=False)]
+Usd = Annotated[Decimal, Field(strict=False, gt=0, allow_inf_nan=False)]
 
-_STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+_STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
 
 @_config
@@ -97,7 +111,8 @@ class Endpoint:
         name: what the pool calls it; everything learned is kept under this name.
         model: the model name sent to the service.
         base_url: the service, up to and including ``/v1``; not needed with ``client``, nor to replay recorded answers.
-        api_key_env: the environment variable that holds the key; None: no key is sent. The key goes to ``base_url``'s host only.
+        api_key_env: the environment variable that holds the key; None: no key is sent. The key goes to ``base_url``'s
+            host only.
         client: a ready ``openai.AsyncOpenAI`` or ``AsyncAzureOpenAI`` to speak through instead of our own HTTP client.
         input_usd_per_1m: USD per million prompt tokens; None: unknown (which is not free).
         output_usd_per_1m: USD per million completion tokens.
@@ -139,6 +154,8 @@ class Endpoint:
             raise ValueError("api_key_env: a ready client brings its own key; drop it")
         if (self.input_usd_per_1m is None) != (self.output_usd_per_1m is None):
             raise ValueError("input_usd_per_1m, output_usd_per_1m: give both or neither")
+        if self.cached_input_usd_per_1m is not None and self.input_usd_per_1m is None:
+            raise ValueError("cached_input_usd_per_1m: give input_usd_per_1m and output_usd_per_1m as well")
 
     @property
     def priced(self) -> bool:
@@ -154,12 +171,14 @@ class Endpoint:
         return next((d for suffix, d in _DIALECT_HOSTS if host == suffix or host.endswith("." + suffix)), "openai")
 
     def api_key(self) -> SecretStr | None:
-        """The key from the environment; ConfigError if its variable is not set."""
+        """The key from the environment; ConfigError if its variable is not set, or could not go into an HTTP header."""
         if self.api_key_env is None:
             return None
-        key = os.environ.get(self.api_key_env)
+        key = os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise ConfigError(f"Endpoint {self.name!r}: the environment variable {self.api_key_env} is not set")
+        if not key.isascii() or not key.isprintable():
+            raise ConfigError(f"Endpoint {self.name!r}: {self.api_key_env} holds characters that no API key has")
         return SecretStr(key)
 
 
@@ -213,7 +232,11 @@ def usd(amount: Decimal | float | str, field: str) -> Decimal:
 
 
 def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tuple[Endpoint, ...]:
-    """The endpoints as a tuple; ConfigError if there are none, two have one name, or (``askable``) one has no address."""
+    """The endpoints as a tuple.
+
+    Raises:
+        ConfigError: there are none, two have one name, or (``askable``) one has no address.
+    """
     pool = tuple(endpoints)
     if not pool:
         raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
@@ -242,7 +265,7 @@ def load_pool(path: str | Path) -> PoolFile:
             data = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, an integer of too many digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     unknown = sorted(set(data) - {"endpoint", "ensemble", "budget"})
     if unknown:
@@ -261,7 +284,9 @@ def load_pool(path: str | Path) -> PoolFile:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _table(path: Path, where: str, make: Callable[..., _C], table: Mapping[str, Any]) -> _C:
+def _table(path: Path, where: str, make: Callable[..., _C], table: object) -> _C:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {where}: write it as a table of keys and values")
     known = {f.name for f in fields(make)} - {"client"}  # type: ignore[arg-type]
     unknown = sorted(set(table) - known)
     if unknown:

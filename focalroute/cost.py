@@ -6,6 +6,7 @@ Money is exact: `decimal.Decimal` USD. What is not known is None, never zero.
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,20 +59,41 @@ def total(costs: Iterable[Decimal | None]) -> Decimal | None:
 def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     """The most one call can cost: every byte of the prompt a token, every allowed token generated, n times.
 
-    None where the price, or the number of tokens it may generate, is unknown.
+    Of the parameters every byte counts too: tools and schemas are part of the prompt. None where the price, or the
+    number of tokens it may generate, is unknown.
     """
     params = {**endpoint.params, **request.params}
-    cap = params.get("max_completion_tokens", params.get("max_tokens", request.max_tokens))
-    if endpoint.input_usd_per_1m is None or endpoint.output_usd_per_1m is None or cap is None:
+    generated = _most_generated(params, request)
+    if endpoint.input_usd_per_1m is None or endpoint.output_usd_per_1m is None or generated is None:
         return None
-    prompt = _PER_REQUEST + sum(_PER_MESSAGE + _content_tokens(m.get("content")) for m in request.messages)
-    generated = cap * params.get("n", request.n)
-    return (prompt * endpoint.input_usd_per_1m + generated * endpoint.output_usd_per_1m) / _MILLION
+    prompt = (
+        _PER_REQUEST
+        + _json_tokens(params)
+        + _json_tokens(request.choices)
+        + sum(map(_message_tokens, request.messages))
+    )
+    dearest_input = max(endpoint.input_usd_per_1m, endpoint.cached_input_usd_per_1m or Decimal(0))
+    return (prompt * dearest_input + generated * endpoint.output_usd_per_1m) / _MILLION
+
+
+def _most_generated(params: Mapping[str, Any], request: Request) -> int | None:
+    caps = [params[name] for name in ("max_tokens", "max_completion_tokens") if name in params] or [request.max_tokens]
+    samples = params.get("n", request.n)
+    return max(caps) * samples if all(isinstance(count, int) for count in (*caps, samples)) else None
+
+
+def _message_tokens(message: Mapping[str, Any]) -> int:
+    rest = {key: value for key, value in message.items() if key not in ("role", "content")}  # tool calls, a name
+    return _PER_MESSAGE + _content_tokens(message.get("content")) + _json_tokens(rest)
+
+
+def _json_tokens(value: object) -> int:
+    return len(json.dumps(value, default=str)) if value else 0
 
 
 def _content_tokens(content: Any) -> int:
     if isinstance(content, str):
-        return len(content.encode())
+        return len(content.encode(errors="surrogatepass"))
     if not isinstance(content, Iterable):
         return 0
     parts = (part for part in content if isinstance(part, Mapping))
@@ -92,7 +114,7 @@ class Bill:
         """Several attempts added up; the source is the least certain of theirs."""
         usages = [bill.usage for bill in bills if bill.usage is not None]
         usage = functools.reduce(operator.add, usages) if usages else None
-        source = min((bill.source for bill in bills), key=_CERTAINTY.index, default="price")
+        source: CostSource = min((bill.source for bill in bills), key=_CERTAINTY.index, default="price")
         return usage, total(bill.cost for bill in bills), source
 
 
@@ -103,12 +125,9 @@ class BudgetGuard:
     """Keeps all asks together within ``Budget.usd_total``: spent + reserved never passes it. Thread-safe."""
 
     def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], spent: Decimal) -> None:
-        unpriced = [endpoint.name for endpoint in endpoints if not endpoint.priced]
-        if budget is not None and unpriced:
-            raise ConfigError(
-                f"budget: cannot be kept, the price of {', '.join(unpriced)} is unknown; "
-                "set input_usd_per_1m and output_usd_per_1m"
-            )
+        self._unpriced = [endpoint.name for endpoint in endpoints if not endpoint.priced]
+        if budget is not None:
+            self._require_prices("budget")
         self.limit = budget.usd_total if budget else None
         self.spent = spent
         self.reserved = Decimal(0)
@@ -116,15 +135,29 @@ class BudgetGuard:
         self._lock = threading.Lock()
 
     def purse(self, max_usd: Decimal | float | str | None) -> Purse:
-        """What one ask may spend: the smaller of its own cap and the budget's. ConfigError if it is not an amount."""
+        """What one ask may spend: the smaller of its own cap and the budget's.
+
+        Raises:
+            ConfigError: it is not an amount, or cannot be kept because a price is unknown.
+        """
         own = None if max_usd is None else usd(max_usd, "max_usd")
+        if own is not None:
+            self._require_prices("max_usd")
         caps = [cap for cap in (own, self._per_ask) if cap is not None]
         return Purse(self, min(caps, default=None))
+
+    def _require_prices(self, limit: str) -> None:
+        if self._unpriced:
+            raise ConfigError(
+                f"{limit}: cannot be kept, the price of {', '.join(self._unpriced)} is unknown; "
+                "set input_usd_per_1m and output_usd_per_1m"
+            )
 
     @property
     def available(self) -> Decimal | None:
         """What is left of the total limit, USD; None: no limit."""
-        return None if self.limit is None else self.limit - self.spent - self.reserved
+        with self._lock:
+            return None if self.limit is None else self.limit - self.spent - self.reserved
 
     def reserve(self, amount: Decimal) -> bool:
         """Hold ``amount`` back; False, and nothing held, if it does not fit."""
@@ -161,12 +194,17 @@ class Purse:
         return self._fits_cap(amount) and ((left := self._guard.available) is None or amount <= left)
 
     def _fits_cap(self, amount: Decimal) -> bool:
-        return self.cap is None or self.spent + self.reserved + amount <= self.cap
+        left = self._cap_left
+        return left is None or amount <= left
+
+    @property
+    def _cap_left(self) -> Decimal | None:
+        return None if self.cap is None else self.cap - self.spent - self.reserved
 
     @property
     def share_left(self) -> float:
         """Share of the cap not yet spent nor reserved; 1 without a cap."""
-        return 1.0 if self.cap is None else float(1 - (self.spent + self.reserved) / self.cap)
+        return 1.0 if self.cap is None else max(0.0, float(1 - (self.spent + self.reserved) / self.cap))
 
     def reserve(self, amount: Decimal) -> bool:
         """Hold ``amount`` back from both; False, and nothing held, if it does not fit either."""
@@ -185,7 +223,8 @@ class Purse:
 
     def exceeded(self) -> BudgetExceeded:
         """The error that says which limit left nothing affordable."""
-        if self.cap is not None and (self._guard.available is None or self.cap <= self._guard.available):
+        left, left_in_all = self._cap_left, self._guard.available
+        if self.cap is not None and left is not None and (left_in_all is None or left <= left_in_all):
             return BudgetExceeded(
                 f"no endpoint is affordable within {self.cap} USD for this ask; raise max_usd or ask a cheaper pool",
                 limit=self.cap, spent=self.spent, reserved=self.reserved,

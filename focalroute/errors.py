@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from focalroute.records import Failure, Reply, Usage
@@ -82,6 +83,12 @@ class BudgetExceeded(FocalrouteError):
         self.spent = spent
         self.reserved = reserved
         self.resets_at = resets_at
+
+    def __reduce__(self) -> tuple[Any, ...]:  # keyword arguments do not survive the default pickling
+        again = partial(
+            type(self), limit=self.limit, spent=self.spent, reserved=self.reserved, resets_at=self.resets_at
+        )
+        return again, self.args
 
 
 class PolicyError(FocalrouteError):

@@ -39,33 +39,35 @@ class Breaker:
     @property
     def state(self) -> Literal["closed", "open", "half-open"]:
         """Where it stands now."""
-        if self._open_until is None:
+        open_until = self._open_until
+        if open_until is None:
             return "closed"
-        return "half-open" if self._clock() >= self._open_until else "open"
+        return "half-open" if self._clock() >= open_until else "open"
 
     @property
     def allows(self) -> bool:
         """Whether a call may be made now."""
-        return self._open_until is None or (not self._probing and self._clock() >= self._open_until)
+        open_until = self._open_until
+        return open_until is None or (not self._probing and self._clock() >= open_until)
 
     def enter(self) -> None:
         """A call starts; while half-open it is the one probe."""
-        if self._open_until is not None:
-            self._probing = True
+        with self._lock:
+            self._probing = self._open_until is not None
 
     def leave(self, failure: Failure | None) -> None:
         """The call ended, with ``failure`` or well. A reply that cannot be used, or that we gave up, is no fault."""
         with self._lock:
-            self._probing = False
+            probed, self._probing = self._probing, False
             if failure is None or failure.kind == "unusable":
                 self._failures, self._open_until, self._cooldown_s = 0, None, self._first_cooldown_s
             elif failure.kind != "cancelled":
-                self._count_failure()
+                self._count_failure(probed)
 
-    def _count_failure(self) -> None:
+    def _count_failure(self, probed: bool) -> None:
         self._failures += 1
-        if self._open_until is not None:
+        if probed:
             self._cooldown_s = min(2 * self._cooldown_s, self._max_cooldown_s)
-        elif self._failures < self._threshold:
-            return
+        elif self._open_until is not None or self._failures < self._threshold:
+            return  # while open: the call had begun before it opened
         self._open_until = self._clock() + self._cooldown_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,11 +28,13 @@ async def ask_all(
     """Run ``ask`` over the queries with ``concurrency`` workers that share one iterator.
 
     Raises:
-        ConfigError: ``concurrency`` is below 1.
+        ConfigError: ``concurrency`` is below 1, or ``queries`` is a single query.
         Exception: the first that an ask raised, after the others were cancelled, unless ``return_exceptions``.
     """
     if concurrency < 1:
         raise ConfigError(f"concurrency: must be at least 1, got {concurrency}")
+    if isinstance(queries, str | Mapping):
+        raise ConfigError("queries: give a list of queries, not a single one")
     waiting = enumerate(queries)
     answers: dict[int, Answer | BaseException] = {}
 
@@ -40,7 +42,7 @@ async def ask_all(
         for number, item in waiting:
             try:
                 answers[number] = await ask(**{**common, **_arguments(item)})
-            except Exception as error:  # noqa: BLE001 - handed to the caller in its place
+            except Exception as error:
                 if not return_exceptions:
                     raise
                 answers[number] = error
@@ -68,7 +70,12 @@ def _bar(queries: Iterable[Item], *, shown: bool) -> Iterator[Callable[[], None]
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("[progress.description]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns) as bar:
-        task = bar.add_task("asking", total=len(queries) if hasattr(queries, "__len__") else None)
+        task = bar.add_task("asking", total=len(queries) if isinstance(queries, Sized) else None)
         yield lambda: bar.advance(task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from focalroute.answers import normaliser
@@ -31,18 +31,18 @@ def make_query(
         ConfigError: something is wrong with an argument; the message names it.
     """
     if choices is not None and answer is not None:
-        raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind of answer; give one of them")
+        raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
     if answer is not None:
         normaliser(answer)
-    if isinstance(tags, str):
-        raise ConfigError("tags: give a list of strings, not one string")
+    if params is not None and not isinstance(params, Mapping):
+        raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     return Query(
         id=new_id(),
         messages=_messages(prompt),
         choices=None if choices is None else _choices(choices),
         answer=answer,
         task=task,
-        tags=tuple(tags),
+        tags=_tags(tags),
         params=dict(params or {}),
         metadata=metadata,
     )
@@ -53,15 +53,28 @@ def _messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
         if not prompt.strip():
             raise ConfigError("query: is empty; give the question as text or as OpenAI messages")
         return ({"role": "user", "content": prompt},)
-    messages = tuple(prompt) if isinstance(prompt, Sequence) else ()
-    if not messages or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
-        raise ConfigError('query: give a string, or a non-empty list of messages such as {"role": "user", "content": "..."}')
+    messages: tuple[Any, ...] = tuple(prompt) if isinstance(prompt, Sequence) else ()
+    if not messages or not all(map(_is_message, messages)):
+        raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
     return messages
 
 
+def _is_message(message: object) -> bool:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), str | Sequence | None)
+
+
+def _tags(tags: Sequence[str]) -> tuple[str, ...]:
+    listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
+    if listed is None or not all(isinstance(tag, str) for tag in listed):
+        raise ConfigError("tags: give a list of strings")
+    return listed
+
+
 def _choices(choices: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(choices, str):
-        raise ConfigError("choices: give a list of strings, not one string")
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise ConfigError("choices: give a list of strings")
     choices = tuple(choices)
     if not all(isinstance(choice, str) and choice.strip() for choice in choices):
         raise ConfigError("choices: every choice must be a non-empty string")

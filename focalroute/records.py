@@ -1,8 +1,8 @@
 """The frozen records that travel through focalroute; shapes and units are stated here, once.
 
 Letters used throughout: N endpoints in the pool, K candidates of a query, m members that replied, R rounds.
-Money is USD as `decimal.Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix time.
-A member is an endpoint in its role within one query.
+Money is USD as `decimal.Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix
+time. A member is an endpoint in its role within one query.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Query:
                 content = message.get("content")
                 if isinstance(content, str):
                     return content
-                return " ".join(part.get("text", "") for part in content or () if isinstance(part, Mapping))
+                texts = (part.get("text") for part in content or () if isinstance(part, Mapping))
+                return " ".join(text for text in texts if isinstance(text, str))
         return ""
 
 
@@ -218,14 +219,17 @@ class Decision:
 
     Attributes:
         round: 1-based.
-        order: endpoint indices in the order in which the heads were visited.
-        eligible: per visited head, whether it could be picked (not asked, breaker closed, affordable after those before it).
+        must_pick: whether nobody was no option: in round 1, and as long as nobody has answered.
+        order: the endpoints that could be picked while nobody was (not asked, breaker closed, affordable), in the order
+            in which their heads were visited; none: the STOP was forced.
+        eligible: per visited head, whether it still could be picked beside those picked before it.
         probabilities: p_i of every endpoint after clipping, pool order.
         picked: the endpoints decided on, in visiting order; empty means STOP.
-        log_mu: log-probability of ``picked`` under the policy that chose it; None when served greedily.
+        log_mu: log-probability of ``picked`` under the policy that chose it; None when served greedily or forced.
     """
 
     round: int
+    must_pick: bool
     order: tuple[int, ...]
     eligible: tuple[bool, ...]
     probabilities: tuple[float, ...]

@@ -1,15 +1,16 @@
 """The networks as ONNX, and back. The only module that imports onnx.
 
-A graph is written in the net's own parameters, under their own names, so that it can be read back; whatever depends on parameters
-alone onnxruntime computes once, when it opens the model. The linear part of a net rides along as two hidden units, since
-s = relu(s) - relu(-s): at these sizes a node costs more than its arithmetic, and this saves half of them.
+A graph is written in the net's own parameters, under their own names, so that it can be read back; whatever depends
+on parameters alone onnxruntime computes once, when it opens the model. The linear part of a net rides along as two
+hidden units, since s = relu(s) - relu(-s): at these sizes a node costs more than its arithmetic, and this saves half
+of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -44,8 +45,9 @@ def decider_model(net: DeciderNet) -> bytes:
 def fusion_model(net: FusionNet) -> bytes:
     """``fusion.onnx``: members (B, K, m, Fm), candidates (B, K, Fc) float32, ids (B, m) int64 -> logits (B, K) float32.
 
-    What depends on a member's name is multiplied by one of its features ``present`` and ``vote``. So each name has a matrix, the
-    shared one plus what the name adds to those two rows, and all members meet theirs in one batched product.
+    What depends on a member's name is multiplied by one of its features ``present`` and ``vote``. So each name has a
+    matrix, the shared one plus what the name adds to those two rows, and all members meet theirs in one batched
+    product.
     """
     g = _Graph(parameters(net))
     phi = net.phi_bias.size
@@ -94,7 +96,7 @@ class _Graph:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, NDArray[np.generic]] = dict(constants)
 
-    def __call__(self, op: str, *inputs: str, **attributes: object) -> str:
+    def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
         output = f"{op.lower()}_{len(self._nodes)}"
         self._nodes.append(onnx.helper.make_node(op, inputs, [output], **attributes))
         return output

@@ -1,7 +1,8 @@
 """The two networks, as frozen containers of float32 arrays with a batched numpy forward pass.
 
-Letters as in `focalroute.records`, and: B rows of a batch, V known endpoint names, E the width of a name's embedding, H hidden
-units, P units of the member network. Row 0 of every table over names stands for a name not in it and stays zero.
+Letters as in `focalroute.records`, and: B rows of a batch, V known endpoint names, E the width of a name's embedding,
+H hidden units, P units of the member network. Row 0 of every table over names stands for a name not in it and stays
+zero.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _MEMBER = layout.slices(layout.MEMBER)
 class DeciderNet:
     """Scores every endpoint by one shared network, linear plus one hidden layer (Wide & Deep, Cheng et al. 2016).
 
-    z_bi = s . [context_b, endpoint_bi, e_i] + bias + out . relu(W [context_b, endpoint_bi, e_i] + hidden_bias), where e_i is the
-    embedding of endpoint i's name and s and W are kept in three parts each.
+    z_bi = s . [context_b, endpoint_bi, e_i] + bias + out . relu(W [context_b, endpoint_bi, e_i] + hidden_bias), where
+    e_i is the embedding of endpoint i's name and s and W are kept in three parts each.
 
     Attributes:
         names: (V + 1, E) the embeddings.
@@ -48,7 +49,9 @@ class DeciderNet:
     out: F32
 
     @classmethod
-    def initial(cls, rng: np.random.Generator, *, vocabulary: int = 0, hidden: int = 32, embedding: int = 8) -> DeciderNet:
+    def initial(
+        cls, rng: np.random.Generator, *, vocabulary: int = 0, hidden: int = 32, embedding: int = 8
+    ) -> DeciderNet:
         """A net that scores everything 0: random hidden weights (He et al. 2015), everything else zero."""
         context, endpoint = layout.width(layout.CONTEXT), layout.width(layout.ENDPOINT)
         weights = _he(rng, (context + endpoint + embedding, hidden))
@@ -66,28 +69,29 @@ class DeciderNet:
         )
 
     def forward(self, context: F32, endpoints: F32, ids: I64) -> F32:
-        """Logits (B, N) of ``context`` (B, Dc), ``endpoints`` (B, N, De) and the endpoints' rows ``ids`` (N,) in ``names``."""
+        """Logits (B, N) of ``context`` (B, Dc), ``endpoints`` (B, N, De) and the endpoints' rows ``ids`` (N,)."""
         names = self.names[ids]
         shared = context @ self.hidden_context + self.hidden_bias
         hidden = _dense(endpoints, self.hidden_endpoint) + shared[:, None, :] + names @ self.hidden_name
         np.maximum(hidden, 0, out=hidden)
         linear = endpoints @ self.skip_endpoint + (context @ self.skip_context)[:, None] + names @ self.skip_name
-        return hidden @ self.out + linear + self.bias
+        logits: F32 = hidden @ self.out + linear + self.bias
+        return logits
 
 
 @dataclass(frozen=True, slots=True)
 class FusionNet:
     """Scores candidates by the members' evidence: linear plus a network over the *set* of members (Zaheer et al. 2017).
 
-    With x_bkj the features of member j on candidate k, c_bk the candidate's own, e_j and a_j the embedding and the vote weight of
-    the member's name:
+    With x_bkj the features of member j on candidate k, c_bk the candidate's own, e_j and a_j the embedding and the
+    vote weight of the member's name:
 
         score_bk = sum_j (skip_member . x_bkj + a_j vote_bkj) + skip_candidate . c_bk
                    + out . relu(hidden_pool . sum_j phi_bkj + hidden_candidate . c_bk + hidden_bias)
         phi_bkj  = relu(phi_member . x_bkj + present_bkj (phi_name . e_j + phi_bias))
 
-    A row of zeros (``present`` is 0) adds nothing, so it can pad a batch. There is no bias on the score: the softmax over
-    candidates would not see it, as it does not see features that are equal for all candidates.
+    A row of zeros (``present`` is 0) adds nothing, so it can pad a batch. There is no bias on the score: the softmax
+    over candidates would not see it, as it does not see features that are equal for all candidates.
 
     Attributes:
         names: (V + 1, E) the embeddings e.
@@ -133,7 +137,7 @@ class FusionNet:
         )
 
     def forward(self, members: F32, candidates: F32, ids: I64) -> F32:
-        """Logits (B, K) of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and the members' rows ``ids`` (B, m)."""
+        """Logits (B, K) of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and their rows ``ids`` (B, m)."""
         present, vote = members[..., _MEMBER["present"]], members[..., _MEMBER["vote"]]
         named = (self.names[ids] @ self.phi_name + self.phi_bias)[:, None]
         phi = _dense(members, self.phi_member) + present * named
@@ -141,7 +145,8 @@ class FusionNet:
         hidden = phi.sum(axis=2) @ self.hidden_pool + candidates @ self.hidden_candidate + self.hidden_bias
         np.maximum(hidden, 0, out=hidden)
         linear = (members @ self.skip_member + vote[..., 0] * self.vote[ids][:, None]).sum(axis=2)
-        return hidden @ self.out + linear + candidates @ self.skip_candidate
+        logits: F32 = hidden @ self.out + linear + candidates @ self.skip_candidate
+        return logits
 
 
 def parameters(net: DeciderNet | FusionNet) -> dict[str, F32]:
@@ -151,12 +156,13 @@ def parameters(net: DeciderNet | FusionNet) -> dict[str, F32]:
 
 def _dense(x: F32, weights: F32) -> F32:
     """``x @ weights`` over the last axis as one matrix product: numpy would otherwise make one small product a row."""
-    product: F32 = x.reshape(-1, x.shape[-1]) @ weights
-    return product.reshape(*x.shape[:-1], weights.shape[1])
+    product: F32 = (x.reshape(-1, x.shape[-1]) @ weights).reshape(*x.shape[:-1], weights.shape[1])
+    return product
 
 
 def _he(rng: np.random.Generator, shape: tuple[int, int]) -> F32:
-    return (rng.standard_normal(shape) * np.sqrt(2 / shape[0])).astype(np.float32)
+    weights: F32 = (rng.standard_normal(shape) * np.sqrt(2 / shape[0])).astype(np.float32)
+    return weights
 
 
 def _zeros(*shape: int) -> F32:

@@ -36,15 +36,23 @@ def label_key(label: str | int, answer: StoredAnswer) -> str:
         BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
     """
     if isinstance(label, int) and not isinstance(label, bool):
-        if answer.kind != "choice" or not 0 <= label < len(answer.keys):
-            raise BadLabel(f"label: index {label} is not among the {len(answer.keys)} choices; give a choice's index or text")
+        if answer.kind != "choice":
+            raise BadLabel(
+                f"label: this question had no choices, so {label} is no index; give the right answer as text"
+            )
+        if not 0 <= label < len(answer.keys):
+            raise BadLabel(
+                f"label: index {label} is not among the {len(answer.keys)} choices; give a choice's index or text"
+            )
         return answer.keys[label]
     if not isinstance(label, str):
         raise BadLabel(f"label: give a choice's text or index, got {type(label).__name__}")
     if answer.kind == "choice":
         key = candidate_key(label)
         if key not in answer.keys:
-            raise BadLabel("label: is not among the choices of this question; give the text of one of them, or its index")
+            raise BadLabel(
+                "label: is not among the choices of this question; give the text of one of them, or its index"
+            )
         return key
     form = label if answer.kind == "custom" else normal_form(label, answer.kind)
     if form is None:
@@ -53,19 +61,21 @@ def label_key(label: str | int, answer: StoredAnswer) -> str:
 
 
 def outranks(source: str, other: str) -> bool:
-    """Whether ``source``'s word on an answer replaces ``other``'s: all but a judge's replaces, a judge's only a judge's."""
+    """Whether ``source``'s word on an answer replaces ``other``'s: a judge's only a judge's, all others any."""
     return source != JUDGE or other == JUDGE
 
 
 def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     """Each member's own correctness, as far as the feedback tells.
 
-    A label is exact. A bare reward tells of those who agree with the answer: (reward + 1) / 2. Of the others it tells, on a
-    closed question: after a full 1, that they are wrong; after a full -1, that member j is right with probability
-    q(j's candidate) / (1 - q(answer)), which is inferred unless there were but two choices.
+    A label is exact. A bare reward tells of those who agree with the answer: (reward + 1) / 2. Of the others it
+    tells, on a closed question: after a full 1, that they are wrong; after a full -1, that member j is right with
+    probability q(j's candidate) / (1 - q(answer)), which is inferred unless there were but two choices.
     """
     if feedback.label is not None:
-        right = {name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()}
+        right = {
+            name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
+        }
         return Outcome(answer.id, answer.members, right)
     infer = _inference(answer, feedback.reward)
     right, inferred = {}, set()

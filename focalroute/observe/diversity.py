@@ -1,10 +1,9 @@
 """How differently a set of models fails: pure functions of a failure matrix.
 
-``fails`` has shape (T, m): entry (t, i) is 1 where model i failed row t, 0 where it was right; every row was put to all m models.
-Below, s_t is the number of models that failed row t, n_i the number of rows model i failed.
+``fails`` has shape (T, m): entry (t, i) is 1 where model i failed row t, 0 where it was right; every row was put to all
+m models. Below, s_t is the number of models that failed row t, n_i the number of rows model i failed.
 
-Where a measure is undefined it takes the value that carries no false alarm: fewer than two models are not diverse (0), a model
-that never failed never failed together with another (focal and generalised diversity 1), and each function states the rest.
+Each function says what it gives where its measure is undefined; fewer than two models always have 0.
 
 References:
     Kuncheva and Whitaker (2003), Measures of diversity in classifier ensembles, Machine Learning 51, 181-207.
@@ -35,9 +34,9 @@ F64 = NDArray[np.float64]
 def focal_negative_correlation(fails: ArrayLike) -> F64:
     """How seldom the others fail along when model i, the focal model, fails; shape (m,), each in [0, 1].
 
-    1 - P2_i / P1_i with P1_i = sum_t f_ti s_t / (m n_i) and P2_i = sum_t f_ti s_t (s_t - 1) / (m (m - 1) n_i): one minus the
-    chance that two models drawn without replacement both fail over the chance that one does, on the rows the focal model failed
-    (arXiv:2502.04492). A model that never failed has 1; with m < 2 all are 0.
+    1 - P2_i / P1_i with P1_i = sum_t f_ti s_t / (m n_i) and P2_i = sum_t f_ti s_t (s_t - 1) / (m (m - 1) n_i): one
+    minus the chance that two models drawn without replacement both fail over the chance that one does, on the rows the
+    focal model failed (arXiv:2502.04492). A model that never failed has 1; with m < 2 all are 0.
 
     >>> focal_negative_correlation([[1, 1], [1, 0], [0, 0]]).round(3).tolist()
     [0.333, 0.0]
@@ -65,8 +64,8 @@ def focal_diversity(fails: ArrayLike) -> float:
 def generalised_diversity(fails: ArrayLike) -> float:
     """1 - p(2) / p(1), p(k) the chance that k models drawn without replacement all fail a random row; in [0, 1].
 
-    p(1) = mean_t s_t / m, p(2) = mean_t s_t (s_t - 1) / (m (m - 1)) (Partridge and Krzanowski 1997, Information and Software
-    Technology 39, 707-717). 1 if nobody ever failed; 0 with m < 2.
+    p(1) = mean_t s_t / m, p(2) = mean_t s_t (s_t - 1) / (m (m - 1)) (Partridge and Krzanowski 1997, Information and
+    Software Technology 39, 707-717). 1 if nobody ever failed; 0 with m < 2.
 
     >>> round(generalised_diversity([[1, 1], [1, 0], [0, 0]]), 3)
     0.333
@@ -97,8 +96,8 @@ def binary_entropy(fails: ArrayLike) -> float:
 def fleiss_kappa(fails: ArrayLike) -> float:
     """Agreement of the m models on right and wrong beyond chance: 1 full, 0 as by chance, lower is more diverse.
 
-    1 - sum_t s_t (m - s_t) / (T m (m - 1) p (1 - p)), p the share of failures over all entries (Fleiss 1981; Kuncheva and
-    Whitaker 2003). 1 if p is 0 or 1: they always agreed; 0 with m < 2 or without rows.
+    1 - sum_t s_t (m - s_t) / (T m (m - 1) p (1 - p)), p the share of failures over all entries (Fleiss 1981; Kuncheva
+    and Whitaker 2003). 1 if p is 0 or 1: they always agreed; 0 with m < 2 or without rows.
 
     >>> round(fleiss_kappa([[1, 1], [1, 0], [0, 0]]), 3)
     0.333
@@ -115,8 +114,8 @@ def fleiss_kappa(fails: ArrayLike) -> float:
 def q_statistic(fails: ArrayLike) -> float:
     """Yule's Q averaged over pairs, in [-1, 1]; 0 for independent models, negative where they fail different rows.
 
-    With a, b, c, d the rows where both of a pair fail, only the first, only the second, neither: (ad - bc) / (ad + bc) (Kuncheva
-    and Whitaker 2003). A pair with ad + bc = 0 counts 0; 0 with m < 2.
+    With a, b, c, d the rows where both of a pair fail, only the first, only the second, neither: (ad - bc) / (ad + bc)
+    (Kuncheva and Whitaker 2003). A pair with ad + bc = 0 counts 0; 0 with m < 2.
 
     >>> q_statistic([[1, 1], [1, 0], [0, 1], [0, 0], [0, 0]])
     0.3333333333333333
@@ -153,7 +152,8 @@ def disagreement(fails: ArrayLike) -> float:
 def cohen_kappa(fails: ArrayLike) -> float:
     """Pairwise agreement on right and wrong beyond chance, averaged over pairs; in [-1, 1].
 
-    2 (ad - bc) / ((a + b)(b + d) + (a + c)(c + d)), letters as in `q_statistic` (Cohen 1960). A pair that is always right together, or always wrong, counts 1; 0 without rows or with m < 2.
+    2 (ad - bc) / ((a + b)(b + d) + (a + c)(c + d)), letters as in `q_statistic` (Cohen 1960). A pair that is always
+    right together, or always wrong, counts 1; 0 without rows or with m < 2.
 
     >>> round(cohen_kappa([[1, 1], [1, 0], [0, 1], [0, 0], [0, 0]]), 3)
     0.167

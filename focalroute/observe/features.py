@@ -15,7 +15,7 @@ Embedder = Callable[[str], ArrayLike]
 #: Of a longer text only the first and the last so many characters are read.
 MAX_CHARACTERS = 4096
 
-# Odd multipliers of a polynomial hash, one for each place in an n-gram (from the fractional part of the golden ratio, mixed).
+# Odd multipliers, one for each place in an n-gram.
 _PLACES = (
     np.uint32(0x9E3779B1),
     np.uint32(0x85EBCA77),
@@ -28,8 +28,9 @@ _PLACES = (
 def text_features(text: str, width: int) -> NDArray[np.float32]:
     """Signed hashing of all byte trigrams and 5-grams of the UTF-8 text, ASCII letters lowered; Euclidean norm 1.
 
-    Weinberger et al. (2009), Feature hashing for large scale multitask learning: each n-gram adds +1 or -1, both the place and
-    the sign taken from its hash, so that collisions cancel in expectation. Time is linear in the length, and bounded.
+    Weinberger et al. (2009), Feature hashing for large scale multitask learning: each n-gram adds +1 or -1, both the
+    place and the sign taken from its hash, so that collisions cancel in expectation. Time is linear in the length, and
+    bounded.
 
     Args:
         text: any string; of more than 2 x `MAX_CHARACTERS` characters the middle is left out.

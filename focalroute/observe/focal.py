@@ -1,14 +1,23 @@
-"""Focal diversity from bitsets: a set of models costs a few microseconds, whatever the window's length.
+"""Focal diversity from bitsets: a set of models costs a few microseconds.
 
-Each model has two Python ints whose bit t speaks of row t: ``asked`` (it is known whether the model was right) and ``failed`` (it
-was wrong; a subset of asked). `focalroute.observe.diversity` holds the same quantity by its definition; tests compare them.
+Each model has a pair of Python ints whose bit t speaks of row t: asked (it is known whether the model was right) and
+failed (it was wrong; a subset of asked). `focalroute.observe.diversity` holds the same quantity by its definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-__all__ = ["MIN_ROWS", "Levels", "exact_focal", "pair_focal"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MIN_ROWS", "Bits", "exact_focal", "focal_with_each", "pair_focal"]
+
+F32 = NDArray[np.float32]
+
+#: (asked, failed) of one model.
+Bits = tuple[int, int]
 
 #: Common rows needed to take a set's focal diversity from its own rows rather than from its pairs.
 MIN_ROWS = 20
@@ -17,101 +26,85 @@ MIN_ROWS = 20
 PRIOR_FAILURES = 4
 
 
-def pair_focal(asked_i: int, failed_i: int, asked_j: int, failed_j: int) -> float:
+def pair_focal(first: Bits, second: Bits) -> float:
     """Focal diversity of two models over the rows both were asked in, in [0, 1].
 
-    For a pair the definition reduces to the mean over both orders of (1 - q) / (1 + q), q = P(j fails | i fails). With fewer than
-    `MIN_ROWS` common rows q is shrunk towards 1/2: (both + 2) / (n_i + 4); an unseen pair so has 1/3.
+    For a pair the definition reduces to the mean over both orders of (1 - q) / (1 + q), q = P(j fails | i fails). With
+    fewer than `MIN_ROWS` common rows q is shrunk towards 1/2: (both + 2) / (n_i + 4); an unseen pair so has 1/3.
+
+    >>> round(pair_focal((0, 0), (0, 0)), 3)
+    0.333
     """
-    rows = asked_i & asked_j
-    both = (failed_i & failed_j).bit_count()
-    n_i, n_j = (failed_i & rows).bit_count(), (failed_j & rows).bit_count()
+    rows = first[0] & second[0]
+    both = (first[1] & second[1]).bit_count()
+    n_i, n_j = (first[1] & rows).bit_count(), (second[1] & rows).bit_count()
     if rows.bit_count() < MIN_ROWS:
-        both2 = 2 * both + PRIOR_FAILURES
-        n_i2, n_j2 = 2 * (n_i + PRIOR_FAILURES), 2 * (n_j + PRIOR_FAILURES)
-        return ((n_i2 - both2) / (n_i2 + both2) + (n_j2 - both2) / (n_j2 + both2)) / 2
+        n_i, n_j, both = n_i + PRIOR_FAILURES, n_j + PRIOR_FAILURES, both + PRIOR_FAILURES // 2
     rho_i = (n_i - both) / (n_i + both) if n_i else 1.0
     rho_j = (n_j - both) / (n_j + both) if n_j else 1.0
     return (rho_i + rho_j) / 2
 
 
-class Levels:
-    """The rows a set of models was asked in, sorted by how many of them failed; a base to add one more model to.
+def exact_focal(models: Sequence[Bits]) -> float | None:
+    """Focal diversity over the rows where all were asked; None with fewer than two models or `MIN_ROWS` such rows.
 
-    Attributes:
-        rows: the rows in which all of them were asked.
-    """
+    The mean over i of 1 - sum_t f_ti s (s - 1) / ((m - 1) sum_t f_ti s). With c_k the rows that i failed and at least k
+    of all failed: sum s = sum_k c_k, sum s (s - 1) = sum_k 2 (k - 1) c_k.
 
-    __slots__ = ("_at_least", "_failed", "rows")
-
-    def __init__(self, asked: Sequence[int], failed: Sequence[int]) -> None:
-        rows = -1
-        for bits in asked:
-            rows &= bits
-        self.rows = rows
-        self._failed = [bits & rows for bits in failed]
-        at_least = [rows]  # at_least[k]: rows that k or more of the models failed
-        for bits in self._failed:
-            at_least = _raised(at_least, bits)
-        self._at_least = at_least
-
-    def focal(self) -> float | None:
-        """Focal diversity of the set; None with fewer than two models or than `MIN_ROWS` common rows."""
-        if len(self._failed) < 2 or self.rows.bit_count() < MIN_ROWS:
-            return None
-        return _focal(self._failed, self._at_least)
-
-    def focal_with(self, asked: int, failed: int) -> float | None:
-        """The same for the set and one more model, which is not in it."""
-        rows = self.rows & asked
-        if not self._failed or rows.bit_count() < MIN_ROWS:
-            return None
-        if rows == self.rows:
-            members, at_least = [*self._failed, failed & rows], self._at_least
-        else:
-            members = [bits & rows for bits in self._failed]
-            members.append(failed & rows)
-            at_least = [bits & rows for bits in self._at_least]
-        return _focal(members, _raised(at_least, members[-1]))
-
-
-def exact_focal(asked: Sequence[int], failed: Sequence[int]) -> float | None:
-    """Focal diversity over the rows where all of the models were asked; None with fewer than two models or `MIN_ROWS` such rows.
-
-    >>> every_row = (1 << 40) - 1
-    >>> exact_focal([every_row, every_row], [0b011, 0b100]), exact_focal([1, 1], [0, 0])
+    >>> always = (1 << 40) - 1
+    >>> exact_focal([(always, 0b011), (always, 0b100)]), exact_focal([(1, 1), (1, 0)])
     (1.0, None)
     """
-    return Levels(asked, failed).focal()
-
-
-def _raised(at_least: Sequence[int], bits: int) -> list[int]:
-    """``at_least`` after one more model, which failed the rows in ``bits``."""
-    return [
-        at_least[0],
-        *[high | (low & bits) for low, high in zip(at_least, at_least[1:], strict=False)],
-        at_least[-1] & bits,
-    ]
-
-
-def _focal(failed: Sequence[int], at_least: Sequence[int]) -> float:
-    """Mean over i of 1 - sum_t f_ti s (s - 1) / ((m - 1) sum_t f_ti s).
-
-    With c_k the rows that i failed and at least k failed: sum s = sum_k c_k, sum s (s - 1) = sum_k 2 (k - 1) c_k.
-    """
-    m = len(failed)
-    everybody = at_least[m].bit_count()
-    middle = at_least[2:m]
+    m, rows = len(models), common_rows(models)
+    if m < 2 or rows.bit_count() < MIN_ROWS:
+        return None
+    failed = [bits & rows for _, bits in models]
+    at_least = [rows]  # at_least[k]: rows that k or more of the models failed
+    for bits in failed:
+        at_least = [rows, *[high | (low & bits) for low, high in pairwise(at_least)], at_least[-1] & bits]
     total = 0.0
     for bits in failed:
-        one = bits.bit_count()  # c_1
-        if not one:
-            total += 1.0
-            continue
-        two = 0
-        for k, level in enumerate(middle, 1):
-            count = (bits & level).bit_count()
-            one += count
-            two += k * count
-        total += 1 - 2 * (two + (m - 1) * everybody) / ((m - 1) * (one + everybody))
+        counts = [(bits & level).bit_count() for level in at_least[1:]]
+        together = 2 * sum(k * count for k, count in enumerate(counts))
+        total += 1 - together / ((m - 1) * sum(counts)) if counts[0] else 1.0
     return total / m
+
+
+def focal_with_each(models: Sequence[Bits], others: Sequence[Bits]) -> F32:
+    """Focal diversity that a set of m models would have with each of the others in its place; shape (len(others),).
+
+    Over the rows where the set and the other one were asked, f_i and s of the set alone: adding j makes s + f_j of s,
+    so that sum f_i (s + f_j) = sum a_j f_i s + sum f_j f_i and sum f_i (s + f_j) (s + f_j - 1)
+    = sum a_j f_i s (s - 1) + 2 sum f_j f_i s; likewise for j itself. One matrix product yields all these sums.
+    """
+    m, n, rows = len(models), len(others), common_rows(models)
+    bits = [*[failed for _, failed in models], rows, *[asked for asked, _ in others], *[failed for _, failed in others]]
+    floats = _floats([row & rows for row in bits])
+    of_set, of_others = floats[: m + 1], floats[m + 1 :]
+    s = np.add.reduce(of_set[:m])
+    once = of_set * s
+    sums = np.concatenate([of_set, once, once * s]) @ of_others.T
+    asked, failed = sums[:, :n], sums[:, n:]
+    i, si, ssi = slice(0, m), slice(m + 1, 2 * m + 1), slice(2 * m + 2, 3 * m + 2)
+    with_s, pairs = np.empty((m + 1, n), np.float32), np.empty((m + 1, n), np.float32)
+    with_s[:m] = asked[si] + failed[i]
+    pairs[:m] = asked[ssi] - asked[si] + 2 * failed[si]
+    with_s[m] = failed[2 * m + 1] + failed[m]
+    pairs[m] = failed[3 * m + 2] + failed[2 * m + 1]
+    # a model that never failed has both sums 0, and so counts 1
+    return np.asarray(1 - np.add.reduce(pairs / np.maximum(with_s, 1)) / (m * (m + 1)), np.float32)
+
+
+def common_rows(models: Sequence[Bits]) -> int:
+    """The rows in which all of the models were asked."""
+    rows = -1 if models else 0
+    for asked, _ in models:
+        rows &= asked
+    return rows
+
+
+def _floats(bitsets: Sequence[int]) -> F32:
+    """Bitsets as a matrix of 0 and 1, one row each; trailing rows that are 0 in all are left out."""
+    size = max((max(bitsets).bit_length() + 7) // 8, 1)
+    raw = b"".join([bits.to_bytes(size, "little") for bits in bitsets])
+    return np.unpackbits(np.frombuffer(raw, np.uint8).reshape(-1, size), axis=1, bitorder="little").astype(np.float32)

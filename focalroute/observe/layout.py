@@ -1,6 +1,7 @@
 """The named slices of what the policies see. A bundle's manifest stores the layout it was made for.
 
-Every number is scaled to be about -1..1. A layout is an ordered mapping of slice name -> width; offsets follow from the order.
+Every number is finite, scaled to be about -1..1 and clipped to -4..4 ("evidence": to 0..8). A layout is an ordered
+mapping of slice name -> width; offsets follow from the order. What is expected or mean is taken from the window.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ CONTEXT: Layout = {
 ENDPOINT: Layout = {
     "asked": 1,
     "replied": 1,
-    "agrees": 1,  # +1 backs the leading candidate, -1 another one, 0 no usable reply
+    "agrees": 1,  # +1 backs the leading fused candidate, -1 another one, 0 no usable reply
     "accuracy": 1,  # windowed accuracy, shrunk towards the pool's mean, minus that mean, times 4
     "accuracy_later": 1,  # the same over the queries it was asked in round 2 or later
-    "seen": 1,  # n / (n + 20), n: the window's rows it was asked in
+    "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
     "price": 1,  # ln(expected cost / the pool's mean expected cost) / 4; 0 if unknown
     "latency": 1,  # ln(mean latency / the pool's mean latency) / 4; 0 if unknown
-    "focal": 1,  # focal diversity of the asked set with it; in round 1 the mean over pairs with each other one
+    "focal": 1,  # focal diversity of the asked set with it; with nobody asked yet its mean over pairs
 }
 
 #: `Evidence.members`: one candidate seen through one member.
@@ -51,7 +52,7 @@ MEMBER: Layout = {
     "log_probability": 1,  # ln(max(mass, e^-8)) / 8
     "evidence": 1,  # vote times ln((K - 1) a / (1 - a)), a its shrunk accuracy: the naive Bayes weight of its vote
     "accuracy": 1,  # as in ENDPOINT
-    "length": 1,  # its reply's length, standardised over its own replies, / 4
+    "length": 1,  # its completion tokens, standardised over its own replies, / 4; 0 if unknown
     "later": 1,  # 1 if it was asked in round 2 or later
 }
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from focalroute.errors import ConfigError
 from focalroute.observe.features import Embedder, text_features
-from focalroute.observe.focal import pair_focal
+from focalroute.observe.focal import Bits, pair_focal
 from focalroute.observe.layout import QUERY_FEATURES
 from focalroute.observe.reading import Reading, Summary, read
 from focalroute.observe.sight import Sight
@@ -31,12 +31,12 @@ F64 = NDArray[np.float64]
 class Observer:
     """What is known of a pool of endpoints. Safe to use from any number of threads.
 
-    Everything learned is kept by endpoint name: the pool's order does not matter, and outcomes may name endpoints outside it.
+    Everything learned is kept by endpoint name: the pool's order does not matter, and outcomes may name others, too.
 
     Args:
         endpoints: the pool's names, N of them, distinct; indices elsewhere point into them.
-        prices: the expected USD of one typical call of each, from its listed price; None where unknown. Windowed costs take over
-            as they are seen, the listed one weighing as much as 5 calls.
+        prices: the expected USD of one typical call of each, from its listed price; None where unknown. Windowed costs
+            take over as they are seen, the listed one weighing as much as 5 calls.
         window: outcomes kept.
         embed: maps a query's text to `QUERY_FEATURES` numbers, instead of `text_features`.
 
@@ -63,14 +63,15 @@ class Observer:
         self._window = Window(window)
         self._summary = Summary([None if price is None else float(price) for price in prices])
         n = len(self.endpoints)
-        unseen = pair_focal(0, 0, 0, 0)
-        self._pairs = [np.where(np.arange(n) == i, 0.0, unseen) for i in range(n)]
+        unseen = pair_focal((0, 0), (0, 0))
+        self._pairs = [[0.0 if i == j else unseen for j in range(n)] for i in range(n)]
         self._focal = np.full(n, unseen if n > 1 else 0.0)
-        self._bits = [(0, 0)] * n
+        self._bits: list[Bits] = [(0, 0)] * n
         self._stale: set[int] = set()
         self._stale_pairs: set[tuple[int, int]] = set()
         self._reading = self._renewed()
         self._read_at = self._window.version
+        self._begun = False  # whether an ask began since the reading was made
 
     def learn(self, outcome: Outcome) -> None:
         """Take in an outcome; asks begun afterwards see it.
@@ -83,22 +84,37 @@ class Observer:
                 here = sorted(self._index[name] for name in row if name in self._index)
                 self._stale.update(here)
                 self._stale_pairs.update(combinations(here, 2))
+            if self._begun:  # asks are under way: renew here, so that the next one need not; a replayed backlog waits
+                self._begun = False
+                before, after = self._reading, self._renewed()
+                after.warm(before)
+                self._reading, self._read_at = after, self._window.version
 
     def begin(self, query: Query) -> Sight:
         """Begin one ask: its own mutable state, on the pool's numbers as they are now."""
-        return Sight(query, self._read(), self._index, self._features(query.text))
+        sight = Sight(query, self._read(), self._index, self._features(query.text))
+        self._begun = True
+        return sight
 
     def expected_cost(self) -> F64:
         """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""
-        return self._read().expected_cost.copy()
+        return np.array([np.nan if cost is None else cost for cost in self._read().expected_cost])
 
     def order(self) -> tuple[int, ...]:
-        """Endpoint indices, cheapest first, unknown cost last, then by name: the order in which a decider visits its heads."""
+        """Endpoint indices, cheapest first, unknown cost last, then by name: the order of a decider's heads."""
         return self._read().order
 
-    def accuracy(self) -> F64:
-        """Windowed accuracy of each endpoint, shrunk towards the pool's mean; (N,)."""
-        return self._read().accuracy.copy()
+    def accuracy(self) -> tuple[float, ...]:
+        """Windowed accuracy of each endpoint, shrunk towards the pool's mean; inferred values count, too."""
+        return tuple(self._read().accuracy)
+
+    def seen(self) -> tuple[int, ...]:
+        """Rows of the window in which it is known or inferred of each endpoint whether it was right."""
+        return tuple(self._read().seen)
+
+    def latency_s(self) -> tuple[float | None, ...]:
+        """Mean latency of each endpoint's replies, seconds; None where unknown."""
+        return tuple(self._read().latency_s)
 
     def counts(self, name: str) -> Counts:
         """The window's totals of one endpoint, in the pool or not."""
@@ -138,9 +154,9 @@ class Observer:
             self._bits[i] = window.bits(names[i])
             self._pairs[i] = self._pairs[i].copy()
         for i, j in self._stale_pairs:
-            self._pairs[i][j] = self._pairs[j][i] = pair_focal(*self._bits[i], *self._bits[j])
+            self._pairs[i][j] = self._pairs[j][i] = pair_focal(self._bits[i], self._bits[j])
         for i in self._stale:
-            self._focal[i] = self._pairs[i].sum() / max(len(names) - 1, 1)
+            self._focal[i] = sum(self._pairs[i]) / max(len(names) - 1, 1)
         self._stale.clear()
         self._stale_pairs.clear()
         return read(names, self._summary, self._bits, self._pairs, self._focal)

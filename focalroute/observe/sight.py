@@ -1,22 +1,24 @@
-"""One ask as the policies see it: which candidates there are, who backs which, and what the fusion made of it so far."""
+"""One ask as the policies see it: its candidates, who backs which, and what the fusion made of it so far."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.answers import normal_form
-from focalroute.observe.layout import CANDIDATE, CONTEXT, MEMBER, slices, width
-from focalroute.observe.reading import AGREES, ASKED, FOCAL, REPLIED, Reading
+from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
+from focalroute.observe.reading import Reading
 from focalroute.records import Evidence, Member, Observation, Query, Reply
 
 __all__ = ["Sight"]
 
 F32 = NDArray[np.float32]
 
+_ASKED, _REPLIED, _AGREES, _FOCAL = (slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "focal"))
 _SCALARS = slices(CONTEXT)["query"].start  # the context's numbers that come before the query's features
 _MEMBER = width(MEMBER)
 _CANDIDATE = width(CANDIDATE)
@@ -40,11 +42,13 @@ class Sight:
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
+        asked: pool indices of the members whose reply was added, usable or not, in that order.
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
     """
 
     def __init__(self, query: Query, reading: Reading, index: Mapping[str, int], features: F32) -> None:
         self.candidates: list[str] = list(query.choices or ())
+        self.asked: list[int] = []
         self.backs: dict[int, int] = {}
         self._query = query
         self._reading = reading
@@ -54,9 +58,8 @@ class Sight:
         self._context[_SCALARS:] = features
         self._rows = reading.template.copy()
         self._log_pool = _bounded(math.log(len(reading.names)) / 4)
-        self._asked: list[int] = []
         self._clusters: dict[str, int] = {}
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, tuple[int, int, int, float, Decimal | None]] = {}
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
         self._leader = -1
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
@@ -71,17 +74,17 @@ class Sight:
             ValueError: it was already added, or its probabilities do not fit the choices.
         """
         i = self._index[reply.endpoint]
-        if self._rows[i, ASKED]:
+        if i in self.asked:
             raise ValueError(f"endpoint {reply.endpoint!r} was already added to this ask")
         candidate, mass = self._answer_in(reply)
-        self._rows[i, ASKED] = 1
-        self._asked.append(i)
+        self._rows[i, _ASKED] = 1
+        self.asked.append(i)
         if candidate is None:
             return
         tokens = reply.usage.completion_tokens if reply.usage else 0
-        self._rows[i, REPLIED] = 1
+        self._rows[i, _REPLIED] = 1
         self.backs[i] = candidate
-        self._members[i] = Member(round, candidate, tokens, reply.latency_s, reply.cost)
+        self._members[i] = (round, candidate, tokens, reply.latency_s, reply.cost)
         self._blocks[i] = self._block(i, candidate, mass, tokens, round)
 
     def observe(self, *, round: int, price_of_money: float, budget_left: float) -> Observation:
@@ -100,17 +103,17 @@ class Sight:
             _bounded(math.log10(max(price_of_money, 1e-16)) / 4),
             max(0.0, min(1.0, budget_left)),
             self._log_pool,
-            len(self._asked) / n,
+            len(self.asked) / n,
             len(self.backs) / n,
             *self._fused,
             _bounded(math.log(k) / 4) if self._closed else 0.0,
         )
         rows = self._rows.copy()
-        if self._asked:
-            rows[:, FOCAL] = self._reading.focal_row(tuple(sorted(self._asked)))
+        if self.asked:
+            rows[:, _FOCAL] = self._reading.focal_row(tuple(sorted(self.asked)))
         if self._leader >= 0:
             for i, candidate in self.backs.items():
-                rows[i, AGREES] = 1.0 if candidate == self._leader else -1.0
+                rows[i, _AGREES] = 1.0 if candidate == self._leader else -1.0
         return Observation(context, rows)
 
     def see(self, posterior: Sequence[float]) -> None:
@@ -144,10 +147,10 @@ class Sight:
 
     def members(self) -> dict[str, Member]:
         """How each member with a usable reply took part, by name in the order of arrival."""
-        return {self._reading.names[i]: member for i, member in self._members.items()}
+        return {self._reading.names[i]: Member(*member) for i, member in self._members.items()}
 
     def _answer_in(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
-        """The candidate a reply backs (None: it has no answer) and its mass on the candidates (None: all on that one)."""
+        """The candidate that a reply backs (None: it has no answer) and its mass on each (None: all on that one)."""
         if not reply.ok:
             return None, None
         if not self._closed:
@@ -174,9 +177,9 @@ class Sight:
         return found
 
     def _weight(self, i: int) -> float:
-        """The naive Bayes weight of a member's vote, ln((K - 1) a / (1 - a)); always positive, so that a vote never repels."""
+        """The naive Bayes weight of a member's vote, ln((K - 1) a / (1 - a)); kept positive: a vote never repels."""
         k = max(len(self.candidates), 2)
-        a = max(1 / k + 0.02, min(0.98, self._reading.accuracies[i]))
+        a = max(1 / k + 0.02, min(0.98, self._reading.accuracy[i]))
         return min(math.log((k - 1) * a / (1 - a)), _HEAVIEST)
 
     def _block(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> F32:
@@ -188,9 +191,7 @@ class Sight:
         if mass is None:
             block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
         else:
-            clipped = [max(0.0, min(1.0, p)) for p in mass]
-            block[:, 0, 2] = clipped
-            block[:, 0, 3] = [math.log(max(p, _LOG_FLOOR)) / 8 for p in clipped]
+            block[:, 0, 2:4] = [(max(0.0, min(1.0, p)), math.log(max(_LOG_FLOOR, min(1.0, p))) / 8) for p in mass]
             block[candidate, 0, 1] = 1.0
             block[candidate, 0, 4] = self._weight(i)
         return block

@@ -1,16 +1,17 @@
 """The last T queries with known outcome: what each endpoint got right, and how it replied.
 
-Everything kept is an integer (money in picodollars, time in microseconds, inferred values in 1/1024), so that sliding is exact:
-after any stream the state equals that of the last T outcomes alone. A push costs O(members), whatever T is.
+Everything kept is an integer (money in picodollars, time in microseconds, inferred values in 1/1024), so that sliding
+is exact: after any stream the state equals that of the last T outcomes alone. A push costs O(members), whatever T is.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
 from typing import NamedTuple
 
-from focalroute.observe.focal import exact_focal, pair_focal
+from focalroute.observe.focal import Bits, exact_focal, pair_focal
 from focalroute.records import Member, Outcome
 
 __all__ = ["INFERRED_UNIT", "CoAsked", "Counts", "Window"]
@@ -20,7 +21,7 @@ INFERRED_UNIT = 1024
 
 
 class Counts(NamedTuple):
-    """Integer totals of one endpoint over the window. ``later``: asked in round 2 or later (included in the plain totals).
+    """Integer totals of one endpoint over the window; ``later``: of round 2 or later, which the plain ones include.
 
     Attributes:
         rows: rows in which it gave a usable reply.
@@ -50,7 +51,7 @@ class Counts(NamedTuple):
 
 
 class CoAsked(NamedTuple):
-    """Rows in which two endpoints were both known to be right or wrong, and how many of these each, and both, failed."""
+    """Rows in which two endpoints are both known to be right or wrong, and how many of these each and both failed."""
 
     asked: int
     failed_first: int
@@ -133,7 +134,7 @@ class Window:
         track = self._tracks.get(name)
         return track.counts if track else Counts()
 
-    def bits(self, name: str) -> tuple[int, int]:
+    def bits(self, name: str) -> Bits:
         """(asked, failed) of one endpoint: bitsets over ring positions, inferred rows left out."""
         track = self._tracks.get(name)
         return (track.asked, track.failed) if track else (0, 0)
@@ -146,18 +147,18 @@ class Window:
         return CoAsked(*(bits.bit_count() for bits in counts))
 
     def focal(self, names: Iterable[str]) -> float:
-        """Focal diversity of a set of endpoints over the rows where all of them were asked, in [0, 1]; 0 for fewer than two.
+        """Focal diversity of a set of endpoints over the rows where all of them were asked, in [0, 1].
 
-        With fewer than 20 such rows: the mean over its pairs, each from its own rows or, with fewer than 20 of these too, shrunk
-        (see `focalroute.observe.focal.pair_focal`).
+        With fewer than 20 such rows: the mean over its pairs, each by the rows both were asked in or, with fewer than
+        20 of these too, shrunk (see `focalroute.observe.focal.pair_focal`). Fewer than two endpoints have 0.
         """
-        bits = [self.bits(name) for name in dict.fromkeys(names)]
-        if len(bits) < 2:
+        models = [self.bits(name) for name in dict.fromkeys(names)]
+        if len(models) < 2:
             return 0.0
-        exact = exact_focal([asked for asked, _ in bits], [failed for _, failed in bits])
+        exact = exact_focal(models)
         if exact is not None:
             return exact
-        pairs = [pair_focal(*one, *other) for i, one in enumerate(bits) for other in bits[:i]]
+        pairs = [pair_focal(one, other) for one, other in combinations(models, 2)]
         return sum(pairs) / len(pairs)
 
     def _apply(self, position: int, row: Mapping[str, Counts], sign: Callable[[int, int], int]) -> None:

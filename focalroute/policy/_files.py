@@ -1,17 +1,18 @@
-"""Writing files so that a crash at any moment, of the process or of the machine, leaves the old state or the new one."""
+"""Writing files so that a crash of the process or the machine leaves the old state or the new one."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["TEMPORARY", "locked", "replace_file", "sync_folder", "temporary", "write_files"]
+__all__ = ["clean", "locked", "replace_file", "sync_folder", "temporary", "write_files"]
 
-TEMPORARY = ".tmp-"
+_TEMPORARY = ".tmp-"
 
 
 @contextmanager
@@ -24,7 +25,16 @@ def locked(root: Path) -> Iterator[None]:
 
 def temporary(root: Path) -> Path:
     """A path in ``root`` that nobody else uses, and that whoever locks ``root`` next may remove."""
-    return root / f"{TEMPORARY}{secrets.token_hex(8)}"
+    return root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+
+
+def clean(root: Path) -> None:
+    """Remove what publishers left that died. Only for whoever holds the lock."""
+    for left in root.glob(f"{_TEMPORARY}*"):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

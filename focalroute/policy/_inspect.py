@@ -1,7 +1,8 @@
 """What an ONNX file asks of its runtime, read without onnx (whose import costs 170 ms) and before onnxruntime opens it.
 
-Only plain graphs of a few tensor operators pass: no control flow (it may never end), no functions, no other operator domains and
-no tensors stored in other files. This bounds what a model can do, not how large a product it asks for: it is no sandbox.
+Only plain graphs of a few tensor operators pass: no control flow (it may never end), no functions, no other operator
+domains and no tensors stored in other files. This bounds what a model can do, not how large a product it asks for: it
+is no sandbox.
 """
 
 from __future__ import annotations
@@ -16,12 +17,26 @@ MAX_BYTES = 32 * 2**20
 
 #: The operators that `focalroute.learn.export` writes.
 OPERATORS = frozenset(
-    ("Add", "Concat", "Gather", "Gemm", "MatMul", "Mul", "Neg", "ReduceSum", "Relu", "Squeeze", "Transpose", "Unsqueeze")
+    (
+        "Add",
+        "Concat",
+        "Gather",
+        "Gemm",
+        "MatMul",
+        "Mul",
+        "Neg",
+        "ReduceSum",
+        "Relu",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    )
 )
 
 _PLAIN = ""
-#: Message -> field number -> the message in it, or plain data (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
-#: A field that is not here is refused: functions, subgraphs, sparse and external tensors, metadata that configures a runtime.
+#: Message -> field number -> the message in it, or plain data
+#: (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). A field that is not here is refused: functions,
+#: subgraphs, sparse and external tensors, metadata that configures a runtime.
 _SCHEMA: Mapping[str, Mapping[int, str]] = {
     "Model": dict.fromkeys(range(1, 7), _PLAIN) | {7: "Graph", 8: "OperatorSet"},
     "OperatorSet": {1: "domain", 2: _PLAIN},
@@ -56,7 +71,7 @@ def _walk(message: str, data: memoryview) -> None:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """(field number, its bytes) of a protobuf message; numbers give no bytes (https://protobuf.dev/programming-guides/encoding)."""
+    """(field number, its bytes) of a protobuf message, see protobuf.dev/programming-guides/encoding; numbers: none."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from math import isfinite
+from typing import Any, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.errors import PolicyError
 from focalroute.policy._inspect import inspect
 from focalroute.records import F32
 
-__all__ = ["Session"]
+__all__ = ["Inputs", "Session", "Signature"]
 
 #: Input or output name -> (element type as onnxruntime names it, shape with None for a free axis).
-Signature = Mapping[str, tuple[str, tuple[int | None, ...]]]
+Signature: TypeAlias = Mapping[str, tuple[str, tuple[int | None, ...]]]
+Inputs: TypeAlias = Mapping[str, NDArray[Any]]
 
 _SILENT = 4  # log nothing below "fatal": failures are raised, and onnxruntime would print them as well
 _OUTPUT = ["logits"]
@@ -37,26 +38,30 @@ class Session:
     def __init__(self, model: bytes, signature: Signature) -> None:
         inspect(model)
         session = _open(model)
-        found = {value.name: (value.type, _shape(value.shape)) for value in session.get_inputs() + session.get_outputs()}
+        found = {
+            value.name: (value.type, _shape(value.shape)) for value in session.get_inputs() + session.get_outputs()
+        }
         if found != dict(signature):
             raise PolicyError(f"has inputs and outputs {found}, expected {dict(signature)}")
         self._run = session.run
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> F32:
+    def run(self, inputs: Inputs) -> F32:
         """The logits; PolicyError if onnxruntime fails, or anything in them is not finite."""
         try:
             logits: F32 = self._run(_OUTPUT, inputs)[0]
         except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
             raise PolicyError(f"onnxruntime: {error}") from None
-        if not np.isfinite(logits).all():
+        if not isfinite(sum(logits.ravel().tolist())):  # a handful of numbers: four times as fast as numpy
             raise PolicyError("its output is not finite")
         return logits
 
 
 def _open(model: bytes) -> Any:
     """An onnxruntime session on one thread: at these sizes handing work to another costs more than doing it."""
-    import onnxruntime
-
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise PolicyError(f"onnxruntime cannot be imported: {error}") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT

@@ -1,13 +1,13 @@
 """Policy bundles on disk, checked before they serve. `focalroute.policy.publish` writes them.
 
-    root/
-      CURRENT              the version that serves, such as "v000003"
-      v000003/
-        decider.onnx       see `focalroute.learn.export`
-        fusion.onnx
-        manifest.json      schema, version, parent, names, layout, ...; SHA-256 of every file and of the manifest itself
-        learner.npz        optional: what the learner goes on from; serving never reads it
-      .lock, .tmp-*        of whoever publishes
+root/
+  CURRENT              the version that serves, such as "v000003"
+  v000003/
+    decider.onnx       see `focalroute.learn.export`
+    fusion.onnx
+    manifest.json      schema, version, parent, names, layout, ...; SHA-256 of every file and of the manifest itself
+    learner.npz        optional: what the learner goes on from; serving never reads it
+  .lock, .tmp-*        of whoever publishes
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from numpy.typing import NDArray
 from focalroute.errors import PolicyError
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
 from focalroute.policy._inspect import MAX_BYTES
-from focalroute.policy._onnx import Session, Signature
+from focalroute.policy._onnx import Inputs, Session, Signature
 from focalroute.records import F32, Evidence, Observation
 
 __all__ = [
     "COLD",
     "CURRENT",
+    "DECIDER",
+    "FUSION",
     "Policy",
     "cold",
     "current",
@@ -54,14 +56,26 @@ SLICES = {part: [list(item) for item in layout.items()] for part, layout in LAYO
 
 _VERSION = re.compile(r"v(\d{6,})")
 _AGAIN = "restore it, roll back, or publish again"
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "version": int,
+    "parent": (int, type(None)),
+    "created_at": (int, float),
+    "names": list,
+    "layout": dict,
+    "hyperparameters": dict,
+    "metrics": dict,
+    "sha256": dict,
+}
 _LOGITS = ("tensor(float)", (None, None))
-_DECIDER: Signature = {
+#: What ``decider.onnx`` takes and gives.
+DECIDER: Signature = {
     "context": ("tensor(float)", (None, width(CONTEXT))),
     "endpoints": ("tensor(float)", (None, None, width(ENDPOINT))),
     "ids": ("tensor(int64)", (None,)),
     "logits": _LOGITS,
 }
-_FUSION: Signature = {
+#: What ``fusion.onnx`` takes and gives.
+FUSION: Signature = {
     "members": ("tensor(float)", (None, None, None, width(MEMBER))),
     "candidates": ("tensor(float)", (None, None, width(CANDIDATE))),
     "ids": ("tensor(int64)", (None, None)),
@@ -103,13 +117,13 @@ class Policy:
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
         """z of every endpoint, float32 (N,), given their embedding rows; PolicyError if that fails."""
-        inputs = {"context": observation.context[None], "endpoints": observation.endpoints[None], "ids": ids}
+        inputs: Inputs = {"context": observation.context[None], "endpoints": observation.endpoints[None], "ids": ids}
         logits: F32 = self._decider.run(inputs)[0]
         return logits
 
     def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:
         """The score of every candidate, float32 (K,), given the members' embedding rows; PolicyError if that fails."""
-        inputs = {"members": evidence.members[None], "candidates": evidence.candidates[None], "ids": ids[None]}
+        inputs: Inputs = {"members": evidence.members[None], "candidates": evidence.candidates[None], "ids": ids[None]}
         logits: F32 = self._fusion.run(inputs)[0]
         return logits
 
@@ -171,8 +185,8 @@ def load_folder(folder: Path) -> Policy:
         names=tuple(manifest["names"]),
         decider_onnx=decider,
         fusion_onnx=fusion,
-        _decider=_opened(folder / "decider.onnx", decider, _DECIDER),
-        _fusion=_opened(folder / "fusion.onnx", fusion, _FUSION),
+        _decider=_opened(folder / "decider.onnx", decider, DECIDER),
+        _fusion=_opened(folder / "fusion.onnx", fusion, FUSION),
         _rows={name: row for row, name in enumerate(manifest["names"], 1)},
     )
     _try(folder, policy)
@@ -211,26 +225,32 @@ def _read(path: Path) -> bytes:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, its schema, integrity and layout checked. The digest vouches for the types of all other values."""
+    """The manifest, its schema, integrity, types and layout checked."""
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(_read(path))
-        schema, said = manifest["schema"], manifest["digest"]
-        intact = said == digest(manifest)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        manifest = dict(json.loads(_read(path)))
+        intact = manifest.get("digest") == digest(manifest)
+    except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(f"{path}: is no manifest: {type(error).__name__}: {error}; {_AGAIN}") from None
-    if schema != SCHEMA:
-        raise PolicyError(f"{path}: has schema {schema!r}, this version of focalroute reads {SCHEMA}; publish again with it")
+    if manifest.get("schema") != SCHEMA:
+        found = manifest.get("schema")
+        raise PolicyError(f"{path}: has schema {found!r}, this version of focalroute reads {SCHEMA}; publish it again")
     if not intact:
         raise PolicyError(f"{path}: was changed after it was published; {_AGAIN}")
+    for key, types in _TYPES.items():
+        if not isinstance(manifest.get(key), types):
+            raise PolicyError(f"{path}: {key}: is missing or of a wrong type; {_AGAIN}")
+    names = manifest["names"]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise PolicyError(f"{path}: names: must be different strings; {_AGAIN}")
     if manifest["layout"] != SLICES:
         raise PolicyError(f"{path}: was made for another layout of the observation; train it again with this version")
-    return dict(manifest)
+    return manifest
 
 
 def _verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
     data = _read(folder / name)
-    if hashlib.sha256(data).hexdigest() != manifest["sha256"][name]:
+    if hashlib.sha256(data).hexdigest() != manifest["sha256"].get(name):
         raise PolicyError(f"{folder / name}: does not match its SHA-256 in the manifest; {_AGAIN}")
     return data
 

@@ -1,14 +1,15 @@
 """From logits to a decision: which endpoints to ask in this round, and how likely that was.
 
-One Bernoulli head for each endpoint, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.1, so that exploration lives inside the
-policy and every probability is bounded away from 0 and 1. Heads are visited in an order; one can be picked if it is eligible,
-given those picked before it. Where somebody must be picked, the heads follow the same law conditioned on not all of them staying
-out: as long as nobody is picked, the head at place i is picked with
+One Bernoulli head for each endpoint, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.1, so that exploration lives
+inside the policy and every probability is bounded away from 0 and 1. Heads are visited in an order; one can be picked
+if it is eligible, given those picked before it. Where somebody must be picked, the heads follow the same law
+conditioned on not all of them staying out: as long as nobody is picked, the head at place i is picked with
 
     h_i = p_i / (1 - prod over j >= i of (1 - p_j)),    afterwards with h_i = p_i,
 
-so the last one is certain if it is reached with nobody picked. A decision's log-probability is the sum over eligible heads of
-a_i log h_i + (1 - a_i) log(1 - h_i): exact for "never nobody" and for any joint constraint, such as a budget.
+so the last one is certain if it is reached with nobody picked. A decision's log-probability is the sum over eligible
+heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for "never nobody" and for any joint constraint, such as a
+budget.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ Eligible = Callable[[int, tuple[int, ...]], bool]
 
 #: e: the expected number of endpoints picked, or left out, against a policy that is certain.
 EXPLORATION = 0.1
-
-_FLAT = 60.0  # beyond it the sigmoid is clipped anyway, and its exponential must not overflow
 
 
 def decide(
@@ -46,13 +45,15 @@ def decide(
         round: 1-based.
         must_pick: never pick nobody (round 1; later, as long as nobody has answered).
         order: every endpoint's index, in the order in which to visit them.
-        eligible: whether an endpoint could be picked beside those picked so far. Must only ever shrink as more are picked.
+        eligible: whether an endpoint could be picked beside those picked so far. Must only ever shrink as more are
+            picked.
         explore: sample; otherwise pick what is more likely than not, or else, where somebody must be, the likeliest.
         rng: the source of chance; not used unless ``explore``.
 
     Returns:
-        Its ``order`` holds the endpoints that are eligible while nobody is picked: the heads visited. None: the STOP is forced,
-        ``picked`` is empty, and nothing was decided. ``log_mu`` is None for a forced STOP and for a greedy decision.
+        Its ``order`` holds the endpoints that are eligible while nobody is picked: the heads visited. None: the STOP
+        is forced, ``picked`` is empty, and nothing was decided. ``log_mu`` is None for a forced STOP and for a greedy
+        decision.
     """
     probabilities = pick_probabilities(logits)
     heads = tuple([head for head in order if eligible(head, ())])
@@ -61,7 +62,7 @@ def decide(
     else:
         picked, could = _greedy(probabilities, heads, must_pick, eligible)
     log_mu = _log_probability(probabilities, heads, could, picked, must_pick) if explore and heads else None
-    return Decision(round, heads, could, probabilities, picked, log_mu)
+    return Decision(round, must_pick, heads, could, probabilities, picked, log_mu)
 
 
 def pick_probabilities(logits: F32) -> tuple[float, ...]:
@@ -69,13 +70,13 @@ def pick_probabilities(logits: F32) -> tuple[float, ...]:
     if not len(logits):
         return ()
     least = EXPLORATION / len(logits)
-    most = 1.0 - least
-    return tuple([min(max(1.0 / (1.0 + exp(min(-z, _FLAT))), least), most) for z in logits.tolist()])
+    most, far = 1.0 - least, log((1.0 - least) / least)  # the sigmoid leaves [least, most] beyond +-far
+    return tuple([most if z >= far else least if z <= -far else 1.0 / (1.0 + exp(-z)) for z in logits.tolist()])
 
 
-def log_probability(probabilities: Sequence[float], decision: Decision, *, must_pick: bool) -> float:
+def log_probability(probabilities: Sequence[float], decision: Decision) -> float:
     """The log-probability of a decision under these p (N,) instead of the decision's own; -inf if it is impossible."""
-    return _log_probability(probabilities, decision.order, decision.eligible, decision.picked, must_pick)
+    return _log_probability(probabilities, decision.order, decision.eligible, decision.picked, decision.must_pick)
 
 
 def _sample(
@@ -96,7 +97,7 @@ def _sample(
 def _greedy(
     probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Likewise: everyone likelier than not; if that is nobody and somebody must be, the likeliest, the first of equals."""
+    """Likewise, without chance: everyone likelier than not, or else the likeliest if somebody must be."""
     likely = {head for head in heads if probabilities[head] > 0.5}
     if must_pick and heads and not likely:
         likely = {max(heads, key=probabilities.__getitem__)}

@@ -1,7 +1,7 @@
 """Publishing policy bundles, and going back. A crash at any moment leaves the old policy or the new one, whole.
 
-A bundle is written to a temporary folder, tried, made durable and renamed to its version; then ``CURRENT`` is replaced. Publishers
-take turns by a file lock, which the system releases when its holder dies.
+A bundle is written to a temporary folder, tried, made durable and renamed to its version; then ``CURRENT`` is
+replaced. Publishers take turns by a file lock, which the system releases when its holder dies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from focalroute.errors import PolicyError
 from focalroute.policy import _files
-from focalroute.policy.bundle import CURRENT, SCHEMA, SLICES, current, digest, folder_of, load, load_folder, versions
+from focalroute.policy.bundle import CURRENT, SCHEMA, SLICES, digest, folder_of, load, load_folder, versions
 
 __all__ = ["bundle_files", "publish", "rollback"]
 
@@ -76,3 +76,92 @@ def publish(
     except OSError as error:
         raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
     return version
+
+
+def rollback(root: str | Path, version: int | None = None) -> int:
+    """Make a version that is kept the current one again: the parent of the current one, or ``version``.
+
+    Raises:
+        PolicyError: there is no such version, or it does not pass its checks; the current policy stays.
+    """
+    root = Path(root)
+    if not versions(root):
+        raise PolicyError(f"{root}: holds no policy to go back to")
+    try:
+        with _files.locked(root):
+            if version is None:
+                version = load(root).parent
+            if version not in versions(root):
+                kept = ", ".join(map(str, versions(root)))
+                raise PolicyError(
+                    f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy"
+                )
+            load(root, version)
+            _point(root, version)
+    except OSError as error:
+        raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
+    return version
+
+
+def bundle_files(
+    *,
+    version: int,
+    parent: int | None,
+    created_at: float,
+    decider: bytes,
+    fusion: bytes,
+    names: Sequence[str],
+    hyperparameters: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    learner: Mapping[str, ArrayLike] | None = None,
+) -> dict[str, bytes]:
+    """The files of a bundle by name; PolicyError if the manifest's values are not plain, finite JSON."""
+    files = {"decider.onnx": decider, "fusion.onnx": fusion}
+    if learner is not None:
+        archive = io.BytesIO()
+        np.savez(archive, allow_pickle=False, **{key: np.asarray(array) for key, array in learner.items()})
+        files["learner.npz"] = archive.getvalue()
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": version,
+        "parent": parent,
+        "created_at": created_at,
+        "names": list(names),
+        "layout": SLICES,
+        "hyperparameters": dict(hyperparameters),
+        "metrics": dict(metrics),
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    }
+    try:
+        manifest["digest"] = digest(manifest)
+        text = json.dumps(manifest, indent=2, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"manifest: hyperparameters and metrics must be plain, finite JSON values: {error}") from None
+    return {**files, "manifest.json": f"{text}\n".encode()}
+
+
+def _add(root: Path, version: int, files: Mapping[str, bytes]) -> None:
+    """Put a bundle in its place, if it passes its checks."""
+    new = _files.temporary(root)
+    try:
+        _files.write_files(new, files)
+        load_folder(new)
+        new.rename(folder_of(root, version))
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    _files.sync_folder(root)
+
+
+def _point(root: Path, version: int) -> None:
+    _files.replace_file(root / CURRENT, f"{folder_of(root, version).name}\n".encode())
+
+
+def _prune(root: Path, keep: int, needed: set[int | None]) -> None:
+    """Remove all but the latest; by renaming them first, so that no version is ever seen half gone."""
+    kept = versions(root)
+    for version in kept[: max(len(kept) - keep, 0)]:
+        if version not in needed:
+            gone = _files.temporary(root)
+            folder_of(root, version).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,75 @@
+"""The policy that is shipped: linear weights set by hand, sensible from the very first query, to learn from.
+
+The hidden weights are random and their output weights zero: they do nothing yet, but have gradients.
+
+    python -m focalroute.learn.cold    writes it to focalroute/policy/cold again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.nets import F32, DeciderNet, FusionNet
+from focalroute.observe import layout
+from focalroute.policy.bundle import COLD
+from focalroute.policy.publish import bundle_files
+
+__all__ = ["cold_decider", "cold_files", "cold_fusion"]
+
+_SEED = 20261121
+
+
+def cold_decider() -> DeciderNet:
+    """Asks about three, rather the accurate, the cheap and the unknown; later two more where replies disagree.
+
+    z = 1.3 (ln 5.75 - ln N), that is 2.6 to 3.4 of 6 to 64 endpoints, less below; from round 2 on another 0.35 less,
+    and 3 less for a margin of 1 between the first two candidates: nearly nobody.
+    """
+    return dataclasses.replace(
+        DeciderNet.initial(np.random.default_rng(_SEED)),
+        skip_context=_weights(layout.CONTEXT, {"log_pool": -1.3 * 4, "first": 0.35, "margin": -3.0}),
+        skip_endpoint=_weights(layout.ENDPOINT, {"accuracy": 3.0, "seen": -0.3, "price": -0.8}),
+        bias=np.array([1.3 * np.log(5.75) - 0.35], np.float32),
+    )
+
+
+def cold_fusion() -> FusionNet:
+    """Naive Bayes over votes, that is plurality while no accuracy is known, and a quarter of the mass given.
+
+    A feature that is equal for all candidates, such as a member's accuracy, has no effect here: it is in ``evidence``.
+    """
+    return dataclasses.replace(
+        FusionNet.initial(np.random.default_rng(_SEED)),
+        skip_member=_weights(layout.MEMBER, {"evidence": 1.0, "probability": 0.25}),
+    )
+
+
+def cold_files() -> dict[str, bytes]:
+    """The shipped bundle's files by name; the same bytes every time."""
+    return bundle_files(
+        version=0,
+        parent=None,
+        created_at=0.0,
+        decider=decider_model(cold_decider()),
+        fusion=fusion_model(cold_fusion()),
+        names=(),
+        hyperparameters={},
+        metrics={},
+    )
+
+
+def _weights(names: layout.Layout, values: Mapping[str, float]) -> F32:
+    """A vector over a layout's columns, zero but for these slices."""
+    weights = np.zeros(layout.width(names), np.float32)
+    for name, value in values.items():
+        weights[layout.slices(names)[name]] = value
+    return weights
+
+
+if __name__ == "__main__":
+    for _name, _data in cold_files().items():
+        (COLD / _name).write_bytes(_data)

@@ -1,0 +1,110 @@
+"""The policy that serves now, and how a newer one takes its place while asks go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from focalroute.errors import PolicyError
+from focalroute.policy.bundle import CURRENT, Policy, cold, load, versions
+from focalroute.policy.fallback import Fallback
+
+__all__ = ["PolicySlot"]
+
+_log = logging.getLogger("focalroute")
+
+_CHECK_EVERY_S = 1.0
+
+
+class PolicySlot:
+    """Holds one policy; reading and swapping it are single reference operations, safe from any thread.
+
+    A slot over a folder notices what any process publishes there. A bundle that fails its checks is never served: the
+    old policy stays, the reason is kept in ``error`` and logged once, and the folder is looked at again when
+    ``CURRENT`` changes.
+
+    Args:
+        policy: what serves until the first swap.
+        root: the folder of bundles to follow; None: none.
+
+    Attributes:
+        current: the policy to serve with; read it once for each ask.
+        error: why the latest bundle is not served; None if it is.
+    """
+
+    def __init__(self, policy: Policy | Fallback, root: str | Path | None = None) -> None:
+        self.current = policy
+        self.error: PolicyError | None = None
+        self._path = None if root is None else Path(root) / CURRENT
+        self._seen: tuple[int, int] | None = None
+        self._next_check = 0.0
+        self._worker = ThreadPoolExecutor(1, "focalroute-policy")
+
+    @classmethod
+    def open(cls, root: str | Path | None) -> Self:
+        """A slot with the current bundle of a folder; without a folder, or as long as it is empty, with the cold start.
+
+        Where that cannot be served the fallback is, and ``error`` says why.
+        """
+        slot = cls(Fallback(), root)
+        slot._seen = slot._stamp()
+        slot._try(lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load(root))
+        return slot
+
+    def swap(self, policy: Policy) -> None:
+        """Serve with this policy from now on."""
+        self.current = policy
+        self.error = None
+
+    def stale(self) -> bool:
+        """Whether ``CURRENT`` was replaced since it was last loaded. Looks at most once a second, else says no."""
+        now = time.monotonic()
+        if self._path is None or now < self._next_check:
+            return False
+        self._next_check = now + _CHECK_EVERY_S
+        return self._stamp() != self._seen
+
+    def refresh(self) -> bool:
+        """Load the folder's current bundle and serve it, if it was replaced and passes its checks. Takes milliseconds.
+
+        Returns:
+            Whether another policy serves now.
+        """
+        if self._path is None:
+            return False
+        root, stamp = self._path.parent, self._stamp()  # before loading: what is published meanwhile is not missed
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        return self._try(lambda: load(root))
+
+    def refresh_soon(self) -> None:
+        """Where it is stale, refresh on the slot's own thread; returns at once."""
+        if self.stale():
+            self._worker.submit(self.refresh)
+
+    async def aclose(self) -> None:
+        """Wait for a refresh under way and let go of the thread. Idempotent."""
+        await asyncio.to_thread(self._worker.shutdown)
+
+    def _try(self, policy: Callable[[], Policy]) -> bool:
+        try:
+            self.swap(policy())
+        except PolicyError as error:
+            self.error = error
+            _log.error("a policy cannot be served, version %d stays: %s", self.current.version, error)
+            return False
+        return True
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """What changes whenever ``CURRENT`` is replaced; None while it is missing."""
+        try:
+            status = self._path.stat() if self._path else None
+        except OSError:
+            return None
+        return (status.st_mtime_ns, status.st_ino) if status else None

@@ -1,0 +1,24 @@
+"""A pool of simulated models served over real HTTP: for trying focalroute out, for examples and for tests. No key, no network.
+
+Questions with true labels come from `stream`; models that differ in skill, price, speed and honesty answer them from
+`SimulatedPool`, in the wire format of any provider, and fail in every way on request (`Fault`).
+"""
+
+from focalroute.sim.faults import Fault
+from focalroute.sim.models import SimulatedModel, default_models
+from focalroute.sim.process import SimulatedPool
+from focalroute.sim.questions import TOPICS, Question, generate, solve, stream
+from focalroute.sim.served import ModelStats
+
+__all__ = [
+    "TOPICS",
+    "Fault",
+    "ModelStats",
+    "Question",
+    "SimulatedModel",
+    "SimulatedPool",
+    "default_models",
+    "generate",
+    "solve",
+    "stream",
+]

@@ -1,0 +1,72 @@
+"""``python -m focalroute.sim``: serve the default pool by hand, and print its pool file.
+
+`SimulatedPool` starts the same with ``--from-stdin``: the pool's spec comes as one line of JSON, the port goes to standard
+output, and the server ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from typing import get_args
+
+from focalroute.sim.models import SimulatedModel, default_models
+from focalroute.sim.process import DialectName, pool_endpoints, pool_toml
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Parse the arguments and serve until interrupted, or until standard input ends."""
+    parser = argparse.ArgumentParser(
+        prog="python -m focalroute.sim", description="Serve a pool of simulated models over HTTP."
+    )
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default): any free one")
+    parser.add_argument("--seed", type=int, default=0, help="of the models' draws")
+    parser.add_argument("--dialect", choices=get_args(DialectName), default="openai", help="of the printed pool file")
+    parser.add_argument("--from-stdin", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve_parent() if options.from_stdin else _serve_person(options))
+
+
+async def _serve_parent() -> None:
+    from focalroute.sim.server import PoolServer
+
+    spec = json.loads(sys.stdin.buffer.readline())
+    models = [SimulatedModel(**model) for model in spec["models"]]
+    async with PoolServer(models, spec["keys"]).listening() as port:
+        sys.stdout.write(f"{port}\n")
+        sys.stdout.flush()
+        await _end_of_stdin()
+
+
+async def _serve_person(options: argparse.Namespace) -> None:
+    from focalroute.sim.server import PoolServer
+
+    models = default_models(options.seed)
+    async with PoolServer(models, {}).listening(options.port) as port:
+        dialects = dict.fromkeys((model.name for model in models), options.dialect)
+        print(
+            f"# Simulated models; they are served until Ctrl-C.\n\n{pool_toml(pool_endpoints(models, port, dialects, {}))}"
+        )
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+async def _end_of_stdin() -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    try:
+        while await reader.read(1024):
+            pass
+    finally:
+        transport.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""How each kind of service deviates from the OpenAI wire format: what it reads, what it refuses, how it writes.
+
+One `Dialect` a service, all in `DIALECTS`; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, Literal
+
+from focalroute.sim import logprobs as forms
+from focalroute.sim.models import SimulatedModel, uniforms
+from focalroute.sim.replies import Token
+
+__all__ = ["DIALECTS", "Dialect", "Refused"]
+
+Json = dict[str, Any]
+WriteLogprobs = Callable[[Sequence[Token], int], Any]
+
+_CREATED = 1_767_225_600
+_CONTEXT = 32_768
+_OPENAI_FIELDS = frozenset(
+    "messages model audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens "
+    "metadata modalities n parallel_tool_calls prediction presence_penalty prompt_cache_key reasoning_effort response_format "
+    "safety_identifier seed service_tier stop store stream stream_options temperature tool_choice tools top_logprobs top_p "
+    "user verbosity web_search_options".split()
+)
+
+
+class Refused(Exception):
+    """The service refuses a request: an error status, and the error's type or code in its own words."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+
+def _top(body: Mapping[str, Any], default: int = 0) -> int | None:
+    """OpenAI's ``logprobs`` and ``top_logprobs``: how many alternatives are wanted, None for no log-probabilities."""
+    wanted, top = body.get("logprobs"), body.get("top_logprobs")
+    if wanted is not None and not isinstance(wanted, bool):
+        raise Refused(400, "Invalid type for 'logprobs': expected a boolean.")
+    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20):
+        raise Refused(400, "Invalid value for 'top_logprobs': expected an integer from 0 to 20.")
+    if top is not None and not wanted:
+        raise Refused(400, "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
+    return (default if top is None else top) if wanted else None
+
+
+def _top_llamacpp(body: Mapping[str, Any]) -> int | None:
+    if body.get("logprobs") and body.get("stream") and body.get("tools"):
+        raise Refused(400, "logprobs is not supported with tools + stream")
+    return _top(body, 20)
+
+
+def _top_together(body: Mapping[str, Any]) -> int | None:
+    wanted = body.get("logprobs")
+    if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= 20):
+        raise Refused(
+            422, "Input validation error: logprobs must be an integer between 0 and 20", "invalid_request_error"
+        )
+    return wanted or None
+
+
+def _top_deepinfra(body: Mapping[str, Any]) -> int | None:
+    return 0 if body.get("logprobs") else None
+
+
+def _error(status: int, message: str, kind: str) -> Json:
+    code = kind if kind in ("model_not_found", "invalid_api_key", "rate_limit_exceeded") else None
+    return {
+        "error": {"message": message, "type": "invalid_request_error" if code else kind, "param": None, "code": code}
+    }
+
+
+def _error_numbered(status: int, message: str, kind: str) -> Json:
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+def _error_detail(status: int, message: str, kind: str) -> Json:
+    return {"detail": {"error": message}}
+
+
+def _models(models: Sequence[SimulatedModel], about: Callable[[SimulatedModel], Json]) -> Json:
+    data = [
+        {"id": m.name, "object": "model", "created": _CREATED, "owned_by": "focalroute-sim"} | about(m) for m in models
+    ]
+    return {"object": "list", "data": data}
+
+
+def _models_together(models: Sequence[SimulatedModel]) -> list[Json]:
+    return [
+        {
+            "id": m.name, "object": "model", "created": _CREATED, "type": "chat", "running": False, "display_name": m.name,
+            "organization": "focalroute-sim", "context_length": _CONTEXT,
+            "pricing": {"hourly": 0, "input": float(m.input_usd_per_1m), "output": float(m.output_usd_per_1m), "base": 0,
+                        "finetune": 0},
+        }
+        for m in models
+    ]  # fmt: skip
+
+
+def _about_deepinfra(m: SimulatedModel) -> Json:
+    price = float(m.input_usd_per_1m)
+    pricing = {"input_tokens": price, "output_tokens": float(m.output_usd_per_1m), "cache_read_tokens": price}
+    metadata = {
+        "description": "A simulated model.",
+        "context_length": _CONTEXT,
+        "max_tokens": _CONTEXT,
+        "pricing": pricing,
+    }
+    return {"root": m.name, "parent": None, "metadata": metadata}
+
+
+def _about_openrouter(m: SimulatedModel) -> Json:
+    prompt, completion = (format(p / 1_000_000, "f") for p in (m.input_usd_per_1m, m.output_usd_per_1m))
+    pricing = {"prompt": prompt, "completion": completion, "request": "0", "image": "0"}
+    return {"name": m.name, "context_length": _CONTEXT, "pricing": pricing}
+
+
+def _details(cost: Decimal, luck: float) -> Json:
+    return {
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One kind of service.
+
+    Attributes:
+        top: how many alternatives a request wants with each token; None: no log-probabilities. Raises `Refused`.
+        logprobs: writes log-probabilities; None: it never does.
+        chunk_logprobs: the same for a chunk of a stream, where that differs.
+        silent: the share of requests whose log-probabilities are null all the same.
+        max_n: most samples in one call; 1: ``n`` is ignored.
+        structured: the forms of constraint it knows; others are ignored.
+        fields: the request fields it knows; others are refused. None: others are ignored.
+        stream_usage: when a stream tells its usage: if asked, in an own chunk always, in the last chunk with a choice, never.
+        usage_null: whether every other chunk says that its usage is null.
+        usage: what it adds to the usage, from the call's cost and a uniform number.
+        head: what it adds to a reply and to each chunk.
+        choice: what it adds to each choice.
+        any_model: whether an unknown model is answered by the pool's first.
+        error: the body of an error, from status, message and type.
+        models: the body of its list of models.
+        preamble: comment lines that open a stream.
+    """
+
+    top: Callable[[Mapping[str, Any]], int | None] = _top
+    logprobs: WriteLogprobs | None = forms.openai
+    chunk_logprobs: WriteLogprobs | None = None
+    silent: float = 0.0
+    max_n: int = 128
+    structured: frozenset[str] = frozenset({"json_schema"})
+    fields: frozenset[str] | None = None
+    stream_usage: Literal["asked", "always", "last", "never"] = "asked"
+    usage_null: bool = False
+    usage: Callable[[Decimal, float], Json] = lambda cost, luck: {}
+    head: Mapping[str, Any] = field(default_factory=dict)
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    any_model: bool = False
+    error: Callable[[int, str, str], Json] = _error
+    models: Callable[[Sequence[SimulatedModel]], Any] = lambda models: _models(models, lambda m: {})
+    preamble: str = ""
+
+    def tells_logprobs(self, *key: object) -> bool:
+        """Whether the log-probabilities of this request come back at all."""
+        return self.logprobs is not None and (not self.silent or uniforms("silent", *key)[0] >= self.silent)
+
+
+#: Every dialect, by the name that stands first in its path.
+DIALECTS: Mapping[str, Dialect] = MappingProxyType({
+    "openai": Dialect(
+        fields=_OPENAI_FIELDS,
+        usage_null=True,
+        usage=_details,
+        head={"service_tier": "default", "system_fingerprint": "fp_simulated"},
+    ),
+    "together": Dialect(
+        top=_top_together,
+        logprobs=forms.together,
+        chunk_logprobs=forms.together_chunk,
+        structured=frozenset({"json_schema", "regex"}),
+        stream_usage="last",
+        usage_null=True,
+        usage=lambda cost, luck: {"cached_tokens": 0},
+        models=_models_together,
+    ),
+    "deepinfra": Dialect(
+        top=_top_deepinfra,
+        logprobs=forms.sampled_only,
+        max_n=4,
+        structured=frozenset({"json_schema", "regex"}),
+        stream_usage="always",
+        usage=lambda cost, luck: {"estimated_cost": float(cost)} if luck < 0.5 else {},
+        error=_error_detail,
+        models=lambda models: _models(models, _about_deepinfra),
+    ),
+    "vllm": Dialect(
+        logprobs=forms.vllm,
+        structured=frozenset({"json_schema", "regex", "choice"}),
+        usage=lambda cost, luck: {"prompt_tokens_details": None},
+        head={"prompt_logprobs": None, "kv_transfer_params": None},
+        choice={"stop_reason": None},
+        error=_error_numbered,
+        models=lambda models: _models(models, lambda m: {"root": m.name, "parent": None, "max_model_len": _CONTEXT}),
+    ),
+    "llamacpp": Dialect(
+        top=_top_llamacpp,
+        logprobs=forms.llamacpp,
+        usage=lambda cost, luck: {"prompt_tokens_details": {"cached_tokens": 0}},
+        head={"system_fingerprint": "b0-simulated"},
+        any_model=True,
+        error=_error_numbered,
+        models=lambda models: _models(models, lambda m: {"meta": {"n_ctx_train": _CONTEXT}}),
+    ),
+    "openrouter": Dialect(
+        silent=0.25,
+        stream_usage="always",
+        usage=lambda cost, luck: {"cost": float(cost), "is_byok": False} | _details(cost, luck),
+        head={"provider": "Simulated"},
+        error=lambda status, message, kind: {"error": {"message": message, "code": status}, "user_id": "user_simulated"},
+        models=lambda models: _models(models, _about_openrouter),
+        preamble=": OPENROUTER PROCESSING\n\n",
+    ),
+    "minimal": Dialect(
+        top=lambda body: None,
+        logprobs=None,
+        max_n=1,
+        structured=frozenset(),
+        stream_usage="never",
+    ),
+})  # fmt: skip

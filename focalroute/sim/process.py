@@ -1,0 +1,245 @@
+"""A simulated pool in a process of its own, started and steered from this one."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+from urllib.parse import quote
+
+import anyio.to_thread
+
+from focalroute.config import Endpoint
+from focalroute.errors import ConfigError, FocalrouteError
+from focalroute.sim.faults import Fault
+from focalroute.sim.models import SimulatedModel, default_models
+from focalroute.sim.served import ModelStats
+
+__all__ = ["DialectName", "SimulatedPool", "pool_endpoints", "pool_toml"]
+
+#: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output.
+DialectName = Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_STOP_S = 5.0
+_CONTROL_S = 30.0
+
+
+class SimulatedPool:
+    """Serves simulated models over real HTTP on a free port of this machine, from a process of its own.
+
+    Use it as a context manager (``with``, or ``async with`` where start-up must not block the event loop); the process ends
+    with the context, and with this process whatever happens to it.
+
+    Args:
+        models: who is in the pool; `default_models` by default.
+        dialects: the dialect all speak, or model name -> dialect ("openai" for those not named).
+        keys: model name -> the environment variable that holds the key it wants; models not named want none.
+
+    Raises:
+        ConfigError: names repeat, a dialect or model does not exist, or a key's variable is not set.
+
+    >>> with SimulatedPool() as pool:
+    ...     [endpoint.name for endpoint in pool.endpoints][:2]
+    ['swift-8b', 'swift-24b']
+    """
+
+    def __init__(
+        self,
+        models: Sequence[SimulatedModel] | None = None,
+        *,
+        dialects: DialectName | Mapping[str, DialectName] = "openai",
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        self.models = tuple(default_models() if models is None else models)
+        self._keys = dict(keys or {})
+        names = [model.name for model in self.models]
+        if not names:
+            raise ConfigError("models: the pool is empty; give at least one SimulatedModel")
+        if len(set(names)) < len(names):
+            raise ConfigError("models: names must be unique")
+        self._dialects = dict.fromkeys(names, dialects) if isinstance(dialects, str) else dict(dialects)
+        _known("dialects", self._dialects, names)
+        _known("keys", self._keys, names)
+        for name, dialect in self._dialects.items():
+            if dialect not in get_args(DialectName):
+                raise ConfigError(
+                    f"dialects: {name}: unknown dialect {dialect!r}; use one of {', '.join(get_args(DialectName))}"
+                )
+        self._process: subprocess.Popen[str] | None = None
+        self._port = 0
+
+    def __enter__(self) -> Self:
+        spec = {"models": [model.to_json() for model in self.models], "keys": self._secrets()}
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "focalroute.sim", "--from-stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,  # so that Ctrl-C here does not end it before we do
+        )
+        try:
+            self._port = self._started(self._process, json.dumps(spec))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await anyio.to_thread.run_sync(self.__enter__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        process, self._process = self._process, None
+        if process is None or process.stdin is None or process.stdout is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # this is what tells it to end
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, at 127.0.0.1.
+
+        Raises:
+            ConfigError: the pool is not running.
+        """
+        if self._process is None:
+            raise ConfigError("SimulatedPool: is not running; use it inside its with statement")
+        return self._port
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The models as endpoints, ready to be asked; prices are those the pool started with."""
+        return pool_endpoints(self.models, self.port, self._dialects, self._keys)
+
+    def stats(self) -> dict[str, ModelStats]:
+        """What the service has counted so far, by model."""
+        return {name: ModelStats.from_json(values) for name, values in self._call("GET", "/sim/stats").items()}
+
+    def set(
+        self,
+        model: str,
+        *,
+        faults: Sequence[Fault] | Fault | None = None,
+        drifted: bool | None = None,
+        latency_s: float | None = None,
+        jitter_s: float | None = None,
+        input_usd_per_1m: Any = None,
+        output_usd_per_1m: Any = None,
+        verbosity: int | None = None,
+    ) -> None:
+        """Change one model while it is being served; what is not given stays.
+
+        Args:
+            model: its name.
+            faults: what goes wrong from now on, in place of all faults so far; an empty list ends them.
+            drifted: whether the skills after the drift switch hold.
+            latency_s: as in `SimulatedModel`, like all that follow.
+
+        Raises:
+            ConfigError: there is no such model, or a value is wrong.
+        """
+        given: dict[str, Any] = {
+            "drifted": drifted, "latency_s": latency_s, "jitter_s": jitter_s, "verbosity": verbosity,
+            "input_usd_per_1m": None if input_usd_per_1m is None else str(input_usd_per_1m),
+            "output_usd_per_1m": None if output_usd_per_1m is None else str(output_usd_per_1m),
+        }  # fmt: skip
+        if faults is not None:
+            given["faults"] = [fault.to_json() for fault in ([faults] if isinstance(faults, Fault) else faults)]
+        switches = {name: value for name, value in given.items() if value is not None}
+        self._call("POST", f"/sim/model/{quote(model, safe='')}", switches)
+
+    def drift(self, drifted: bool = True) -> None:
+        """Give every model the skills it has after (or before) the drift switch."""
+        self._call("POST", "/sim/drift", {"drifted": drifted})
+
+    def _secrets(self) -> dict[str, str]:
+        unset = sorted({variable for variable in self._keys.values() if not os.environ.get(variable)})
+        if unset:
+            raise ConfigError(f"keys: the environment variable {unset[0]} is not set")
+        return {name: os.environ[variable] for name, variable in self._keys.items()}
+
+    def _started(self, process: subprocess.Popen[str], spec: str) -> int:
+        """Hand over the spec and wait for the port."""
+        if process.stdin is None or process.stdout is None:
+            raise FocalrouteError("SimulatedPool: the process has no pipes")
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(spec + "\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+        if not line.strip().isdigit():
+            raise FocalrouteError("SimulatedPool: the process ended before it was listening; its own output says why")
+        return int(line)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_CONTROL_S)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            status, payload = response.status, json.loads(response.read())
+        finally:
+            connection.close()
+        if status != 200:
+            raise ConfigError(f"SimulatedPool: {payload['error']}")
+        return dict(payload)
+
+
+def _known(field: str, given: Mapping[str, str], names: Sequence[str]) -> None:
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise ConfigError(f"{field}: no model is called {unknown[0]!r}; there are {', '.join(names)}")
+
+
+def pool_endpoints(
+    models: Sequence[SimulatedModel], port: int, dialects: Mapping[str, DialectName], keys: Mapping[str, str]
+) -> tuple[Endpoint, ...]:
+    """The models served on a port as endpoints."""
+    return tuple(
+        Endpoint(
+            model.name,
+            model=model.name,
+            base_url=f"http://127.0.0.1:{port}/{dialects.get(model.name, 'openai')}/v1",
+            api_key_env=keys.get(model.name),
+            input_usd_per_1m=model.input_usd_per_1m,
+            output_usd_per_1m=model.output_usd_per_1m,
+            dialect="openai" if (dialect := dialects.get(model.name, "openai")) == "minimal" else dialect,
+        )
+        for model in models
+    )
+
+
+def pool_toml(endpoints: Sequence[Endpoint]) -> str:
+    """The endpoints as a pool file."""
+    fields = ("name", "model", "base_url", "dialect", "input_usd_per_1m", "output_usd_per_1m")
+    tables = []
+    for endpoint in endpoints:
+        values = {name: getattr(endpoint, name) for name in fields}
+        lines = [f"{k} = {json.dumps(v) if isinstance(v, str) else format(v, 'f')}" for k, v in values.items()]
+        tables.append("[[endpoint]]\n" + "\n".join(lines) + "\n")
+    return "\n".join(tables)

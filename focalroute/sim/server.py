@@ -1,0 +1,276 @@
+"""The HTTP server of a simulated pool: every model in every dialect, in one process. The only module that imports aiohttp here.
+
+POST /{dialect}/v1/chat/completions    GET /{dialect}/v1/models
+GET  /sim/stats    POST /sim/model/{name}    POST /sim/drift
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from focalroute.errors import ConfigError
+from focalroute.sim.compose import Composer
+from focalroute.sim.dialects import DIALECTS, Dialect, Refused
+from focalroute.sim.faults import SPOILED, Fault
+from focalroute.sim.models import SimulatedModel
+from focalroute.sim.replies import Voice
+from focalroute.sim.request import parse_request
+from focalroute.sim.served import Served
+
+__all__ = ["PoolServer"]
+
+_MAX_REQUEST = 16 * 2**20
+_DRIP_PIECES = 20
+_JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PoolServer:
+    """Serves a pool of simulated models.
+
+    Args:
+        models: those served, by their names.
+        keys: model name -> the bearer key it wants; models not named take any request.
+    """
+
+    def __init__(self, models: Sequence[SimulatedModel], keys: Mapping[str, str]) -> None:
+        self._served = {model.name: Served(model) for model in models}
+        self._keys = dict(keys)
+
+    @contextlib.asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[int]:
+        """Listen on 127.0.0.1 while the context lasts; gives the port."""
+        app = web.Application(client_max_size=_MAX_REQUEST)
+        app.add_routes([
+            web.post("/{dialect}/v1/chat/completions", self._chat),
+            web.get("/{dialect}/v1/models", self._models),
+            web.get("/sim/stats", self._stats),
+            web.post("/sim/model/{name}", self._switch),
+            web.post("/sim/drift", self._drift),
+        ])  # fmt: skip
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
+            await site.start()
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+    # the services
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        dialect = _dialect(request)
+        try:
+            body = _parsed(await request.read())
+            served = self._find(body.get("model"), dialect)
+            self._admit(request, (served.model.name,))
+        except Refused as refused:
+            return _refusal(dialect, refused)
+        served.enter()
+        try:
+            return await _answer(request, body, served, dialect)
+        except Refused as refused:
+            return _refusal(dialect, refused)
+        except (asyncio.CancelledError, ConnectionResetError):
+            served.cancelled += 1
+            raise
+        finally:
+            served.under_way -= 1
+
+    async def _models(self, request: web.Request) -> web.Response:
+        dialect = _dialect(request)
+        try:
+            self._admit(request, tuple(self._served))
+        except Refused as refused:
+            return _refusal(dialect, refused)
+        return web.json_response(dialect.models([served.model for served in self._served.values()]))
+
+    def _find(self, name: Any, dialect: Dialect) -> Served:
+        served = self._served.get(name) if isinstance(name, str) else None
+        if served is None and dialect.any_model:
+            return next(iter(self._served.values()))
+        if served is None:
+            raise Refused(404, f"The model {name!r} does not exist.", "model_not_found")
+        return served
+
+    def _admit(self, request: web.Request, names: Sequence[str]) -> None:
+        """Refuse unless one of the models is open or takes this key."""
+        sent = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        wanted = [self._keys.get(name) for name in names]
+        if not any(key is None or hmac.compare_digest(key.encode(), sent) for key in wanted):
+            raise Refused(401, "Incorrect API key provided.", "invalid_api_key")
+
+    # the controls
+
+    async def _stats(self, _: web.Request) -> web.Response:
+        return web.json_response({name: served.stats() for name, served in self._served.items()})
+
+    async def _switch(self, request: web.Request) -> web.Response:
+        served = self._served.get(request.match_info["name"])
+        if served is None:
+            return _wrong(
+                404, f"model {request.match_info['name']!r}: not in the pool; it has {', '.join(self._served)}"
+            )
+        try:
+            served.switch(await request.json())
+        except ConfigError as error:
+            return _wrong(400, str(error))
+        return web.json_response({})
+
+    async def _drift(self, request: web.Request) -> web.Response:
+        drifted = bool((await request.json()).get("drifted", True))
+        for served in self._served.values():
+            served.switch({"drifted": drifted})
+        return web.json_response({})
+
+
+def _dialect(request: web.Request) -> Dialect:
+    try:
+        return DIALECTS[request.match_info["dialect"]]
+    except KeyError:
+        raise web.HTTPNotFound(text=f"no such dialect; there are {', '.join(DIALECTS)}") from None
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise Refused(400, "We could not parse the JSON body of your request.")
+    return parsed
+
+
+def _refusal(dialect: Dialect, refused: Refused) -> web.Response:
+    return web.json_response(dialect.error(refused.status, str(refused), refused.kind), status=refused.status)
+
+
+def _wrong(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
+
+
+async def _answer(request: web.Request, body: dict[str, Any], served: Served, dialect: Dialect) -> web.StreamResponse:
+    """One call to one model, from the request to the bill to the reply."""
+    fault = served.strike()
+    if fault is not None and fault.kind in _INSTEAD:
+        return await _INSTEAD[fault.kind](request, fault, dialect)
+    asked = parse_request(body, dialect)
+    voice = Voice(served.model, asked.prompt, allowed=asked.allowed, drifted=served.drifted, room=asked.room)
+    replies = [voice.say(i, asked.temperature, asked.seed) for i in range(asked.n)]
+    cost = served.bill(asked.prompt_tokens, sum(len(reply.tokens) for reply in replies), fault)
+    composer = Composer(dialect, served.model.name, asked, replies, cost)
+    if fault is not None and fault.kind == "hang":
+        return await _hang(request, fault)
+    delay = served.delay_s()
+    if not asked.stream:
+        if delay:
+            await asyncio.sleep(delay)
+        text = _spoiled(composer.whole(), fault)
+        return await _send(request, [text], _type(fault, _JSON), fault)
+    if delay:
+        await asyncio.sleep(delay / 2)
+    events = [f"data: {_spoiled(chunk, fault, i)}\n\n" for i, chunk in enumerate(composer.chunks())]
+    if dialect.preamble:
+        events.insert(0, dialect.preamble)
+    return await _send(request, [*events, "data: [DONE]\n\n"], _type(fault, _SSE), fault, delay / 2)
+
+
+def _spoiled(payload: dict[str, Any], fault: Fault | None, index: int = 0) -> str:
+    if fault is None or fault.kind not in SPOILED or (fault.kind == "huge" and index):
+        return json.dumps(payload)
+    return SPOILED[fault.kind](payload, fault)
+
+
+def _type(fault: Fault | None, usual: str) -> str:
+    return {"wrong_content_type": _TEXT}.get(fault.kind, usual) if fault else usual
+
+
+async def _send(
+    request: web.Request, pieces: Sequence[str], content_type: str, fault: Fault | None, spread_s: float = 0.0
+) -> web.StreamResponse:
+    """Send the pieces, spread over a time, whole or as the fault has it."""
+    kind = fault.kind if fault else None
+    if kind not in ("drip", "cut", "short") and not spread_s:
+        return web.Response(body="".join(pieces).encode(), headers={"Content-Type": content_type})
+    whole = "".join(pieces).encode()
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    if kind != "short" and content_type == _JSON:
+        response.content_length = len(whole)
+    await response.prepare(request)
+    if kind == "cut" or kind == "short":
+        await response.write(whole[: len(whole) // 2] if content_type == _JSON else _first_half(pieces))
+        if kind == "cut":
+            _close(request)
+        return response
+    parts = [piece.encode() for piece in pieces]
+    if fault is not None:
+        size = -(-len(whole) // _DRIP_PIECES)
+        parts, spread_s = [whole[i : i + size] for i in range(0, len(whole), size)], fault.seconds
+    for part in parts:
+        await response.write(part)
+        await asyncio.sleep(spread_s / len(parts))
+    return response
+
+
+def _first_half(pieces: Sequence[str]) -> bytes:
+    return "".join(pieces[: len(pieces) // 2]).encode()
+
+
+def _close(request: web.Request, *, reset: bool = False) -> None:
+    """Close the connection under the handler; ``reset``: with RST instead of FIN."""
+    transport = request.transport
+    if transport is None:
+        return
+    if reset:
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+    else:
+        transport.close()
+
+
+async def _hang(request: web.Request, fault: Fault) -> web.StreamResponse:
+    await asyncio.sleep(fault.seconds)
+    _close(request)
+    return web.Response()
+
+
+async def _status(_: web.Request, fault: Fault, dialect: Dialect) -> web.StreamResponse:
+    kind = "rate_limit_exceeded" if fault.status == 429 else "server_error"
+    response = _refusal(dialect, Refused(fault.status, f"A simulated failure with status {fault.status}.", kind))
+    if fault.retry_after_s is not None:
+        response.headers["Retry-After"] = f"{fault.retry_after_s:g}"
+    return response
+
+
+async def _reset(request: web.Request, _: Fault, __: Dialect) -> web.StreamResponse:
+    _close(request, reset=True)
+    return web.Response()
+
+
+async def _redirect(_: web.Request, fault: Fault, __: Dialect) -> web.StreamResponse:
+    return web.Response(status=307, headers={"Location": fault.location})
+
+
+async def _html(_: web.Request, fault: Fault, __: Dialect) -> web.StreamResponse:
+    return web.Response(text=SPOILED["html"]({}, fault), content_type=_HTML)
+
+
+#: The faults that come in place of any answer.
+_INSTEAD: Mapping[str, Callable[[web.Request, Fault, Dialect], Awaitable[web.StreamResponse]]] = {
+    "status": _status,
+    "reset": _reset,
+    "redirect": _redirect,
+    "html": _html,
+}

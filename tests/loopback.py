@@ -1,0 +1,105 @@
+"""A real HTTP server on a free port, in a thread of its own, that answers as each test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["Received", "Server", "completion", "json_reply", "serving", "sse"]
+
+Handler = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Received:
+    """One request as it arrived."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+
+
+@dataclass
+class Server:
+    """The running server: its address and what it has received; ``cut`` is set once a client has hung up."""
+
+    url: str
+    received: list[Received] = field(default_factory=list)
+    arrived: threading.Event = field(default_factory=threading.Event)
+    cut: threading.Event = field(default_factory=threading.Event)
+
+
+@contextlib.contextmanager
+def serving(handler: Handler) -> Iterator[Server]:
+    """Serve ``handler`` for every path."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        server = Server(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")
+        ready, loop = threading.Event(), asyncio.new_event_loop()
+        stop = asyncio.Event()
+        thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(server, handler, sock, ready, stop)))
+        thread.start()
+        ready.wait()
+        try:
+            yield server
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+            loop.close()
+
+
+async def _serve(
+    server: Server, handler: Handler, sock: socket.socket, ready: threading.Event, stop: asyncio.Event
+) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        server.received.append(Received(request.path, dict(request.headers), json.loads(raw) if raw else None))
+        server.arrived.set()
+        try:
+            return await handler(request, server.received[-1].body)
+        except asyncio.CancelledError:
+            server.cut.set()
+            raise
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.SockSite(runner, sock).start()
+    ready.set()
+    await stop.wait()
+    await runner.cleanup()
+
+
+def completion(text: str = "A", **fields: Any) -> dict[str, Any]:
+    """A plain chat completion; ``fields`` replace or add top-level ones."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
+    return {"id": "c-1", "object": "chat.completion", "model": "m-1", "choices": [choice], "usage": usage, **fields}
+
+
+def json_reply(payload: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """``payload`` as a JSON response."""
+    return web.json_response(payload, status=status, headers=headers)
+
+
+async def sse(request: web.Request, *events: Any, end: bool = True) -> web.StreamResponse:
+    """Send each event (a string as it is, anything else as JSON); ``end`` False: cut the connection after them."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for event in events:
+        data = event if isinstance(event, str) else json.dumps(event)
+        await response.write(f"data: {data}\n\n".encode())
+    if not end and request.transport is not None:
+        request.transport.abort()
+        return response
+    await response.write_eof()
+    return response

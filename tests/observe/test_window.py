@@ -1,0 +1,258 @@
+"""The sliding window equals a batch computation over the last T outcomes, exactly."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focalroute.observe.diversity import focal_diversity
+from focalroute.observe.focal import exact_focal, focal_with_each, pair_focal
+from focalroute.observe.window import INFERRED_UNIT, CoAsked, Counts, Window
+from focalroute.records import Member, Outcome
+
+NAMES = ("a", "b", "c", "d")
+
+
+def member(round: int = 1, tokens: int = 10, latency_s: float = 0.5, usd: str | None = "0.001") -> Member:
+    return Member(round, 0, tokens, latency_s, None if usd is None else Decimal(usd))
+
+
+def known(answer_id: str, **right: float) -> Outcome:
+    return Outcome(answer_id, {name: member() for name in right}, right)
+
+
+members = st.builds(
+    Member,
+    round=st.integers(1, 3),
+    candidate=st.integers(0, 3),
+    completion_tokens=st.integers(0, 5000),
+    latency_s=st.floats(0, 100),
+    usd=st.none() | st.decimals(0, 1, places=6),
+)
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> Outcome:
+    asked = draw(st.dictionaries(st.sampled_from(NAMES), members))
+    values = st.sampled_from((0.0, 1.0)) | st.floats(0, 1)
+    right = draw(st.dictionaries(st.sampled_from(NAMES), values))
+    return Outcome(str(draw(st.integers(0, 15))), asked, right, draw(st.frozensets(st.sampled_from(NAMES))))
+
+
+def last(stream: list[Outcome], size: int) -> list[Outcome]:
+    """What a window of this size must hold: the last distinct answers, each with its latest outcome."""
+    rows: list[Outcome] = []
+    for outcome in stream:
+        at = [i for i, row in enumerate(rows) if row.answer_id == outcome.answer_id]
+        if at:
+            rows[at[0]] = outcome
+        else:
+            rows = [*rows, outcome][-size:]
+    return rows
+
+
+def exact(row: Outcome, name: str) -> bool:
+    return name in row.members and name not in row.inferred and row.right.get(name) in (0.0, 1.0)
+
+
+def guessed(row: Outcome, name: str) -> bool:
+    return name in row.members and name in row.right and not exact(row, name)
+
+
+def batch_counts(rows: list[Outcome], name: str) -> Counts:
+    taken = [row.members[name] for row in rows if name in row.members]
+    sure = [(row.members[name].round > 1, int(row.right[name])) for row in rows if exact(row, name)]
+    soft = [(row.members[name].round > 1, round(row.right[name] * INFERRED_UNIT)) for row in rows if guessed(row, name)]
+    tokens = [m.completion_tokens for m in taken if m.completion_tokens]
+    latencies = [us for m in taken if (us := round(m.latency_s * 1e6))]
+    costs = [round(m.usd * 10**12) for m in taken if m.usd is not None]
+    return Counts(
+        rows=len(taken),
+        known=len(sure),
+        right=sum(value for _, value in sure),
+        known_later=sum(later for later, _ in sure),
+        right_later=sum(value for later, value in sure if later),
+        inferred=len(soft),
+        inferred_sum=sum(value for _, value in soft),
+        inferred_later=sum(later for later, _ in soft),
+        inferred_sum_later=sum(value for later, value in soft if later),
+        lengths=len(tokens),
+        tokens=sum(tokens),
+        tokens_squared=sum(n * n for n in tokens),
+        timed=len(latencies),
+        latency_us=sum(latencies),
+        priced=len(costs),
+        cost_pico=sum(costs),
+    )
+
+
+def batch_fails(rows: list[Outcome], names: tuple[str, ...]) -> np.ndarray:
+    common = [row for row in rows if all(exact(row, name) for name in names)]
+    return np.array([[1 - row.right[name] for name in names] for row in common]).reshape(-1, len(names))
+
+
+def batch_focal(rows: list[Outcome], names: tuple[str, ...]) -> float:
+    """Section "Diversity" of the design, by the definitions."""
+    fails = batch_fails(rows, names)
+    if len(fails) >= 20:
+        return focal_diversity(fails)
+    if len(names) > 2:
+        pairs = list(itertools.combinations(names, 2))
+        return sum(batch_focal(rows, pair) for pair in pairs) / len(pairs)
+    both, n = (fails[:, 0] * fails[:, 1]).sum(), fails.sum(axis=0)
+    q = [(both + 2) / (n_i + 4) for n_i in n]
+    return float(np.mean([(1 - x) / (1 + x) for x in q]))
+
+
+@settings(deadline=None)
+@given(st.lists(outcomes(), max_size=40), st.integers(1, 8))
+def test_every_count_equals_the_batch_over_the_last_rows(stream: list[Outcome], size: int) -> None:
+    window = Window(size)
+    for outcome in stream:
+        window.push(outcome)
+    rows = last(stream, size)
+    assert len(window) == len(rows)
+    assert set(window.names) == {name for row in rows for name in row.members}
+    for name in NAMES:
+        assert window.counts(name) == batch_counts(rows, name)
+    for first, second in itertools.permutations(NAMES, 2):
+        fails = batch_fails(rows, (first, second))
+        failed_first, failed_second = fails.sum(axis=0)
+        expected = CoAsked(len(fails), failed_first, failed_second, int(fails.prod(axis=1).sum()))
+        assert window.co_asked(first, second) == expected
+        assert window.focal((first, second)) == pytest.approx(batch_focal(rows, (first, second)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32), st.floats(0.3, 1), st.floats(0, 0.3))
+def test_focal_diversity_equals_the_definition_on_long_streams(seed: int, density: float, replaced: float) -> None:
+    """Rows with missing entries, inferred values and replacements; sets with more and with fewer than 20 rows."""
+    rng = random.Random(seed)
+    window, stream = Window(60), []
+    for t in range(150):
+        asked = {name: member(rng.randrange(1, 3)) for name in NAMES if rng.random() < density}
+        outcome = Outcome(
+            str(rng.randrange(t) if t and rng.random() < replaced else t),
+            asked,
+            {name: rng.choice((0.0, 1.0, 1.0, 0.25)) for name in asked},
+        )
+        stream.append(outcome)
+        window.push(outcome)
+    rows = last(stream, 60)
+    for m in (2, 3, 4):
+        for names in itertools.combinations(NAMES, m):
+            assert window.focal(names) == pytest.approx(batch_focal(rows, names))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32), st.integers(2, 5), st.floats(0, 1))
+def test_all_ways_of_computing_focal_diversity_agree(seed: int, m: int, rate: float) -> None:
+    rng = random.Random(seed)
+
+    def bits(share: float) -> int:
+        return sum(1 << t for t in range(90) if rng.random() < share)
+
+    models = []
+    for _ in range(m + 1):
+        asked = bits(0.9)
+        models.append((asked, bits(rate) & asked))
+    rows = [t for t in range(90) if all(asked >> t & 1 for asked, _ in models)]
+    fails = [[failed >> t & 1 for _, failed in models] for t in rows]
+    expected = focal_diversity(np.array(fails).reshape(-1, m + 1))
+    together = exact_focal(models)
+    if len(rows) < 20:
+        assert together is None
+    else:
+        assert together == pytest.approx(expected)
+    assert focal_with_each(models[:m], [models[m]]) == pytest.approx([expected], abs=1e-6)
+
+
+def test_a_pair_has_the_mean_of_both_ratios() -> None:
+    rows = (1 << 30) - 1  # i fails rows 0-3, j rows 2-7: q_ij = 2/4, q_ji = 2/6
+    expected = ((1 - 2 / 4) / (1 + 2 / 4) + (1 - 2 / 6) / (1 + 2 / 6)) / 2
+    assert pair_focal((rows, 0b1111), (rows, 0b11111100)) == pytest.approx(expected)
+
+
+def test_few_common_rows_are_shrunk_towards_a_third() -> None:
+    window = Window()
+    assert window.focal(["a", "b"]) == pytest.approx(1 / 3)
+    window.push(known("1", a=0.0, b=0.0))  # q = (1 + 2) / (1 + 4)
+    assert window.focal(["a", "b"]) == pytest.approx((1 - 0.6) / (1 + 0.6))
+
+
+def test_fewer_than_two_models_have_no_diversity() -> None:
+    window = Window()
+    window.push(known("1", a=0.0))
+    assert window.focal([]) == window.focal(["a"]) == window.focal(["a", "a"]) == 0
+
+
+def test_an_outcome_replaces_the_one_of_the_same_answer_where_it_stands() -> None:
+    window = Window(2)
+    window.push(known("1", a=1.0))
+    window.push(known("2", a=0.0))
+    assert window.push(known("1", a=0.0)) == (("a",), ("a",))
+    assert window.counts("a")[:3] == (2, 2, 0)
+    window.push(known("3", b=1.0))  # drives out answer 1, the oldest still
+    assert window.counts("a").rows == 1
+    window.push(known("1", a=1.0))  # long gone: a new row, which drives out answer 2
+    assert (window.counts("a").known, window.counts("a").right) == (1, 1)
+
+
+def test_an_endpoint_without_rows_is_forgotten() -> None:
+    window = Window(1)
+    window.push(known("1", old=1.0))
+    window.push(known("2", new=1.0))
+    assert window.names == ("new",)
+    assert window.counts("old") == Counts()
+    assert window.bits("old") == (0, 0)
+
+
+def test_what_right_says_of_a_non_member_is_passed_over() -> None:
+    window = Window()
+    window.push(Outcome("1", {"a": member()}, {"a": 1.0, "b": 0.0}))
+    assert window.names == ("a",)
+
+
+def test_inferred_values_never_enter_the_diversity_counts() -> None:
+    window = Window()
+    window.push(Outcome("1", {"a": member(), "b": member()}, {"a": 0.0, "b": 1.0}, frozenset("b")))
+    assert window.counts("b").inferred_sum == INFERRED_UNIT
+    assert window.co_asked("a", "b") == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf")])
+def test_an_impossible_value_changes_nothing(value: float) -> None:
+    window = Window(1)
+    window.push(known("1", a=1.0))
+    with pytest.raises(ValueError, match="within"):
+        window.push(known("2", a=1.0, b=value))
+    assert (len(window), window.names, window.version) == (1, ("a",), 1)
+
+
+def test_every_push_changes_the_version() -> None:
+    window = Window(1)
+    versions = {window.version}
+    for answer_id in ("1", "1", "2"):
+        window.push(known(answer_id, a=1.0))
+        versions.add(window.version)
+    assert len(versions) == 4
+
+
+def test_unknown_is_not_zero() -> None:
+    window = Window()
+    window.push(Outcome("1", {"a": member(tokens=0, latency_s=0.0, usd=None)}, {}))
+    counts = window.counts("a")
+    assert (counts.rows, counts.known, counts.lengths, counts.timed, counts.priced) == (1, 0, 0, 0, 0)
+    window.push(Outcome("2", {"a": member(usd="0")}, {}))
+    assert (window.counts("a").priced, window.counts("a").cost_pico) == (1, 0)
+
+
+def test_a_window_holds_at_least_one_row() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Window(0)

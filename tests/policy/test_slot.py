@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from focalroute.learn.cold import cold_decider
+from focalroute.learn.export import decider_model
+from focalroute.observe.layout import CONTEXT, ENDPOINT, width
+from focalroute.policy import slot as slot_module
+from focalroute.policy.bundle import COLD, CURRENT, Policy, cold, load
+from focalroute.policy.fallback import FALLBACK
+from focalroute.policy.publish import publish, rollback
+from focalroute.policy.slot import PolicySlot
+from focalroute.records import Observation
+
+DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
+
+
+def again(root: Path, decider: bytes = DECIDER, parent: int | None = None) -> int:
+    return publish(root, decider=decider, fusion=FUSION, names=(), parent=parent)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the folder every time instead of once a second."""
+    monkeypatch.setattr(slot_module, "_CHECK_EVERY_S", 0.0)
+
+
+def test_without_a_folder_the_cold_start_serves() -> None:
+    slot = PolicySlot.open(None)
+    assert slot.current.version == 0
+    assert slot.error is None
+    assert not slot.stale()
+    assert not slot.refresh()
+
+
+def test_a_folder_without_bundles_serves_the_cold_start_until_one_is_published(tmp_path: Path, impatient: None) -> None:
+    slot = PolicySlot.open(tmp_path / "policy")
+    assert slot.current.version == 0
+    assert not slot.stale()
+    again(tmp_path / "policy")
+    assert slot.stale()
+    assert slot.refresh()
+    assert slot.current.version == 1
+
+
+def test_a_folder_serves_its_current_bundle(tmp_path: Path) -> None:
+    again(tmp_path)
+    again(tmp_path, parent=1)
+    assert PolicySlot.open(tmp_path).current.version == 2
+    rollback(tmp_path)
+    assert PolicySlot.open(str(tmp_path)).current.version == 1
+
+
+def test_a_broken_folder_serves_the_fallback_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    again(tmp_path)
+    (tmp_path / "v000001" / "decider.onnx").unlink()
+    slot = PolicySlot.open(tmp_path)
+    assert slot.current.version == FALLBACK
+    assert "decider.onnx" in str(slot.error)
+    assert len(caplog.records) == 1
+
+
+def test_a_file_in_place_of_the_folder_serves_the_fallback_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "policy").write_text("")
+    slot = PolicySlot.open(tmp_path / "policy")
+    assert slot.current.version == FALLBACK
+    assert "give the folder of the bundles" in str(slot.error)
+
+
+def test_bundles_whose_current_is_missing_are_not_taken_for_an_empty_folder(tmp_path: Path) -> None:
+    again(tmp_path)
+    (tmp_path / CURRENT).unlink()
+    slot = PolicySlot.open(tmp_path)
+    assert slot.current.version == FALLBACK
+    assert CURRENT in str(slot.error)
+
+
+def test_every_publish_and_rollback_is_noticed_and_nothing_else(tmp_path: Path, impatient: None) -> None:
+    again(tmp_path)
+    slot = PolicySlot.open(tmp_path)
+    assert not slot.stale()
+    assert not slot.refresh()
+    again(tmp_path, parent=1)
+    assert slot.stale()
+    assert slot.refresh()
+    assert not slot.stale()
+    assert slot.current.version == 2
+    rollback(tmp_path)
+    assert slot.refresh()
+    assert slot.current.version == 1
+
+
+def test_the_folder_is_looked_at_once_a_second_at_most(tmp_path: Path) -> None:
+    again(tmp_path)
+    slot = PolicySlot.open(tmp_path)
+    again(tmp_path)
+    assert [slot.stale(), slot.stale(), slot.stale()] == [True, False, False]
+
+
+def test_a_bundle_that_fails_its_checks_is_never_served_and_logged_once(
+    tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    again(tmp_path)
+    slot = PolicySlot.open(tmp_path)
+    again(tmp_path, parent=1)
+    (tmp_path / "v000002" / "fusion.onnx").write_bytes(b"")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            if slot.stale():
+                assert not slot.refresh()
+    assert slot.current.version == 1
+    assert "v000002/fusion.onnx" in str(slot.error)
+    assert len(caplog.records) == 1
+    again(tmp_path, parent=1)
+    assert slot.refresh()
+    assert slot.current.version == 3
+    assert slot.error is None
+
+
+def test_a_current_that_vanished_keeps_the_policy_that_serves(tmp_path: Path, impatient: None) -> None:
+    again(tmp_path)
+    slot = PolicySlot.open(tmp_path)
+    (tmp_path / CURRENT).unlink()
+    assert slot.stale()
+    assert not slot.refresh()
+    assert slot.current.version == 1
+    assert slot.error is not None
+
+
+def test_refresh_soon_swaps_in_the_background_and_close_waits_for_it(tmp_path: Path, impatient: None) -> None:
+    async def run() -> None:
+        slot = PolicySlot.open(tmp_path)
+        slot.refresh_soon()
+        again(tmp_path)
+        slot.refresh_soon()
+        await slot.aclose()
+        await slot.aclose()
+        assert slot.current.version == 1
+
+    asyncio.run(run())
+
+
+def test_a_swap_under_reading_threads_gives_each_read_one_whole_policy(tmp_path: Path) -> None:
+    """Each policy's logits tell its version: what was read as one version always computes as that version."""
+    net = cold_decider()
+    for version in (1, 2):
+        net.skip_context[:], net.bias[:] = 0, version
+        again(tmp_path, decider=decider_model(net))
+    policies = [load(tmp_path, version) for version in (1, 2)]
+    slot = PolicySlot(policies[0])
+    done, wrong, reads = threading.Event(), [], [0, 0]
+    nothing = Observation(np.zeros(width(CONTEXT), np.float32), np.zeros((3, width(ENDPOINT)), np.float32))
+
+    def read() -> None:
+        while not done.is_set():
+            policy = slot.current
+            logits = policy.decider_logits(nothing, np.zeros(3, np.int64))
+            reads[policy.version - 1] += 1
+            if logits.tolist() != [float(policy.version)] * 3:
+                wrong.append((policy.version, logits))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for turn in range(2000):
+        slot.swap(policies[turn % 2])
+    while min(reads) < 10:
+        slot.swap(policies[reads[0] > reads[1]])
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_slots_in_one_process_are_independent(tmp_path: Path) -> None:
+    again(tmp_path / "a")
+    first, second = PolicySlot.open(tmp_path / "a"), PolicySlot.open(None)
+    assert (first.current.version, second.current.version) == (1, 0)
+    replacement: Policy = cold()
+    first.swap(replacement)
+    assert first.current is replacement
+    assert second.current is not replacement

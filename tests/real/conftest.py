@@ -1,0 +1,42 @@
+"""Fixtures that hand out running third-party servers, one set for each test process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+
+import pytest
+
+from tests.real import build, servers
+from tests.real.servers import Server
+
+
+def require(ready: bool, name: str) -> None:
+    """Skip where a server is not built; fail instead where FOCALROUTE_REAL=1 says that it must be."""
+    if ready:
+        return
+    reason = f"{name} is not built; `make real` does it"
+    if os.environ.get("FOCALROUTE_REAL") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Server]]:
+    """``llama_server(seed)``: a running llama-server with the tiny model of that seed; each seed is started once."""
+    require(build.llama_server_ready(), "llama-server")
+    folder = tmp_path_factory.mktemp("llama")
+    with ExitStack() as stack:
+        yield cache(lambda seed: stack.enter_context(servers.llama_server(folder, seed)))
+
+
+@pytest.fixture(scope="session")
+def litellm_proxy(
+    tmp_path_factory: pytest.TempPathFactory, llama_server: Callable[[int], Server]
+) -> Iterator[Server]:
+    """A running LiteLLM proxy in front of ``llama_server(0)``."""
+    require(build.litellm_ready(), "the LiteLLM proxy")
+    with servers.litellm_proxy(tmp_path_factory.mktemp("litellm"), llama_server(0)) as proxy:
+        yield proxy

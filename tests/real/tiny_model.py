@@ -1,0 +1,124 @@
+"""Write a tiny llama-architecture model with random weights as a GGUF file: ``python tests/real/tiny_model.py PATH [SEED]``.
+
+It speaks no sense, but llama-server runs it like any other model: tokens, log-probabilities, grammars and usage are real.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["write_tiny_model"]
+
+BLOCKS, WIDTH, FEED_FORWARD, HEADS, CONTEXT = 2, 64, 128, 4, 2048
+
+# What the vocabulary is learned from: single letters and small numbers become tokens of their own.
+CORPUS = (
+    "Which planet has the most moons? Answer with one letter. A B C D E F G H",
+    "What is 17 + 25? The answer is 42. Reply with the number only: 0 1 2 3 4 5 6 7 8 9 10 11 12",
+    'Reply with JSON: {"answer": "A"} {"answer": "B"} yes no true false',
+    "user assistant system question answer choices options explain briefly because therefore",
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def write_tiny_model(path: Path, seed: int = 0) -> Path:
+    """Write the model to ``path``; the same seed gives the same bytes, another seed another model. About 0.8 MB."""
+    import gguf
+
+    tokenizer = _tokenizer()
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    writer = gguf.GGUFWriter(str(partial), "llama")
+    _describe(writer, f"tiny-{seed}", len(tokens))
+    _add_vocabulary(writer, tokenizer, tokens)
+    for name, weights in _weights(len(tokens), seed):
+        writer.add_tensor(name, weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return partial.replace(path)
+
+
+def _tokenizer() -> Any:
+    """A byte-level BPE vocabulary as GPT-2's, learned from `CORPUS`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        show_progress=False,
+        special_tokens=["<|start|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def _describe(writer: Any, name: str, vocabulary: int) -> None:
+    writer.add_name(name)
+    writer.add_block_count(BLOCKS)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_vocab_size(vocabulary)
+    writer.add_file_type(0)  # all float32
+
+
+def _add_vocabulary(writer: Any, tokenizer: Any, tokens: list[str]) -> None:
+    import json
+
+    import gguf
+
+    special = {"<|start|>", "<|end|>"}
+    kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_bos_token_id(tokens.index("<|start|>"))
+    writer.add_eos_token_id(tokens.index("<|end|>"))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _weights(vocabulary: int, seed: int) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
+    rng = np.random.default_rng(seed)
+
+    def random(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    yield "token_embd.weight", random(vocabulary, WIDTH) * np.float32(np.sqrt(WIDTH))
+    for block in range(BLOCKS):
+        for name in ("attn_norm", "ffn_norm"):
+            yield f"blk.{block}.{name}.weight", np.ones(WIDTH, np.float32)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            yield f"blk.{block}.{name}.weight", random(WIDTH, WIDTH)
+        for name in ("ffn_gate", "ffn_up"):
+            yield f"blk.{block}.{name}.weight", random(FEED_FORWARD, WIDTH)
+        yield f"blk.{block}.ffn_down.weight", random(WIDTH, FEED_FORWARD)
+    yield "output_norm.weight", np.ones(WIDTH, np.float32)
+    yield "output.weight", random(vocabulary, WIDTH)
+
+
+if __name__ == "__main__":
+    write_tiny_model(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -1,0 +1,546 @@
+"""`AsyncEnsemble` and `Ensemble` over a simulated pool on real HTTP: the whole serving path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+
+import openai
+import pytest
+
+from focalroute import (
+    Answer,
+    AsyncEnsemble,
+    BadLabel,
+    Budget,
+    BudgetExceeded,
+    ConfigError,
+    DeadlineExceeded,
+    Endpoint,
+    Ensemble,
+    FeedbackConflict,
+    FeedbackError,
+    PoolError,
+    StoreError,
+    UnknownAnswer,
+)
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.export import decider_model, fusion_model
+from focalroute.policy.fallback import FALLBACK
+from focalroute.policy.publish import publish, rollback
+from focalroute.sim import SimulatedModel, SimulatedPool, stream
+from focalroute.store import SqliteStore
+
+QUESTION = "What is 17 + 25?"
+CHOICES = ["32", "42", "44", "52"]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    models = [
+        SimulatedModel("small", skill=0.6, input_usd_per_1m=Decimal("0.1"), output_usd_per_1m=Decimal("0.1")),
+        SimulatedModel("middle", skill=0.75, input_usd_per_1m=Decimal("0.4"), output_usd_per_1m=Decimal("0.6")),
+        SimulatedModel("large", skill=0.9, input_usd_per_1m=Decimal("2"), output_usd_per_1m=Decimal("6")),
+    ]
+    with SimulatedPool(models) as running:
+        yield running
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def dead(name: str) -> Endpoint:
+    """An endpoint that refuses every connection."""
+    return Endpoint(name, base_url=f"http://127.0.0.1:{free_port()}/v1", model="none", input_usd_per_1m=0, output_usd_per_1m=0)
+
+
+def publish_cold(root: Path) -> int:
+    """Publish the cold start once more, as a new version."""
+    return publish(root, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_question_is_answered_with_probabilities_and_a_receipt(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, seed=0) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES, tags=["tests"], metadata={"mine": 1})
+    assert answer.candidates == tuple(CHOICES)
+    assert answer.choice is not None
+    assert answer.text == CHOICES[answer.choice]
+    assert sum(answer.probabilities) == pytest.approx(1)
+    assert answer.confidence == max(answer.probabilities)
+    assert answer.durable
+    assert answer.degraded == ()
+    assert answer.metadata == {"mine": 1}
+    receipt = json.loads(answer.receipt.to_json())
+    assert receipt["answer_id"] == answer.id
+    assert receipt["tags"] == ["tests"]
+    assert receipt["policy_version"] == 0
+    assert Decimal(receipt["cost"]) == answer.cost == sum(Decimal(call["cost"]) for call in receipt["calls"])
+    assert [call["endpoint"] for call in receipt["calls"]] == [reply.endpoint for reply in answer.replies]
+    assert QUESTION not in answer.receipt.to_json()
+
+
+async def ask_once(pool: SimulatedPool) -> Answer:
+    async with AsyncEnsemble(pool.endpoints, seed=0) as ensemble:
+        return await ensemble.ask(QUESTION, choices=CHOICES)
+
+
+def test_sync_and_async_decide_alike(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, seed=0) as ensemble:
+        blocking = ensemble.ask(QUESTION, choices=CHOICES)
+    awaited = asyncio.run(ask_once(pool))
+    assert [r.endpoint for r in blocking.replies] == [r.endpoint for r in awaited.replies]
+    assert blocking.probabilities == awaited.probabilities
+
+
+def test_the_same_seed_gives_the_same_decisions(pool: SimulatedPool) -> None:
+    def run(seed: int) -> list[object]:
+        with Ensemble(pool.endpoints, seed=seed) as ensemble:
+            answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(12, seed=3)]
+        return [(a.choice, a.probabilities, [c.endpoint for c in a.receipt.calls]) for a in answers]
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_a_blocking_ensemble_works_inside_a_running_loop(pool: SimulatedPool) -> None:
+    async def notebook() -> Answer:
+        with Ensemble(pool.endpoints) as ensemble:
+            return ensemble.ask(QUESTION, choices=CHOICES)
+
+    assert asyncio.run(notebook()).choice is not None
+
+
+def test_one_ensemble_serves_many_threads(pool: SimulatedPool) -> None:
+    questions = list(stream(60, seed=4))
+    with Ensemble(pool.endpoints, seed=0) as ensemble, ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(lambda q: ensemble.ask(q.text, choices=q.choices), questions))
+        list(threads.map(lambda pair: ensemble.feedback(pair[0], label=pair[1].label), zip(answers, questions, strict=True)))
+        seen = sum(endpoint.seen for endpoint in ensemble.stats().endpoints.values())
+    assert len({answer.id for answer in answers}) == 60
+    assert seen == sum(len(answer.replies) for answer in answers)
+
+
+def test_one_ensemble_serves_several_event_loops_one_after_another(pool: SimulatedPool) -> None:
+    ensemble = AsyncEnsemble(pool.endpoints)
+    answers = []
+    for _ in range(3):
+
+        async def once() -> Answer:
+            answer = await ensemble.ask(QUESTION, choices=CHOICES)
+            await ensemble.release()
+            return answer
+
+        answers.append(asyncio.run(once()))
+    asyncio.run(ensemble.aclose())
+    assert all(answer.choice is not None for answer in answers)
+
+
+def test_a_number_is_read_out_of_free_text_and_equal_answers_are_one_candidate(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, seed=0) as ensemble:
+        answer = ensemble.ask(QUESTION, answer="number")
+        assert answer.choice is None
+        assert len(answer.candidates) == len(answer.probabilities) <= len(answer.replies)
+        ensemble.feedback(answer, label="42.0")
+        with pytest.raises(BadLabel):
+            ensemble.feedback(answer, label="no number here", source="other")
+
+
+def test_messages_and_provider_parameters_reach_the_endpoint(pool: SimulatedPool) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    with Ensemble(pool.endpoints, seed=0) as ensemble:
+        answer = ensemble.ask(messages, answer="number", params={"max_tokens": 1})
+    assert all(reply.usage is not None and reply.usage.completion_tokens <= 1 for reply in answer.replies)
+
+
+def test_a_ready_openai_client_is_spoken_through(pool: SimulatedPool) -> None:
+    async def run() -> Answer:
+        first = pool.endpoints[0]
+        async with openai.AsyncOpenAI(base_url=first.base_url, api_key="unused") as client:
+            async with AsyncEnsemble([Endpoint("mine", client=client, model=first.model)]) as ensemble:
+                return await ensemble.ask(QUESTION, choices=CHOICES)
+
+    answer = asyncio.run(run())
+    assert answer.replies[0].endpoint == "mine"
+    assert answer.cost is None  # no price was given, and unknown is not zero
+
+
+def test_many_queries_come_back_in_order_and_common_arguments_apply(pool: SimulatedPool) -> None:
+    questions = list(stream(30, seed=5))
+    with Ensemble(pool.endpoints) as ensemble:
+        answers = ensemble.ask_many([{"query": q.text, "choices": q.choices} for q in questions], concurrency=7, tags=["t"])
+    assert [a.candidates for a in answers if isinstance(a, Answer)] == [tuple(q.choices) for q in questions]
+    assert all(isinstance(a, Answer) and a.receipt.tags == ("t",) for a in answers)
+
+
+def test_costs_are_what_the_service_billed(pool: SimulatedPool) -> None:
+    with SimulatedPool() as fresh, Ensemble(fresh.endpoints, seed=0) as ensemble:
+        answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(40, seed=6)]
+        stats = ensemble.stats()
+        billed = sum((Decimal(model["billed_usd"]) for model in fresh.stats()["models"].values()), Decimal(0))
+    probes = stats.cost - sum((a.cost for a in answers if a.cost is not None), Decimal(0))
+    assert stats.cost == billed
+    assert 0 <= probes < stats.cost
+
+
+# -- members that fail -------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_fails_is_data_and_the_answer_says_so(pool: SimulatedPool) -> None:
+    with Ensemble([dead("gone"), *pool.endpoints], attempts=1, seed=0, max_rounds=1) as ensemble:
+        answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(6, seed=7)]
+    hit = [a for a in answers if any(r.endpoint == "gone" for r in a.replies)]
+    assert hit
+    for answer in hit:
+        failed = next(r for r in answer.replies if r.endpoint == "gone")
+        assert failed.error is not None
+        assert failed.error.kind == "connection"
+        assert failed.cost == 0
+        assert any("gone" in note for note in answer.degraded)
+
+
+def test_after_failures_the_breaker_keeps_an_endpoint_out(pool: SimulatedPool) -> None:
+    with Ensemble([dead("gone"), *pool.endpoints], attempts=1, seed=0) as ensemble:
+        answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(40, seed=7)]
+        assert ensemble.stats().endpoints["gone"].breaker == "open"
+    calls = sum(r.endpoint == "gone" for a in answers for r in a.replies)
+    assert calls <= 6
+
+
+def test_when_the_first_members_fail_others_are_asked(pool: SimulatedPool) -> None:
+    endpoints = [dead(f"gone-{i}") for i in range(4)] + [pool.endpoints[2]]
+    with Ensemble(endpoints, attempts=1, seed=0, max_rounds=1) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+    assert answer.replies[-1].endpoint == "large"
+
+
+def test_when_everybody_fails_the_error_holds_every_reply() -> None:
+    with Ensemble([dead("a"), dead("b")], attempts=1) as ensemble, pytest.raises(PoolError) as caught:
+        ensemble.ask(QUESTION, choices=CHOICES)
+    assert {reply.endpoint for reply in caught.value.replies} == {"a", "b"}
+    assert "connection" in str(caught.value)
+
+
+def test_the_deadline_holds_for_the_whole_ask() -> None:
+    with SimulatedPool([SimulatedModel("slow", latency_s=5)]) as pool, Ensemble(pool.endpoints) as ensemble:
+        with pytest.raises(DeadlineExceeded) as caught:
+            ensemble.ask(QUESTION, answer="number", deadline_s=0.2)
+        assert caught.value.replies[0].error is not None
+        assert caught.value.replies[0].error.kind == "timeout"
+
+
+def test_what_has_arrived_by_the_deadline_is_fused() -> None:
+    models = [SimulatedModel("quick"), SimulatedModel("slow", latency_s=5)]
+    with SimulatedPool(models) as pool, Ensemble(pool.endpoints, seed=0, max_rounds=1) as ensemble:
+        answers = [ensemble.ask(QUESTION, answer="number", deadline_s=0.3) for _ in range(4)]
+    late = [a for a in answers if len(a.replies) == 2]
+    assert late
+    assert all(any("deadline" in note for note in a.degraded) for a in late)
+
+
+def test_a_cancelled_ask_leaves_its_costs_in_the_ledger(tmp_path: Path) -> None:
+    async def run() -> None:
+        with SimulatedPool([SimulatedModel("slow", latency_s=5, skill=1.0)]) as pool:
+            async with AsyncEnsemble(pool.endpoints, store=tmp_path / "s.db", budget=Budget(usd_total=1)) as ensemble:
+                task = asyncio.create_task(ensemble.ask(QUESTION, answer="number"))
+                await asyncio.sleep(0.2)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert ensemble.stats().cost > 0
+
+    asyncio.run(run())
+    store = SqliteStore(tmp_path / "s.db")
+    assert store.totals()["slow"].cost > 0
+    store.close()
+
+
+# -- budgets -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cap_narrows_the_set_before_it_refuses(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, seed=0) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.0003")
+        assert {reply.endpoint for reply in answer.replies} == {"small"}
+        assert answer.cost is not None
+        assert answer.cost <= Decimal("0.0003")
+        with pytest.raises(BudgetExceeded) as caught:
+            ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.0000001")
+    assert caught.value.limit == Decimal("0.0000001")
+
+
+def test_the_total_is_never_passed_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
+    limit = Decimal("0.002")
+
+    def run() -> tuple[int, int]:
+        with Ensemble(pool.endpoints, store=tmp_path / "s.db", budget=Budget(usd_total=limit)) as ensemble:
+            asks = [{"query": q.text, "choices": q.choices} for q in stream(150, seed=8)]
+            answers = ensemble.ask_many(asks, concurrency=16, return_exceptions=True)
+            assert ensemble.stats().cost <= limit
+        refused = [a for a in answers if not isinstance(a, Answer)]
+        assert all(isinstance(a, BudgetExceeded) for a in refused)
+        return len(answers) - len(refused), len(refused)
+
+    answered, refused = run()
+    assert answered
+    assert refused
+    assert run()[1] >= refused
+
+
+def test_a_budget_with_an_endpoint_of_unknown_price_is_refused() -> None:
+    with pytest.raises(ConfigError, match="price of free"):
+        Ensemble([Endpoint("free", base_url="http://localhost:1/v1", model="m")], budget=Budget(usd_total=1))
+
+
+# -- feedback ----------------------------------------------------------------------------------------------------------------
+
+
+def test_feedback_teaches_whom_to_believe_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
+    with Ensemble(pool.endpoints, store=tmp_path / "s.db", seed=0) as ensemble:
+        for question in stream(150, seed=9):
+            answer = ensemble.ask(question.text, choices=question.choices)
+            ensemble.feedback(answer, label=question.choices[question.label])
+        learned = ensemble.stats().endpoints
+    assert learned["large"].accuracy > learned["small"].accuracy
+    others = [Endpoint("new", base_url="http://localhost:1/v1", model="m"), *reversed(pool.endpoints[1:])]
+    with Ensemble(others, store=tmp_path / "s.db") as ensemble:
+        kept = ensemble.stats().endpoints
+    assert kept["large"].seen == learned["large"].seen
+    assert kept["new"].seen == 0
+
+
+def test_an_identical_repeat_is_a_no_op_and_a_different_one_a_conflict(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+        ensemble.feedback(answer, label="42")
+        ensemble.feedback(answer.id, label=1)
+        seen = [e.seen for e in ensemble.stats().endpoints.values()]
+        with pytest.raises(FeedbackConflict):
+            ensemble.feedback(answer, label="44")
+        ensemble.feedback(answer, reward=0.5, source="judge")
+        assert [e.seen for e in ensemble.stats().endpoints.values()] == seen
+
+
+def test_a_users_word_replaces_a_judges_and_not_the_other_way_round(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, seed=0) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+        backed = {call.endpoint for call in answer.receipt.calls if call.candidate == answer.choice}
+        ensemble.feedback(answer, reward=False, source="judge")
+        worse = ensemble.stats().endpoints
+        ensemble.feedback(answer, reward=True)
+        better = ensemble.stats().endpoints
+        assert all(better[name].accuracy > worse[name].accuracy for name in backed)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"label": "7"}, BadLabel),
+        ({"label": 4}, BadLabel),
+        ({"reward": 2.0}, FeedbackError),
+        ({"reward": float("nan")}, FeedbackError),
+        ({}, FeedbackError),
+        ({"label": "42", "reward": 1.0}, FeedbackError),
+    ],
+)
+def test_wrong_feedback_is_a_typed_error(pool: SimulatedPool, given: dict[str, object], error: type[Exception]) -> None:
+    with Ensemble(pool.endpoints) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+        with pytest.raises(error):
+            ensemble.feedback(answer, **given)  # type: ignore[arg-type]
+
+
+def test_feedback_for_an_unknown_answer_says_what_to_do(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints) as ensemble, pytest.raises(UnknownAnswer, match="store"):
+        ensemble.feedback("no-such-id", reward=1.0)
+
+
+def test_feedback_by_id_from_another_process_is_learned_from(pool: SimulatedPool, tmp_path: Path) -> None:
+    code = """
+import sys
+from focalroute import Endpoint, Ensemble
+with Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none")], store=sys.argv[1]) as reviewer:
+    reviewer.feedback(sys.argv[2], label="42")
+"""
+    heard = threading.Event()
+    with Ensemble(pool.endpoints, store=tmp_path / "s.db") as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "s.db"), answer.id], check=True)
+        for _ in range(100):
+            if any(e.seen for e in ensemble.stats().endpoints.values()):
+                heard.set()
+                break
+            heard.wait(0.05)
+    assert heard.is_set()
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_asks_during_twenty_swaps_have_one_version_each(pool: SimulatedPool, tmp_path: Path) -> None:
+    """Every answer is stamped with one version that was served, every one is stored under it, and none is lost."""
+    root, store = tmp_path / "policy", tmp_path / "s.db"
+    published = [publish_cold(root)]
+
+    async def run() -> list[Answer | BaseException]:
+        async with AsyncEnsemble(pool.endpoints, policy=root, store=store, seed=0) as ensemble:
+            asks = [{"query": q.text, "choices": q.choices} for q in stream(1000, seed=10)]
+            asking = asyncio.create_task(ensemble.ask_many(asks, concurrency=1000))
+            for _ in range(20):
+                published.append(await asyncio.to_thread(publish_cold, root))
+                await ensemble.reload()
+            return await asking
+
+    answers = asyncio.run(run())
+    kept = SqliteStore(store)
+    for answer in answers:
+        assert isinstance(answer, Answer)
+        assert answer.receipt.policy_version in published
+        row = kept.answer(answer.id)
+        assert row is not None
+        assert row.trajectory is not None
+        assert row.trajectory.version == answer.receipt.policy_version
+    assert len({a.id for a in answers if isinstance(a, Answer)}) == 1000
+    assert kept.verify() == ()
+    kept.close()
+
+
+def test_what_another_process_publishes_or_rolls_back_is_served(pool: SimulatedPool, tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        first = publish_cold(tmp_path)
+        second = publish(tmp_path, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=("large",), parent=first)  # fmt: skip
+        async with AsyncEnsemble(pool.endpoints, policy=tmp_path) as ensemble:
+            served = [(await ensemble.ask(QUESTION, choices=CHOICES)).receipt.policy_version]
+            assert served == [second]
+            rollback(tmp_path)
+            await ensemble.reload()
+            served.append((await ensemble.ask(QUESTION, choices=CHOICES)).receipt.policy_version)
+        return served
+
+    assert asyncio.run(run()) == [2, 1]
+
+
+def test_a_broken_bundle_is_not_served_and_every_answer_says_so(pool: SimulatedPool, tmp_path: Path) -> None:
+    publish_cold(tmp_path)
+    (tmp_path / "v000001" / "fusion.onnx").write_bytes(b"broken")
+    with Ensemble(pool.endpoints, policy=tmp_path) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+    assert answer.receipt.policy_version == FALLBACK
+    assert any("fallback" in note for note in answer.degraded)
+    assert answer.choice is not None
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_and_no_key_reaches_the_store_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIM_KEY", "sk-very-secret-value")
+    secret = "the colour of the vault is ultramarine"
+    with SimulatedPool([SimulatedModel("m")], key="sk-very-secret-value") as pool:
+        keyed = [
+            Endpoint("m", base_url=e.base_url, model=e.model, api_key_env="SIM_KEY", input_usd_per_1m=1, output_usd_per_1m=1)
+            for e in pool.endpoints
+        ]
+        for texts in (False, True):
+            path = tmp_path / f"{texts}.db"
+            with Ensemble(keyed, store=path, store_text=texts) as ensemble:
+                answer = ensemble.ask(f"{secret}: {QUESTION}", choices=CHOICES)
+                assert "sk-very-secret-value" not in repr(answer) + repr(ensemble.endpoints)
+            stored = b"".join(file.read_bytes() for file in tmp_path.glob(f"{texts}.db*"))
+            assert (secret.encode() in stored) == texts
+            assert b"sk-very-secret-value" not in stored
+
+
+def test_when_the_store_fails_the_answer_still_comes_and_says_it_is_not_durable(
+    pool: SimulatedPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Ensemble(pool.endpoints, store=tmp_path / "s.db") as ensemble:
+        ensemble.ask(QUESTION, choices=CHOICES)
+        with SqliteLock(tmp_path / "s.db"):
+            answer = ensemble.ask(QUESTION, choices=CHOICES)
+    assert not answer.durable
+    assert "could not be stored" in caplog.text
+
+
+class SqliteLock:
+    """Holds the database's write lock for longer than anybody waits: as a hung backup would."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        import sqlite3
+
+        self._connection = sqlite3.connect(self._path, isolation_level=None)
+        self._connection.execute("BEGIN EXCLUSIVE")
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.rollback()
+        self._connection.close()
+
+
+# -- bad input at the door ---------------------------------------------------------------------------------------------------
+
+
+def test_bad_settings_and_pools_are_refused_before_anything_opens(tmp_path: Path, pool: SimulatedPool) -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        Ensemble([])
+    with pytest.raises(ConfigError, match="unique"):
+        Ensemble([pool.endpoints[0], pool.endpoints[0]])
+    with pytest.raises(ConfigError, match="max_rounds"):
+        Ensemble(pool.endpoints, max_rounds=0)
+    with pytest.raises(ConfigError, match="base_url"):
+        Ensemble([Endpoint("prices-only", model="m")])
+    with pytest.raises(StoreError):
+        Ensemble(pool.endpoints, store=tmp_path / "missing" / "s.db")
+
+
+def test_a_pool_file_configures_pool_ensemble_and_budget(pool: SimulatedPool, tmp_path: Path) -> None:
+    first = pool.endpoints[0]
+    text = f"""
+        [[endpoint]]
+        name = "one"
+        model = "{first.model}"
+        base_url = "{first.base_url}"
+        input_usd_per_1m = 1.0
+        output_usd_per_1m = 1.0
+        [ensemble]
+        max_rounds = 1
+        [budget]
+        usd_total = 0.5
+    """
+    path = tmp_path / "pool.toml"
+    path.write_text(text)
+    with Ensemble.from_toml(path) as ensemble:
+        assert ensemble.ask(QUESTION, choices=CHOICES).replies[0].endpoint == "one"
+    path.write_text(text.replace("max_rounds", "max_round"))
+    with pytest.raises(ConfigError, match="max_round"):
+        Ensemble.from_toml(path)
+
+
+def test_a_missing_key_is_named_by_its_variable(pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    endpoint = Endpoint("m", base_url=pool.endpoints[0].base_url, model="small", api_key_env="NO_SUCH_KEY")
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        Ensemble([endpoint])
+
+
+def test_closing_twice_is_fine(pool: SimulatedPool) -> None:
+    ensemble = Ensemble(pool.endpoints)
+    ensemble.ask(QUESTION, choices=CHOICES)
+    ensemble.close()
+    ensemble.close()

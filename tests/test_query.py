@@ -1,0 +1,138 @@
+"""What `ask` takes, and what it refuses before anything is paid for."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from focalroute.errors import ConfigError
+from focalroute.query import make_query
+from focalroute.records import Query
+
+USER = {"role": "user", "content": "Which?"}
+
+
+def test_a_text_becomes_one_user_message() -> None:
+    query = make_query("Which planet?", choices=["Mars", "Venus"], task="sky", tags=["t1"], params={"seed": 1})
+    assert query.messages == ({"role": "user", "content": "Which planet?"},)
+    assert query.choices == ("Mars", "Venus")
+    assert (query.task, query.tags, query.params) == ("sky", ("t1",), {"seed": 1})
+    assert query.text == "Which planet?"
+
+
+def test_every_query_has_its_own_id() -> None:
+    assert make_query("a").id != make_query("a").id
+
+
+def test_messages_are_passed_on_as_they_are() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        MappingProxyType(USER),
+        {"role": "assistant", "content": None},
+    ]
+    assert make_query(messages).messages == tuple(messages)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", "  \n", [], (), None, 5, b"text", ["text"], [{}], [{"content": "x"}], {"role": "user"}]
+)
+def test_an_empty_or_malformed_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(ConfigError, match="query: "):
+        make_query(prompt)
+
+
+@pytest.mark.parametrize("content", [5, {"text": "x"}, 1.5])
+def test_a_message_content_is_text_or_parts(content: Any) -> None:
+    with pytest.raises(ConfigError, match="query: "):
+        make_query([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ([], "at least 2 choices, got 0"),
+        (["only"], "at least 2 choices, got 1"),
+        (["a", "b", "a"], "distinct; more than once: 'a'"),
+        (["a", " a"], "distinct"),
+        ("abc", "give a list of strings"),
+        (5, "give a list of strings"),
+        (["a", ""], "non-empty string"),
+        (["a", "  "], "non-empty string"),
+        (["a", 2], "non-empty string"),
+        (["a", None], "non-empty string"),
+    ],
+)
+def test_choices_are_two_or_more_distinct_texts(choices: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"choices: .*{says}"):
+        make_query("q", choices=choices)
+
+
+def test_choices_that_differ_in_case_are_distinct() -> None:
+    assert make_query("q", choices=["a", "A"]).choices == ("a", "A")
+
+
+def test_a_query_is_closed_or_free_form_but_not_both() -> None:
+    with pytest.raises(ConfigError, match="choices, answer: "):
+        make_query("q", choices=["a", "b"], answer="number")
+
+
+@pytest.mark.parametrize("kind", ["numbers", "", 0, ["number"], object()])
+def test_an_unknown_kind_of_answer_is_refused(kind: Any) -> None:
+    with pytest.raises(ConfigError, match="answer: unknown kind"):
+        make_query("q", answer=kind)
+
+
+@pytest.mark.parametrize("kind", ["number", "short", "text", str.upper, None])
+def test_a_known_kind_or_a_callable_is_kept(kind: Any) -> None:
+    assert make_query("q", answer=kind).answer is kind
+
+
+@pytest.mark.parametrize("tags", ["tenant", None, 5, [1], ["a", None]])
+def test_tags_are_a_list_of_texts(tags: Any) -> None:
+    with pytest.raises(ConfigError, match="tags: "):
+        make_query("q", tags=tags)
+
+
+def test_tags_may_come_from_an_iterator() -> None:
+    assert make_query("q", tags=(tag for tag in ("a", "b"))).tags == ("a", "b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("params", ["seed", 5, ["seed"]])
+def test_params_are_a_mapping(params: Any) -> None:
+    with pytest.raises(ConfigError, match="params: "):
+        make_query("q", params=params)
+
+
+def test_params_are_not_shared_with_the_caller() -> None:
+    params = {"seed": 1}
+    query = make_query("q", params=params)
+    params["seed"] = 2
+    assert query.params == {"seed": 1}
+
+
+def text_of(*messages: dict[str, Any]) -> str:
+    return Query("id", messages).text
+
+
+def test_the_text_is_the_last_user_messages() -> None:
+    assert text_of(USER, {"role": "user", "content": "And now?"}, {"role": "assistant", "content": "Hm."}) == "And now?"
+
+
+def test_the_text_of_multimodal_content_is_that_of_its_text_parts() -> None:
+    parts = [
+        {"type": "text", "text": "What is"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "text", "text": "on this?"},
+        {"type": "text", "text": None},
+        "not a part",
+    ]
+    assert text_of({"role": "user", "content": parts}) == "What is on this?"
+
+
+@pytest.mark.parametrize(
+    "messages", [[{"role": "system", "content": "x"}], [{"role": "user"}], [{"role": "user", "content": []}]]
+)
+def test_without_user_text_it_is_empty(messages: list[dict[str, Any]]) -> None:
+    assert text_of(*messages) == ""

@@ -1,0 +1,373 @@
+"""The chat completion format: what is sent in each dialect, and what is made of replies, hostile ones included."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focalroute.config import Dialect
+from focalroute.errors import CallFailed
+from focalroute.records import Usage
+from focalroute.stream import StreamDecoder
+from focalroute.wire import MAX_REPLY_BYTES, Completion, Request, decode, decode_bytes, encode
+
+MESSAGES = ({"role": "user", "content": "Hi"},)
+DIALECTS: tuple[Dialect, ...] = ("openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter")
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+LOGPROBS = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.lists(
+            st.fixed_dictionaries({}, optional=dict.fromkeys(("token", "logprob", "top_logprobs"), JSON)) | JSON
+        ),
+        "tokens": JSON | st.lists(st.text(max_size=3), max_size=3),
+        "token_logprobs": JSON | st.lists(st.floats(), max_size=3),
+        "top_logprobs": JSON | st.lists(st.dictionaries(st.text(max_size=3), st.floats(), max_size=3), max_size=3),
+    },
+)
+CHOICE = st.fixed_dictionaries(
+    {},
+    optional={
+        "message": JSON | st.fixed_dictionaries({}, optional={"content": JSON, "tool_calls": JSON}),
+        "delta": JSON | st.fixed_dictionaries({}, optional={"content": JSON, "tool_calls": JSON}),
+        "logprobs": JSON | LOGPROBS,
+        "finish_reason": JSON,
+        "index": JSON,
+        "error": JSON,
+    },
+)
+USAGE = st.fixed_dictionaries(
+    {},
+    optional={
+        k: JSON for k in ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "cost", "estimated_cost")
+    },
+)
+REPLY = st.fixed_dictionaries(
+    {},
+    optional={
+        "choices": JSON | st.lists(CHOICE | JSON, max_size=3), "usage": JSON | USAGE,
+        "model": JSON, "id": JSON, "error": JSON,
+    },
+)  # fmt: skip
+
+
+def body(dialect: Dialect, **wanted: Any) -> dict[str, Any]:
+    return encode(Request(MESSAGES, 8, **wanted), "m", dialect)
+
+
+def reply(text: Any = "A", *, usage: Any = None, **choice: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": text}, "finish_reason": "stop", **choice}], "usage": usage}
+
+
+def entry(token: str, logprob: Any, **top: Any) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "top_logprobs": [{"token": t, "logprob": v} for t, v in top.items()]}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_plain_request_is_the_same_in_every_dialect(dialect: Dialect) -> None:
+    """Nothing but model, messages and the token limit is sent where nothing else is wanted."""
+    assert body(dialect) == {"model": "m", "messages": list(MESSAGES), "max_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "top", "sent"),
+    [
+        ("openai", 5, {"logprobs": True, "top_logprobs": 5}),
+        ("vllm", 0, {"logprobs": True}),
+        ("together", 5, {"logprobs": 5}),
+        ("together", 0, {"logprobs": 1}),
+        ("deepinfra", 5, {"logprobs": True}),
+    ],
+)
+def test_log_probabilities_are_asked_for_in_the_service_s_own_way(
+    dialect: Dialect, top: int, sent: dict[str, Any]
+) -> None:
+    """Together takes an integer, DeepInfra no number at all, the others a flag and a number."""
+    assert {k: v for k, v in body(dialect, top_logprobs=top).items() if "logprobs" in k} == sent
+
+
+def test_an_answer_is_held_to_choices_in_the_service_s_own_way() -> None:
+    """vLLM gets choices, Together and DeepInfra an escaped regular expression, the others a strict JSON schema."""
+    choices = ("A", "b.c")
+    assert body("vllm", choices=choices)["structured_outputs"] == {"choice": ["A", "b.c"]}
+    for dialect, name in (("together", "pattern"), ("deepinfra", "regex")):
+        sent = body(dialect, choices=choices)["response_format"]
+        assert sent["type"] == "regex"
+        assert re.fullmatch(sent[name], "b.c")
+        assert not re.fullmatch(sent[name], "bxc")
+    for plain in ("openai", "llamacpp", "openrouter"):
+        schema = body(plain, choices=choices)["response_format"]["json_schema"]  # type: ignore[arg-type]
+        assert schema["strict"] is True
+        assert schema["schema"]["properties"]["answer"]["enum"] == ["A", "b.c"]
+
+
+def test_deepinfra_is_never_asked_for_more_than_four_samples() -> None:
+    """DeepInfra refuses n above 4; the others get what is wanted."""
+    assert body("deepinfra", n=10)["n"] == 4
+    assert body("together", n=10)["n"] == 10
+
+
+def test_the_caller_s_params_win_and_pass_unchanged() -> None:
+    """Provider parameters go into the body as they are; a token limit of theirs replaces ours under either name."""
+    sent = encode(
+        Request(MESSAGES, 8, 0.0, params={"temperature": 1, "max_completion_tokens": 99, "x": {"y": 1}}), "m", "openai"
+    )
+    assert sent["temperature"] == 1
+    assert sent["x"] == {"y": 1}
+    assert sent["max_completion_tokens"] == 99
+    assert "max_tokens" not in sent
+
+
+def test_a_stream_asks_for_its_usage_unless_told_otherwise() -> None:
+    """Usage at the end is asked for where it does not come by itself, and left out for servers that refuse the field."""
+    assert body("openai", stream=True)["stream_options"] == {"include_usage": True}
+    assert "stream_options" not in body("openai", stream=True, stream_usage=False)
+    assert "stream_options" not in body("together", stream=True)
+    assert "stream" not in body("openai")
+
+
+def test_usage_and_the_provider_s_own_cost_are_read_exactly() -> None:
+    """Cached and reasoning tokens and the cost to the last digit, under either provider's name for it."""
+    usage = {
+        "prompt_tokens": 100, "completion_tokens": 20, "cost": 0.00014265,
+        "prompt_tokens_details": {"cached_tokens": 64}, "completion_tokens_details": {"reasoning_tokens": 12},
+    }  # fmt: skip
+    assert decode(reply(usage=usage)).usage == Usage(100, 20, 64, 12, Decimal("0.00014265"))
+    estimated = {"prompt_tokens": 1, "completion_tokens": 1, "estimated_cost": 1.65e-05}
+    assert decode(reply(usage=estimated)).usage == Usage(1, 1, cost_usd=Decimal("0.0000165"))
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None, [], {}, {"prompt_tokens": 1}, {"prompt_tokens": -1, "completion_tokens": 1},
+        {"prompt_tokens": 10**15, "completion_tokens": 1}, {"prompt_tokens": "9", "completion_tokens": 1},
+        {"prompt_tokens": True, "completion_tokens": 1},
+        {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 6}},
+    ],
+)  # fmt: skip
+def test_incredible_usage_is_missing_not_zero(usage: Any) -> None:
+    """Absent, negative, absurd or contradictory token counts are no usage at all."""
+    assert decode(reply(usage=usage)).usage is None
+
+
+@pytest.mark.parametrize("cost", [-1, "NaN", math.inf, math.nan, True, [], "x", 1e12])
+def test_an_incredible_cost_is_unknown(cost: Any) -> None:
+    """A cost that cannot be one leaves the usage without a cost."""
+    assert decode(reply(usage={"prompt_tokens": 1, "completion_tokens": 2, "cost": cost})).usage == Usage(1, 2)
+
+
+def test_reasoning_counted_apart_is_counted_in() -> None:
+    """Where reasoning tokens exceed completion tokens they were not among them, and are added."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 30}}
+    assert decode(reply(usage=usage)).usage == Usage(1, 32, reasoning_tokens=30)
+
+
+def test_openai_log_probabilities_are_read() -> None:
+    """Each token comes with its own log-probability and those of the alternatives; "none" among these is dropped."""
+    content = [entry("A", -0.1, A=-0.1, B=-2.5, C=-9999.0, D=math.nan)]
+    tokens = decode(reply(logprobs={"content": content})).choices[0].tokens
+    assert tokens is not None
+    assert tokens[0].text == "A"
+    assert tokens[0].logprob == -0.1
+    assert tokens[0].top == {"A": -0.1, "B": -2.5}
+
+
+@pytest.mark.parametrize("top", [[{"A": -0.1, "B": -2.5}], {"A": -0.1, "B": -2.5}])
+def test_together_log_probabilities_are_read(top: Any) -> None:
+    """Together's parallel lists, its alternatives as a list of objects or as one object."""
+    logprobs = {"tokens": ["A", "."], "token_ids": [1, 2], "token_logprobs": [-0.1, -0.2], "top_logprobs": top}
+    tokens = decode(reply(logprobs=logprobs)).choices[0].tokens
+    assert tokens is not None
+    assert [token.text for token in tokens] == ["A", "."]
+    assert tokens[0].top == {"A": -0.1, "B": -2.5}
+    assert tokens[1].top == {}
+
+
+def test_alternatives_that_look_the_same_add_up() -> None:
+    """Two tokens with one spelling are two masses of the same text."""
+    content = [{"token": "A", "logprob": -1, "top_logprobs": [{"token": "A", "logprob": math.log(0.25)}] * 2}]
+    tokens = decode(reply(logprobs={"content": content})).choices[0].tokens
+    assert tokens is not None
+    assert math.exp(tokens[0].top["A"]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [], None, "x", [entry("A", None)], [entry("A", math.nan)], [entry("A", 0.5)], [entry("A", -9999.0)],
+        [entry("A", -math.inf)], [entry("A", 0.0, A=0.0, B=0.0)], [entry("A", 0), entry("B", 0)],
+        [entry("A", -0.1, A=-0.1, B=-0.1)], [{"logprob": -1}], [entry("A", -0.1), {}], [entry("A", True)],
+    ],
+)  # fmt: skip
+def test_incredible_log_probabilities_are_missing(content: Any) -> None:
+    """NaN, positive, -9999, all-zero, partial or over-full log-probabilities are not confidence: they are not there."""
+    assert decode(reply(logprobs={"content": content})).choices[0].tokens is None
+
+
+def test_a_certain_token_with_doubted_alternatives_is_credible() -> None:
+    """A zero is real where its alternatives say so."""
+    assert decode(reply(logprobs={"content": [entry("A", 0.0, A=0.0, B=-17.5)]})).choices[0].tokens is not None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None, 3, "text", [], {}, {"choices": []}, {"choices": {}}, {"choices": [None]}, {"choices": [{}]},
+        {"choices": [{"message": "hi"}]}, {"choices": [{"message": {"content": 7}}]}, {"error": "no"},
+        {"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]},
+    ],
+)  # fmt: skip
+def test_what_is_no_chat_completion_is_a_protocol_failure(payload: object) -> None:
+    """A malformed reply is a typed failure."""
+    with pytest.raises(CallFailed) as caught:
+        decode(payload)
+    assert caught.value.failure.kind == "protocol"
+
+
+def test_an_error_in_a_successful_response_keeps_its_status_and_usage() -> None:
+    """OpenRouter reports upstream faults in the body of a 200; what it cost is kept."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 0}
+    with pytest.raises(CallFailed) as caught:
+        decode({"error": {"code": 429, "message": "SECRET"}, "usage": usage})
+    assert caught.value.failure.kind == "status"
+    assert caught.value.failure.status == 429
+    assert caught.value.failure.retryable
+    assert caught.value.usage == Usage(3, 0)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b"", b"<html>", b"\xff\xfe", b"[" * 100_000, b'{"choices":'])
+def test_a_body_that_is_not_json_is_a_protocol_failure(raw: bytes) -> None:
+    """Bytes of any kind, deep nesting included, end as a typed failure."""
+    with pytest.raises(CallFailed) as caught:
+        decode_bytes(raw)
+    assert caught.value.failure.kind == "protocol"
+
+
+def test_content_may_be_absent_or_in_parts_and_is_always_storable() -> None:
+    """Null content is empty text (a tool call), text parts are joined, lone surrogates are replaced."""
+    calls = [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]
+    choice = decode({"choices": [{"message": {"content": None, "tool_calls": calls}}]}).choices[0]
+    assert choice.text == ""
+    assert choice.tool_calls == tuple(calls)
+    assert decode(reply([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])).choices[0].text == "ab"
+    assert decode(reply("\ud800!")).choices[0].text.encode() == b"?!"
+
+
+@given(JSON | REPLY)
+@settings(max_examples=300, deadline=None)
+def test_decode_gives_a_completion_or_a_typed_failure_for_any_json(payload: object) -> None:
+    """Whatever JSON a service answers, nothing else comes out."""
+    with contextlib.suppress(CallFailed):
+        assert isinstance(decode(payload), Completion)
+
+
+@given(st.lists(JSON | REPLY, max_size=4), st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_a_stream_of_any_json_gives_a_completion_or_a_typed_failure(events: list[Any], size: int) -> None:
+    """Whatever events come, in pieces of whatever size."""
+    raw = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+    decoder = StreamDecoder()
+    with contextlib.suppress(CallFailed):
+        for i in range(0, len(raw), size):
+            decoder.feed(raw[i : i + size])
+        assert isinstance(decoder.finish(), Completion)
+
+
+def chunk(text: str | None = None, finish: str | None = None, **fields: Any) -> str:
+    delta = {} if text is None else {"content": text}
+    return (
+        "data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **fields}) + "\n\n"
+    )
+
+
+@given(st.integers(1, 7), st.sampled_from(["\n", "\r\n", "\r"]))
+@settings(max_examples=30, deadline=None)
+def test_a_stream_gives_the_same_text_however_it_is_cut_into_chunks(size: int, newline: str) -> None:
+    """Chunk borders within characters, lines or newlines do not matter, nor do comments and other fields."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 2}
+    text = (
+        ": ping\n\n"
+        + chunk("Zü", id="i", model="m")
+        + "event: x\n"
+        + chunk("rich", "stop")
+        + chunk(usage=usage)
+        + "data: [DONE]\n\n"
+    )
+    raw = text.replace("\n", newline).encode()
+    decoder = StreamDecoder()
+    pieces = [decoder.feed(raw[i : i + size]) for i in range(0, len(raw), size)]
+    whole = decoder.finish()
+    assert "".join(pieces) == whole.choices[0].text == "Zürich"
+    assert whole.usage == Usage(1, 2)
+    assert (whole.id, whole.model, whole.choices[0].finish_reason) == ("i", "m", "stop")
+
+
+def test_a_stream_cut_before_its_finish_reason_keeps_the_usage_it_reported() -> None:
+    """Even with [DONE], a reply whose finish reason never came was cut."""
+    for tail in ("", "data: [DONE]\n\n"):
+        decoder = StreamDecoder()
+        decoder.feed((chunk("Zü", usage={"prompt_tokens": 1, "completion_tokens": 2}) + tail).encode())
+        with pytest.raises(CallFailed) as caught:
+            decoder.finish()
+        assert caught.value.failure.kind == "protocol"
+        assert caught.value.usage == Usage(1, 2)
+
+
+def test_a_stream_without_the_done_mark_is_whole_once_it_says_why_it_ended() -> None:
+    """Some servers never send [DONE], and some end without the last empty line."""
+    decoder = StreamDecoder()
+    decoder.feed(chunk("A", "stop").rstrip().encode())
+    assert decoder.finish().choices[0].text == "A"
+
+
+def test_streamed_log_probabilities_and_tool_calls_are_put_together() -> None:
+    """Tokens of all chunks in order; a tool call's arguments joined."""
+    decoder = StreamDecoder()
+    for i, piece in enumerate(("A", ".")):
+        call = {"index": 0, "function": {"arguments": "{}"[i]}} | ({"id": "7"} if i == 0 else {})
+        choice = {
+            "delta": {"content": piece, "tool_calls": [call]},
+            "logprobs": {"content": [entry(piece, -0.5)]},
+            "finish_reason": "stop" if i else None,
+        }
+        decoder.event({"choices": [choice]})
+    whole = decoder.finish().choices[0]
+    assert whole.tokens is not None
+    assert [token.text for token in whole.tokens] == ["A", "."]
+    assert whole.tool_calls[0]["id"] == "7"
+    assert whole.tool_calls[0]["function"]["arguments"] == "{}"
+
+
+def feed_endlessly(piece: bytes) -> None:
+    decoder = StreamDecoder()
+    for _ in range(2 * MAX_REPLY_BYTES // len(piece)):
+        decoder.feed(piece)
+
+
+def test_a_stream_is_bounded_in_length() -> None:
+    """An endless reply, and an endless line, are refused while they come."""
+    for piece in (b"x" * 2**19, b": ping\n" * 2**16):
+        with pytest.raises(CallFailed, match="too long"):
+            feed_endlessly(piece)
+
+
+def test_an_error_event_ends_a_stream_with_its_status() -> None:
+    """A fault reported midway is that fault."""
+    with pytest.raises(CallFailed) as caught:
+        StreamDecoder().event({"error": {"code": 502, "message": "x"}, "choices": [{"finish_reason": "error"}]})
+    assert caught.value.failure.status == 502
