@@ -117,14 +117,13 @@ class _Measuring:
 
     async def _by_parts(self) -> Capabilities:
         """Something was refused: find out what. A service that takes none of the parts must take a plain call."""
-        scored = None
         for top in (_MAX_TOP, _FEWER_TOP, 0):
-            scored = scored or await self._try(top_logprobs=top)
+            if (scored := await self._try(top_logprobs=top)) is not None:
+                break
         sampled, held = await self._try(n=2), await self._try(choices=_HELD)
         if not (scored or sampled or held):
             await self._complete()
-        logprobs, top = _scored(scored)
-        return Capabilities(logprobs, top, _sampled(sampled), _was_held(held), stream_usage=False)
+        return Capabilities(*_scored(scored, top), _sampled(sampled), _was_held(held), stream_usage=False)
 
     async def _try(self, **features: Any) -> Completion | None:
         """One call; None if it was refused for what it asks."""
@@ -160,16 +159,18 @@ def _refused(error: CallFailed) -> bool:
 
 
 def _seen(completion: Completion) -> Capabilities:
-    logprobs, top = _scored(completion)
-    return Capabilities(logprobs, top, _sampled(completion), _was_held(completion), stream_usage=False)
+    return Capabilities(*_scored(completion, _MAX_TOP), _sampled(completion), _was_held(completion), stream_usage=False)
 
 
-def _scored(completion: Completion | None) -> tuple[bool, int]:
+def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
+    """Whether log-probabilities came back, and how many alternatives may be asked for.
+
+    Fewer than asked for may have come back only because the answer was held to two letters.
+    """
     tokens = completion.choices[0].tokens if completion else None
     if tokens is None:
         return False, 0
-    top = max(len(token.top) for token in tokens)
-    return True, min(top, _MAX_TOP) if top > 1 else 0
+    return True, asked if any(len(token.top) > 1 for token in tokens) else 0
 
 
 def _sampled(completion: Completion | None) -> bool:

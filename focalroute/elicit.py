@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from focalroute.capabilities import Capabilities
 from focalroute.errors import CallFailed
-from focalroute.parse import Reader, reader_of
+from focalroute.parse import DECORATION, Reader, reader_of
 from focalroute.records import Failure, Method, Query
 from focalroute.score import score
 from focalroute.wire import Completion, CompletionChoice, Request
@@ -118,7 +118,7 @@ def _put(
 
 def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
     kind: Literal["letter", "number"] = "number" if labels[0].isdigit() else "letter"
-    if all(choice.strip() == label for choice, label in zip(choices, labels, strict=True)):
+    if all(choice.strip(DECORATION) == label for choice, label in zip(choices, labels, strict=True)):
         return f"Answer with one of these only: {', '.join(labels)}."
     lines = "\n".join(f"{label}. {choice}" for label, choice in zip(labels, choices, strict=True))
     return f"{lines}\n\nAnswer with the {kind} of one choice only."
@@ -138,7 +138,10 @@ def _single(completion: Completion, reader: Reader, method: Method) -> Reading:
     if method != "logprobs":
         return Reading(sample.text, found.choice, None, "parsed", sample.finish_reason)
     if sample.tokens is None:
-        raise _unusable(completion, "the log-probabilities asked for did not come back")
+        raise _unusable(
+            completion,
+            "the log-probabilities asked for did not come back; set logprobs = false where this happens often",
+        )
     masses = score(sample.tokens, reader, found.choice)
     if masses is None:
         return Reading(sample.text, found.choice, None, "parsed", sample.finish_reason)

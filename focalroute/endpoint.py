@@ -312,14 +312,19 @@ class _Injected:
         return decode(payload)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
+        begun = False
         try:
             async with await self._create(body) as events:
+                begun = True
                 async for event in events:
                     yield decoder.event(_plain(event))
         except CallFailed:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            raise CallFailed(_translated(error, self._secrets(body))) from None
+            failure = _translated(error, self._secrets(body))
+            if begun and failure.kind == "connection":
+                raise broken(f"the reply was cut short ({type(error).__name__})") from None
+            raise CallFailed(failure) from None
 
     async def _create(self, body: Mapping[str, Any]) -> Any:
         known = {name: value for name, value in body.items() if name in _BY_NAME}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
 from typing import Any
 
 from focalroute.errors import ConfigError
+from focalroute.progress import progress_bar
 from focalroute.query import Prompt
 from focalroute.records import Answer
 
@@ -38,7 +38,7 @@ async def ask_all(
     waiting = enumerate(queries)
     answers: dict[int, Answer | BaseException] = {}
 
-    async def work(advance: Callable[[], None]) -> None:
+    async def work(advance: Callable[[int], object]) -> None:
         for number, item in waiting:
             try:
                 answers[number] = await ask(**{**common, **_arguments(item)})
@@ -46,9 +46,10 @@ async def ask_all(
                 if not return_exceptions:
                     raise
                 answers[number] = error
-            advance()
+            advance(1)
 
-    with _bar(queries, shown=progress) as advance:
+    total = len(queries) if isinstance(queries, Sized) else None
+    with progress_bar("asking", total, shown=progress) as advance:
         workers = [asyncio.ensure_future(work(advance)) for _ in range(concurrency)]
         try:
             await asyncio.gather(*workers)
@@ -61,21 +62,3 @@ async def ask_all(
 
 def _arguments(item: Item) -> Mapping[str, Any]:
     return item if isinstance(item, Mapping) else {"query": item}
-
-
-@contextmanager
-def _bar(queries: Iterable[Item], *, shown: bool) -> Iterator[Callable[[], None]]:
-    if not shown:
-        yield lambda: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns) as bar:
-        task = bar.add_task("asking", total=len(queries) if isinstance(queries, Sized) else None)
-        yield lambda: bar.advance(task)

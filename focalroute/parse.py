@@ -1,7 +1,7 @@
 """Reads which of a closed question's choices a reply names, and where it does.
 
 Choices are put as lettered lines. A letter that is itself the text of a choice is never used as a label, so that "B" in
-a reply means one thing only; choices that are all single letters or small numbers are their own labels.
+a reply means one thing only; choices that are all single letters, as "(B)" is, are their own labels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["DECORATION", "Found", "Reader", "labels_for", "reader_of"]
 DECORATION = " \t\r\n\"'`*_()[]{}<>.,:;!$#\\“”\u2018\u2019"
 
 _MAX_LENGTH = 20_000  # characters of a reply to a closed question; more is no answer
-_OWN_LABEL = re.compile(r"[A-Za-z]|\d{1,2}")
 _OPENING = r"[\s\"'`*_()\[\]{}:=$\\“\u2018-]*(?:(?:text|mathbf|boxed)\{)*[\s\"'`*_(\[{]*"
 _EXPLICIT = re.compile(
-    rf"(?:\banswer(?:\s+(?:choice|option))?[\s\"'`*_]*(?:\bis\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)|\\boxed\{{)"
+    r"(?:\banswer(?:\s+(?:choice|option))?[\s\"'`*_]*"
+    r"(?:\bis\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)|\\boxed\{)"
     rf"{_OPENING}(?:(?:option|choice|letter)\b[\s\"'`*_(]*)?",
     re.IGNORECASE,
 )
@@ -53,12 +53,13 @@ class Found:
 def labels_for(choices: tuple[str, ...]) -> tuple[str, ...]:
     """A short name for each choice, none of which is the text of another.
 
-    >>> labels_for(("Jupiter", "Saturn")), labels_for(("A", "none")), labels_for(("B", "A"))
+    >>> labels_for(("Jupiter", "Saturn")), labels_for(("A", "none")), labels_for(("(B)", "(A)"))
     (('A', 'B'), ('B', 'C'), ('B', 'A'))
     """
-    folded = {choice.strip().casefold() for choice in choices}
-    if len(folded) == len(choices) and all(_OWN_LABEL.fullmatch(choice.strip()) for choice in choices):
-        return tuple(choice.strip() for choice in choices)
+    bare = tuple(choice.strip(DECORATION) for choice in choices)
+    folded = {choice.casefold() for choice in bare}
+    if len(folded) == len(choices) and all(choice in string.ascii_letters and len(choice) == 1 for choice in bare):
+        return bare
     letters = tuple(letter for letter in string.ascii_uppercase if letter.casefold() not in folded)
     if len(letters) >= len(choices):
         return letters[: len(choices)]
@@ -91,10 +92,10 @@ class Reader:
 
     def find(self, text: str) -> Found | None:
         """The choice that ``text`` names; None if none, or several. Reasoning in ``<think>`` tags does not count."""
-        start = text.rfind("</think>") + 8 if "</think>" in text else 0
-        if "<think>" in text[start:]:
+        begin = text.rfind("</think>") + 8 if "</think>" in text else 0
+        if "<think>" in text[begin:]:
             return None
-        start += len(text[start:]) - len(text[start:].lstrip(DECORATION))
+        start = begin + len(text[begin:]) - len(text[begin:].lstrip(DECORATION))
         end = len(text.rstrip(DECORATION))
         if end <= start:
             return self._only_decoration(text)
@@ -103,10 +104,10 @@ class Reader:
         whole = self._named_at(text, start, loose=True)
         if whole is not None and (whole.end == end or self._repeats(text, whole, end)):
             return whole
-        explicit = self._explicit(text, start)
-        if explicit:
-            return None if self._hesitates(text, explicit[-1]) else explicit[-1]
-        return self._leading(text, start) or self._only_mention(text, start)
+        said = self._last_explicit(text, begin, start) or self._leading(text, start)
+        if said is not None:
+            return None if self._hesitates(text, said) else said
+        return self._only_mention(text, start)
 
     def _only_decoration(self, text: str) -> Found | None:
         """A choice such as "+" or "..." that consists of what is elsewhere decoration."""
@@ -133,16 +134,18 @@ class Reader:
         rest = text[found.end : end]
         return found.label and rest.strip(DECORATION + "-\u2013\u2014").casefold() == self._bare[found.choice]
 
-    def _explicit(self, text: str, start: int) -> list[Found]:
-        asides = [aside.span() for aside in _ASIDE.finditer(text, start)]
+    def _last_explicit(self, text: str, begin: int, start: int) -> Found | None:
+        """The last "the answer is X" that is not quoted from somewhere."""
+        asides = [aside.span() for aside in _ASIDE.finditer(text, begin)]
         if text[:start].strip()[-1:] in ("“", '"'):  # the whole reply is quoted
             asides = []
-        return [
+        explicit = [
             named
-            for match in _EXPLICIT.finditer(text, start)
+            for match in _EXPLICIT.finditer(text, begin)
             if (named := self._named_at(text, match.end()))
             and not any(first <= match.start() and named.end <= last for first, last in asides)
         ]
+        return explicit[-1] if explicit else None
 
     def _hesitates(self, text: str, found: Found) -> bool:
         """Whether another choice follows at once: "A or C", or "B) Jupiter" where B is not Jupiter."""
@@ -162,7 +165,7 @@ class Reader:
         first = opening[0] if opening else None
         if first is None or first.start != start or any(f and f.choice != first.choice for f in opening):
             return None
-        return None if self._hesitates(text, first) else first
+        return first
 
     def _only_mention(self, text: str, start: int) -> Found | None:
         mentions = [*self._texts_mentioned(text, start), *self._labels_pointed_at(text, start)]

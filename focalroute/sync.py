@@ -60,6 +60,7 @@ class Ensemble:
     ask = _blocking(AsyncEnsemble.ask)
     ask_many = _blocking(AsyncEnsemble.ask_many)
     feedback = _blocking(AsyncEnsemble.feedback)
+    reload = _blocking(AsyncEnsemble.reload)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

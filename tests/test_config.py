@@ -417,7 +417,7 @@ def test_all_but_the_name_go_by_keyword() -> None:
     with pytest.raises(ConfigError, match="Endpoint: give settings by keyword"):
         Endpoint("a", "https://x/v1", model="m")  # type: ignore[misc]
     with pytest.raises(ConfigError, match="Budget: give settings by keyword"):
-        Budget(20)  # type: ignore[arg-type]
+        Budget(20)  # type: ignore[call-arg, arg-type]
 
 
 def test_several_mistakes_are_reported_together() -> None:

@@ -37,7 +37,7 @@ from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
-from focalroute.store import SqliteStore
+from focalroute.store.sqlite import SqliteStore
 
 QUESTION = "What is 17 + 25?"
 CHOICES = ["32", "42", "44", "52"]
@@ -141,9 +141,7 @@ def test_one_ensemble_serves_several_event_loops_one_after_another(pool: Simulat
     for _ in range(3):
 
         async def once() -> Answer:
-            answer = await ensemble.ask(QUESTION, choices=CHOICES)
-            await ensemble.release()
-            return answer
+            return await ensemble.ask(QUESTION, choices=CHOICES)
 
         answers.append(asyncio.run(once()))
     asyncio.run(ensemble.aclose())

@@ -9,10 +9,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.records import Answer, Call, Failure, Receipt, Reply, Usage, new_id
+
+STEADY = settings(deadline=None, derandomize=True)
 
 
 def test_an_id_begins_with_its_time_so_that_ids_sort_by_it() -> None:
@@ -51,6 +53,7 @@ USAGES = st.builds(
 )
 
 
+@STEADY
 @given(USAGES, USAGES, USAGES)
 def test_adding_usage_is_associative_and_commutative(a: Usage, b: Usage, c: Usage) -> None:
     assert (a + b) + c == a + (b + c)
@@ -119,6 +122,7 @@ def test_a_receipt_goes_through_json_with_money_as_decimal_strings() -> None:
     assert set(read["calls"][0]) == {field.name for field in dataclasses.fields(Call)}
 
 
+@STEADY
 @given(st.none() | st.decimals(0, 10**6, allow_nan=False, allow_infinity=False))
 def test_no_digit_of_the_cost_is_lost_in_json(cost: Decimal | None) -> None:
     read = json.loads(receipt(cost=cost).to_json())["cost"]

@@ -51,9 +51,9 @@ CHOICE = st.fixed_dictionaries(
 )
 USAGE = st.fixed_dictionaries(
     {},
-    optional={
-        k: JSON for k in ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "cost", "estimated_cost")
-    },
+    optional=dict.fromkeys(
+        ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "cost", "estimated_cost"), JSON
+    ),
 )
 REPLY = st.fixed_dictionaries(
     {},
@@ -103,13 +103,15 @@ def test_an_answer_is_held_to_choices_in_the_service_s_own_way() -> None:
     """vLLM gets choices, Together and DeepInfra an escaped regular expression, the others a strict JSON schema."""
     choices = ("A", "b.c")
     assert body("vllm", choices=choices)["structured_outputs"] == {"choice": ["A", "b.c"]}
-    for dialect, name in (("together", "pattern"), ("deepinfra", "regex")):
+    regular: tuple[tuple[Dialect, str], ...] = (("together", "pattern"), ("deepinfra", "regex"))
+    for dialect, name in regular:
         sent = body(dialect, choices=choices)["response_format"]
         assert sent["type"] == "regex"
         assert re.fullmatch(sent[name], "b.c")
         assert not re.fullmatch(sent[name], "bxc")
-    for plain in ("openai", "llamacpp", "openrouter"):
-        schema = body(plain, choices=choices)["response_format"]["json_schema"]  # type: ignore[arg-type]
+    plain: tuple[Dialect, ...] = ("openai", "llamacpp", "openrouter")
+    for dialect in plain:
+        schema = body(dialect, choices=choices)["response_format"]["json_schema"]
         assert schema["strict"] is True
         assert schema["schema"]["properties"]["answer"]["enum"] == ["A", "b.c"]
 
@@ -132,7 +134,7 @@ def test_the_caller_s_params_win_and_pass_unchanged() -> None:
 
 
 def test_a_stream_asks_for_its_usage_unless_told_otherwise() -> None:
-    """Usage at the end is asked for where it does not come by itself, and left out for servers that refuse the field."""
+    """Usage is asked for where it does not come by itself, and not of servers that refuse the field."""
     assert body("openai", stream=True)["stream_options"] == {"include_usage": True}
     assert "stream_options" not in body("openai", stream=True, stream_usage=False)
     assert "stream_options" not in body("together", stream=True)

@@ -52,12 +52,14 @@ class Guarded:
     """One ask's policy: the current one, and the fallback from the moment it fails.
 
     Attributes:
+        endpoints: the pool's names, tuple of length N.
+        version: the one version that every answer of this ask is stamped with.
         failed: whether the fallback took over.
     """
 
     def __init__(self, policy: Policy | Fallback, endpoints: Sequence[str]) -> None:
         self._policy = policy
-        self._endpoints = endpoints
+        self.endpoints = tuple(endpoints)
         self._ids = policy.ids(endpoints)
         self.version = policy.version
         self.failed = isinstance(policy, Fallback)

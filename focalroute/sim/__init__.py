@@ -1,7 +1,8 @@
-"""A pool of simulated models served over real HTTP: for trying focalroute out, for examples and for tests. No key, no network.
+"""A pool of simulated models served over real HTTP, for trying focalroute out, for examples and for tests.
 
 Questions with true labels come from `stream`; models that differ in skill, price, speed and honesty answer them from
-`SimulatedPool`, in the wire format of any provider, and fail in every way on request (`Fault`).
+`SimulatedPool`, in the wire format of any provider, and fail in every way on request (`Fault`). No key and no network
+are needed.
 """
 
 from focalroute.sim.faults import Fault

@@ -1,7 +1,7 @@
 """``python -m focalroute.sim``: serve the default pool by hand, and print its pool file.
 
-`SimulatedPool` starts the same with ``--from-stdin``: the pool's spec comes as one line of JSON, the port goes to standard
-output, and the server ends when its standard input does.
+`SimulatedPool` starts the same with ``--from-stdin``: the pool's spec comes as one line of JSON, the port goes to
+standard output, and the server ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ async def _serve_person(options: argparse.Namespace) -> None:
     models = default_models(options.seed)
     async with PoolServer(models, {}).listening(options.port) as port:
         dialects = dict.fromkeys((model.name for model in models), options.dialect)
-        print(
-            f"# Simulated models; they are served until Ctrl-C.\n\n{pool_toml(pool_endpoints(models, port, dialects, {}))}"
-        )
+        pool_file = pool_toml(pool_endpoints(models, port, dialects, {}))
+        print(f"# Simulated models; they are served until Ctrl-C.\n\n{pool_file}")
         sys.stdout.flush()
         await asyncio.Event().wait()
 

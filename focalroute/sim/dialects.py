@@ -22,15 +22,16 @@ WriteLogprobs = Callable[[Sequence[Token], int], Any]
 
 _CREATED = 1_767_225_600
 _CONTEXT = 32_768
-_OPENAI_FIELDS = frozenset(
-    "messages model audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens "
-    "metadata modalities n parallel_tool_calls prediction presence_penalty prompt_cache_key reasoning_effort response_format "
-    "safety_identifier seed service_tier stop store stream stream_options temperature tool_choice tools top_logprobs top_p "
-    "user verbosity web_search_options".split()
-)
+_OPENAI_FIELDS = frozenset({
+    "messages", "model", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
+    "max_completion_tokens", "max_tokens", "metadata", "modalities", "n", "parallel_tool_calls", "prediction",
+    "presence_penalty", "prompt_cache_key", "reasoning_effort", "response_format", "safety_identifier", "seed",
+    "service_tier", "stop", "store", "stream", "stream_options", "temperature", "tool_choice", "tools", "top_logprobs",
+    "top_p", "user", "verbosity", "web_search_options",
+})  # fmt: skip
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - an answer of the service, not a fault of ours
     """The service refuses a request: an error status, and the error's type or code in its own words."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
@@ -95,10 +96,10 @@ def _models(models: Sequence[SimulatedModel], about: Callable[[SimulatedModel], 
 def _models_together(models: Sequence[SimulatedModel]) -> list[Json]:
     return [
         {
-            "id": m.name, "object": "model", "created": _CREATED, "type": "chat", "running": False, "display_name": m.name,
-            "organization": "focalroute-sim", "context_length": _CONTEXT,
-            "pricing": {"hourly": 0, "input": float(m.input_usd_per_1m), "output": float(m.output_usd_per_1m), "base": 0,
-                        "finetune": 0},
+            "id": m.name, "object": "model", "created": _CREATED, "type": "chat", "running": False,
+            "display_name": m.name, "organization": "focalroute-sim", "context_length": _CONTEXT,
+            "pricing": {"hourly": 0, "input": float(m.input_usd_per_1m), "output": float(m.output_usd_per_1m),
+                        "base": 0, "finetune": 0},
         }
         for m in models
     ]  # fmt: skip
@@ -141,7 +142,8 @@ class Dialect:
         max_n: most samples in one call; 1: ``n`` is ignored.
         structured: the forms of constraint it knows; others are ignored.
         fields: the request fields it knows; others are refused. None: others are ignored.
-        stream_usage: when a stream tells its usage: if asked, in an own chunk always, in the last chunk with a choice, never.
+        stream_usage: when a stream tells its usage: if asked, always (both in a chunk of its own), in the last chunk
+            with a choice, never.
         usage_null: whether every other chunk says that its usage is null.
         usage: what it adds to the usage, from the call's cost and a uniform number.
         head: what it adds to a reply and to each chunk.
@@ -225,7 +227,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
         stream_usage="always",
         usage=lambda cost, luck: {"cost": float(cost), "is_byok": False} | _details(cost, luck),
         head={"provider": "Simulated"},
-        error=lambda status, message, kind: {"error": {"message": message, "code": status}, "user_id": "user_simulated"},
+        error=lambda status, message, kind: {"error": {"message": message, "code": status}, "user_id": "simulated"},
         models=lambda models: _models(models, _about_openrouter),
         preamble=": OPENROUTER PROCESSING\n\n",
     ),

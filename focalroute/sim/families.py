@@ -1,7 +1,7 @@
-"""The topics of simulated questions: how each family words a question, solves it from its own words, and errs plausibly.
+"""The topics of simulated questions: how each family words a question, solves it from its words, and errs plausibly.
 
-The right answer is always computed from the question's *text*, so the label of a generated question and what a simulated
-model knows of the same question, met in somebody's prompt, cannot differ.
+The right answer is always computed from the question's *text*, so the label of a generated question and what a
+simulated model knows of the same question, met in somebody's prompt, cannot differ.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 
@@ -20,12 +21,13 @@ Match = re.Match[str]
 
 _NAMES = ("Ann", "Ben", "Cid", "Dora", "Eli", "Fay", "Gus", "Hana", "Ivo", "June", "Kai", "Lea")
 _WORDS = (
-    "banana", "lantern", "mississippi", "orchestra", "committee", "pepper", "assessment", "meadow", "parallel", "giraffe",
-    "bookkeeper", "tomorrow", "successful", "volcano", "engineering", "coconut", "telescope", "balloon",
+    "banana", "lantern", "mississippi", "orchestra", "committee", "pepper", "assessment", "meadow", "parallel",
+    "giraffe", "bookkeeper", "tomorrow", "successful", "volcano", "engineering", "coconut", "telescope", "balloon",
 )  # fmt: skip
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
 )  # fmt: skip
 _UNITS = MappingProxyType({
     ("hours", "minutes"): 60, ("minutes", "seconds"): 60, ("days", "hours"): 24, ("weeks", "days"): 7,
@@ -148,9 +150,7 @@ def _wrong_unit(match: Match, right: str, rng: Random) -> Iterator[str]:
 def _logic(rng: Random) -> str:
     names = rng.sample(_NAMES, rng.randint(3, 6))
     says = [f"{names[0]} {rng.choice(('tells the truth', 'lies'))}."]
-    says += [
-        f"{b} says that {a} {rng.choice(('tells the truth', 'lies'))}." for a, b in zip(names, names[1:], strict=False)
-    ]
+    says += [f"{b} says that {a} {rng.choice(('tells the truth', 'lies'))}." for a, b in pairwise(names)]
     return f"{' '.join(says)} Does {names[-1]} tell the truth?"
 
 
@@ -167,7 +167,7 @@ def _yes_no(_: Match, right: str, __: Random) -> Iterator[str]:
 
 def _ordering(rng: Random) -> str:
     names = rng.sample(_NAMES, rng.randint(3, 8))
-    pairs = list(zip(names, names[1:], strict=False))
+    pairs = list(pairwise(names))
     rng.shuffle(pairs)
     says = [f"{a} is older than {b}." if rng.random() < 0.5 else f"{b} is younger than {a}." for a, b in pairs]
     return f"{' '.join(says)} Who is the {rng.choice((*_RANKS, 'youngest'))}?"
@@ -210,12 +210,12 @@ def _sequence(rng: Random) -> str:
 
 def _continue(match: Match) -> str | None:
     terms = [int(term) for term in match[1].split(", ")]
-    steps = [b - a for a, b in zip(terms, terms[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(terms)]
     if len(set(steps)) == 1:
         return str(terms[-1] + steps[0])
-    if all(terms) and all(b * terms[0] == a * terms[1] for a, b in zip(terms, terms[1:], strict=False)):
+    if all(terms) and all(b * terms[0] == a * terms[1] for a, b in pairwise(terms)):
         return str(terms[-1] * terms[1] // terms[0])
-    if len({b - a for a, b in zip(steps, steps[1:], strict=False)}) == 1:
+    if len({b - a for a, b in pairwise(steps)}) == 1:
         return str(terms[-1] + 2 * steps[-1] - steps[-2])
     if all(a + b == c for a, b, c in zip(terms, terms[1:], terms[2:], strict=False)):
         return str(terms[-1] + terms[-2])

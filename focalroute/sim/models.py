@@ -1,7 +1,7 @@
 """Simulated models: how good each is at what, how sure it is of itself, and which mistakes it shares with its kin.
 
-A model is a pure function. Every draw is a hash of (seed, model or kin, question), never a generator's state, so the same
-question gets the same distribution over its choices in every process, in any order, however it is worded around.
+A model is a pure function. Every draw is a hash of (seed, model or kin, question), never a generator's state, so the
+same question gets the same distribution over its choices in every process, in any order, whatever surrounds it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SimulatedModel:
         skills: topic -> probability that its most probable choice is right, never below chance.
         drifted: topic -> the same after the drift switch; topics not named keep their skill.
         skill: the same for every topic not in ``skills``.
-        sharpness: 1 is calibrated (its mass on a choice is the probability that this choice is right); above 1 overconfident,
-            below 1 underconfident: mass is raised to this power.
+        sharpness: 1 is calibrated (its mass on a choice is the probability that this choice is right), above 1
+            overconfident, below 1 underconfident: mass is raised to this power.
         kin: models of one kin (and seed) share mistakes; None: none.
         correlation: probability that it uses its kin's draws for a question in place of its own.
         seed: of all its draws; give one pool one seed.
@@ -42,7 +42,8 @@ class SimulatedModel:
         output_usd_per_1m: USD per million completion tokens.
         latency_s: mean time to answer, seconds.
         jitter_s: half-width of the uniform distribution of that time.
-        verbosity: mean length of its free-form replies, tokens; also for lettered choices unless told to give the letter only.
+        verbosity: mean length of its thinking aloud before an answer, tokens; it leaves it out where it is told to give
+            the answer only, or held to a format.
         wrong_length: how much longer (or shorter) its replies are when wrong.
     """
 
@@ -120,9 +121,10 @@ def distribution(
 ) -> tuple[float, ...]:
     """The model's probability for each choice, shape (K,), sums to 1. The order of the choices does not matter to it.
 
-    Its confidence in its leading choice is c = f + (1 - f) u^((1 - m) / m), u uniform, f just above chance, m chosen so that
-    the mean of c is the model's skill; the leading choice is right with probability c, and the right choice, where it does not
-    lead, stands at each later place with that place's share of 1 - c. So at sharpness 1 every probability is calibrated.
+    Its confidence in its leading choice is c = f + (1 - f) u^((1 - m) / m), u uniform, f just above chance, m chosen so
+    that the mean of c is the model's skill; the leading choice is right with probability c, and the right choice, where
+    it does not lead, stands at each later place with that place's share of 1 - c. So at sharpness 1 every probability
+    is calibrated.
 
     Args:
         model: whose.
@@ -174,7 +176,7 @@ def _confidence(skill: float, k: int, u: float) -> float:
 
 
 def _shares(confidence: float, n: int) -> list[float]:
-    """How the rest of the mass is spread over the ``n`` choices behind the leader: halving, flatter where one would overtake."""
+    """The shares of the rest of the mass of the ``n`` choices behind the leader: halving, flatter if one would lead."""
     total = 2 * (1 - _FALLING**n)
     shares = [_FALLING**i / total for i in range(n)]
     most = 0.98 * confidence / (1 - confidence)
@@ -203,9 +205,9 @@ def _powered(mass: Sequence[float], power: float) -> tuple[float, ...]:
 def default_models(seed: int = 0) -> tuple[SimulatedModel, ...]:
     """A pool of six that complement each other.
 
-    Two cheap generalists of one kin, three cheap specialists (one of them overconfident) and a strong, expensive generalist.
-    No model is best at every topic, and a few cheap ones fused by their probabilities beat the strong one. After the drift
-    switch a specialist has lost its subject and a generalist has gained it.
+    Two cheap generalists of one kin, three cheap specialists (one of them overconfident) and a strong, expensive
+    generalist. No model is best at every topic, and a few cheap ones fused by their probabilities beat the strong one.
+    After the drift switch two specialists have lost a subject and a generalist has gained one.
     """
 
     def usd(prompt: str, completion: str) -> dict[str, Any]:

@@ -35,8 +35,8 @@ _CONTROL_S = 30.0
 class SimulatedPool:
     """Serves simulated models over real HTTP on a free port of this machine, from a process of its own.
 
-    Use it as a context manager (``with``, or ``async with`` where start-up must not block the event loop); the process ends
-    with the context, and with this process whatever happens to it.
+    Use it as a context manager (``with``, or ``async with`` where start-up must not block the event loop); the process
+    ends with the context, and with this process whatever happens to it.
 
     Args:
         models: who is in the pool; `default_models` by default.
@@ -178,6 +178,10 @@ class SimulatedPool:
     def drift(self, drifted: bool = True) -> None:
         """Give every model the skills it has after (or before) the drift switch."""
         self._call("POST", "/sim/drift", {"drifted": drifted})
+
+    def reset(self) -> None:
+        """Undo every switch and start counting anew; calls still under way are not counted."""
+        self._call("POST", "/sim/reset")
 
     def _secrets(self) -> dict[str, str]:
         unset = sorted({variable for variable in self._keys.values() if not os.environ.get(variable)})

@@ -31,7 +31,7 @@ class Prompt:
     Attributes:
         key: what the model's draws depend on: the question's own words, or the whole text where no question was found.
         found: the question, if it is of a known family.
-        letters: "A", "B", ... of the lettered choices, or the words of a list as in "one of these: yes, no"; empty without any.
+        letters: "A", "B", ... of the lettered choices, or the words of a list as in "one of these: yes, no".
         texts: what stands behind each letter.
         terse: whether it asks for nothing but the answer.
         told: the word it asks to be answered with, as in "Reply with OK".

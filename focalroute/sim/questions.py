@@ -80,8 +80,8 @@ def stream(n: int, seed: int = 0, topics: Sequence[str] = TOPICS, drift: float |
         n: how many.
         seed: of the stream's own random generator.
         topics: to mix, equally often without ``drift``.
-        drift: the share of the stream, in (0, 1), after which the mix turns: before it the first half of ``topics`` is four
-            times as frequent as the other half, after it the other way round.
+        drift: the share of the stream, in (0, 1), after which the mix turns: before it the first half of ``topics`` is
+            four times as frequent as the other half, after it the other way round.
 
     Raises:
         ConfigError: an argument is out of range, or a topic does not exist.
@@ -94,7 +94,7 @@ def stream(n: int, seed: int = 0, topics: Sequence[str] = TOPICS, drift: float |
         raise ConfigError(f"drift: give a share of the stream between 0 and 1, got {drift}")
     for topic in topics:
         _family(topic)
-    return _stream(n, Random(seed), tuple(topics), drift)
+    return _stream(n, Random(seed), tuple(topics), drift)  # noqa: S311 - no secret
 
 
 def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -> Iterator[Question]:
@@ -126,7 +126,8 @@ def solve(text: str) -> tuple[str, str] | None:
 
 def alternatives(found: Found, n: int) -> tuple[str, ...]:
     """The right answer and up to ``n - 1`` plausible wrong ones, always the same for the same question."""
-    return (found.answer, *_wrong(FAMILIES[found.topic], found, Random(found.question), n - 1))
+    rng = Random(found.question)  # noqa: S311 - no secret
+    return (found.answer, *_wrong(FAMILIES[found.topic], found, rng, n - 1))
 
 
 def _family(topic: str) -> Family:

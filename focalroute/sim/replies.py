@@ -14,8 +14,9 @@ from focalroute.sim.questions import alternatives
 __all__ = ["Reply", "Token", "Voice", "count_tokens", "tokenise"]
 
 _TOKEN = re.compile(r" ?[A-Za-z]{1,9}| ?\d{1,3}|\s+|.", re.DOTALL)
-_THOUGHT = " Let us work through this carefully, step by step, and check each part of it once more before we go on."
+_THOUGHT = " Let us work through this carefully step by step and check each part of it once more before we go on and"
 _GREETING = "Hello! I am a simulated model. How can I help you?"
+_CERTAIN = 0.98  # the probability of a token without rivals: a real model is never quite sure
 _FREE_CHOICES = 4  # answers a model wavers between where none are offered
 
 #: How the mass of a letter is spread over the tokens that spell it, and what is left goes to other tokens.
@@ -137,7 +138,8 @@ class Voice:
     def _thought(self, picked: int, u: float) -> list[str]:
         """As many tokens of thinking aloud as this model spends on this question."""
         factor = 1.0 if picked == self._right or self._right is None else self._model.wrong_length
-        return list(islice(cycle(tokenise(_THOUGHT)), round(self._model.verbosity * factor * (0.75 + 0.5 * u))))
+        length = round(self._model.verbosity * factor * (0.75 + 0.5 * u))
+        return [*islice(cycle(tokenise(_THOUGHT)), length - 1), "."] if length > 1 else []
 
 
 def _stripped(words: list[str]) -> list[str]:
@@ -149,7 +151,7 @@ def _stripped_all(options: list[list[str]]) -> list[list[str]]:
 
 
 def _certain(words: Sequence[str]) -> list[Token]:
-    return [Token(word, 0.98, ((word, 0.98),)) for word in words]
+    return [Token(word, _CERTAIN, ((word, _CERTAIN),)) for word in words]
 
 
 def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) -> list[Token]:
@@ -163,7 +165,7 @@ def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) ->
             mass[following] = mass.get(following, 0.0) + p[i]
         total = sum(mass.values())
         rivals = sorted(((text, m / total) for text, m in mass.items() if text), key=lambda rival: -rival[1])
-        tokens.append(Token(word, mass[word] / total, tuple(rivals)))
+        tokens += [Token(word, mass[word] / total, tuple(rivals))] if len(rivals) > 1 else _certain([word])
         alive = [i for i in alive if at < len(options[i]) and options[i][at] == word]
     return tokens
 

@@ -1,7 +1,7 @@
-"""The HTTP server of a simulated pool: every model in every dialect, in one process. The only module that imports aiohttp here.
+"""The HTTP server of a simulated pool: every model in every dialect, in one process. It alone imports aiohttp here.
 
 POST /{dialect}/v1/chat/completions    GET /{dialect}/v1/models
-GET  /sim/stats    POST /sim/model/{name}    POST /sim/drift
+GET  /sim/stats    POST /sim/model/{name}    POST /sim/drift    POST /sim/reset
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ class PoolServer:
     """
 
     def __init__(self, models: Sequence[SimulatedModel], keys: Mapping[str, str]) -> None:
-        self._served = {model.name: Served(model) for model in models}
+        self._models_served = tuple(models)
         self._keys = dict(keys)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._served = {model.name: Served(model) for model in self._models_served}
 
     @contextlib.asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[int]:
@@ -57,6 +61,7 @@ class PoolServer:
             web.get("/sim/stats", self._stats),
             web.post("/sim/model/{name}", self._switch),
             web.post("/sim/drift", self._drift),
+            web.post("/sim/reset", self._reset),
         ])  # fmt: skip
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
         await runner.setup()
@@ -123,15 +128,22 @@ class PoolServer:
                 404, f"model {request.match_info['name']!r}: not in the pool; it has {', '.join(self._served)}"
             )
         try:
-            served.switch(await request.json())
-        except ConfigError as error:
+            served.switch(_parsed(await request.read()))
+        except (ConfigError, Refused) as error:
             return _wrong(400, str(error))
         return web.json_response({})
 
     async def _drift(self, request: web.Request) -> web.Response:
-        drifted = bool((await request.json()).get("drifted", True))
+        try:
+            drifted = _parsed(await request.read()).get("drifted", True)
+        except Refused as error:
+            return _wrong(400, str(error))
         for served in self._served.values():
             served.switch({"drifted": drifted})
+        return web.json_response({})
+
+    async def _reset(self, _: web.Request) -> web.Response:
+        self._begin()
         return web.json_response({})
 
 
@@ -148,7 +160,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise Refused(400, "We could not parse the JSON body of your request.")
+        raise Refused(400, "We could not parse the body of your request: it is not a JSON object.")
     return parsed
 
 
@@ -254,7 +266,7 @@ async def _status(_: web.Request, fault: Fault, dialect: Dialect) -> web.StreamR
     return response
 
 
-async def _reset(request: web.Request, _: Fault, __: Dialect) -> web.StreamResponse:
+async def _reset_connection(request: web.Request, _: Fault, __: Dialect) -> web.StreamResponse:
     _close(request, reset=True)
     return web.Response()
 
@@ -270,7 +282,7 @@ async def _html(_: web.Request, fault: Fault, __: Dialect) -> web.StreamResponse
 #: The faults that come in place of any answer.
 _INSTEAD: Mapping[str, Callable[[web.Request, Fault, Dialect], Awaitable[web.StreamResponse]]] = {
     "status": _status,
-    "reset": _reset,
+    "reset": _reset_connection,
     "redirect": _redirect,
     "html": _html,
 }

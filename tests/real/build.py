@@ -2,9 +2,9 @@
 
     python tests/real/build.py [llama-server] [litellm]     (or `make real`; default: both)
 
-llama-server is llama.cpp's own C++ server, compiled from the source inside the ``llama-cpp-python`` sdist: 5 to 10 minutes
-on two cores. The LiteLLM proxy gets an environment of its own, because it needs an openai older than ours. Needs nothing but
-the standard library, so that it runs before anything is installed.
+llama-server is llama.cpp's own C++ server, compiled from the source inside the ``llama-cpp-python`` sdist: 5 to 10
+minutes on two cores. The LiteLLM proxy gets an environment of its own, because it needs an openai older than ours.
+Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def build_litellm() -> None:
         home = LITELLM.parents[1]
         print(f"litellm {LITELLM_VERSION}: installing into {home} (about a minute, 0.7 GB)", flush=True)
         venv.create(home, clear=True, with_pip=True)
-        pip = [LITELLM.with_name("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(LITELLM.with_name("python")), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         _run([*pip, f"litellm[proxy]=={LITELLM_VERSION}"], home.with_suffix(".log"))
         _LITELLM_COMPLETE.touch()
 
@@ -141,9 +141,17 @@ def _llama_log() -> Path:
 def _run(command: Sequence[str | Path], log: Path) -> None:
     """Run with its output in ``log``; of make's progress, every tenth percent is printed."""
     shown = 0
-    with log.open("a") as file, subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
+    with (
+        log.open("a") as file,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
         for line in process.stdout or ():
             file.write(line)
             percent = re.match(r"\[ *(\d+)%\]", line)

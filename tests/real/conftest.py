@@ -33,9 +33,7 @@ def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 @pytest.fixture(scope="session")
-def litellm_proxy(
-    tmp_path_factory: pytest.TempPathFactory, llama_server: Callable[[int], Server]
-) -> Iterator[Server]:
+def litellm_proxy(tmp_path_factory: pytest.TempPathFactory, llama_server: Callable[[int], Server]) -> Iterator[Server]:
     """A running LiteLLM proxy in front of ``llama_server(0)``."""
     require(build.litellm_ready(), "the LiteLLM proxy")
     with servers.litellm_proxy(tmp_path_factory.mktemp("litellm"), llama_server(0)) as proxy:

@@ -42,7 +42,18 @@ class Server:
 def llama_server(folder: Path, seed: int = 0, *, slots: int = 12) -> Iterator[Server]:
     """llama.cpp's server with the tiny model of ``seed``. It refuses ``n`` above ``slots`` with status 400."""
     model = write_tiny_model(folder / f"tiny-{seed}.gguf", seed)
-    command = [LLAMA_SERVER, "--model", model, "--host", "127.0.0.1", "--port", "0", "--no-ui", "--threads", "1"]
+    command = [
+        str(LLAMA_SERVER),
+        "--model",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--no-ui",
+        "--threads",
+        "1",
+    ]
     command += ["--parallel", str(slots), "--ctx-size", str(2048 * slots)]
     with _running(command, folder / f"llama-server-{seed}.log", "/health", timeout_s=60) as root:
         yield Server(f"{root}/v1", f"tiny-{seed}")
@@ -56,24 +67,27 @@ def litellm_proxy(folder: Path, upstream: Server) -> Iterator[Server]:
     config = folder / "litellm.yaml"  # YAML, of which JSON is a part
     config.write_text(json.dumps({"model_list": [{"model_name": "tiny", "litellm_params": behind}]}))
     env = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
-    command = [LITELLM, "--config", config, "--host", "127.0.0.1", "--port", "0", "--num_workers", "1"]
+    command = [str(LITELLM), "--config", str(config), "--host", "127.0.0.1", "--port", "0", "--num_workers", "1"]
     with _running(command, folder / "litellm.log", "/health/liveliness", timeout_s=180, env=env) as root:
         yield Server(f"{root}/v1", "tiny", key)
 
 
 @contextlib.contextmanager
 def _running(
-    command: Sequence[str | Path], log: Path, health: str, *, timeout_s: float, env: Mapping[str, str] | None = None
+    command: Sequence[str], log: Path, health: str, *, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Run a server until the block ends; yields its root address once ``health`` answers 200."""
-    with log.open("wb") as output, subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-        cwd=log.parent,
-    ) as process:
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            cwd=log.parent,
+        ) as process,
+    ):
         try:
             yield _wait_until_ready(process, log, health, time.monotonic() + timeout_s)
         finally:

@@ -1,10 +1,11 @@
-"""Write a tiny llama-architecture model with random weights as a GGUF file: ``python tests/real/tiny_model.py PATH [SEED]``.
+"""Write a tiny model with random weights as a GGUF file: ``python tests/real/tiny_model.py PATH [SEED]``.
 
-It speaks no sense, but llama-server runs it like any other model: tokens, log-probabilities, grammars and usage are real.
+It speaks no sense, but llama-server runs it like any other llama: tokens, log-probabilities, grammars, usage are real.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["write_tiny_model"]
 
+F32 = NDArray[np.float32]
+
+START, END = 0, 1
+
+# The bias of the end (a reply is as long as its limit, unless a grammar ends it), and of what llama-server's grammar for
+# JSON allows in abundance: space, line feed, tab and carriage return, as GPT-2 writes them, and "```json" around it.
+NEVER = -100
+FILLING = "ĠĊĉč`"
 BLOCKS, WIDTH, FEED_FORWARD, HEADS, CONTEXT = 2, 64, 128, 4, 2048
 
 # What the vocabulary is learned from: single letters and small numbers become tokens of their own.
@@ -32,7 +42,7 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_model(path: Path, seed: int = 0) -> Path:
-    """Write the model to ``path``; the same seed gives the same bytes, another seed another model. About 0.8 MB."""
+    """Write the model to ``path``; the same seed gives the same bytes, another seed another model. About 0.5 MB."""
     import gguf
 
     tokenizer = _tokenizer()
@@ -42,7 +52,7 @@ def write_tiny_model(path: Path, seed: int = 0) -> Path:
     writer = gguf.GGUFWriter(str(partial), "llama")
     _describe(writer, f"tiny-{seed}", len(tokens))
     _add_vocabulary(writer, tokenizer, tokens)
-    for name, weights in _weights(len(tokens), seed):
+    for name, weights in _weights(tokens, seed):
         writer.add_tensor(name, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -83,41 +93,50 @@ def _describe(writer: Any, name: str, vocabulary: int) -> None:
 
 
 def _add_vocabulary(writer: Any, tokenizer: Any, tokens: list[str]) -> None:
-    import json
-
     import gguf
 
-    special = {"<|start|>", "<|end|>"}
-    kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    kinds = [control if token in (START, END) else normal for token in range(len(tokens))]
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(merge) for merge in merges])
-    writer.add_bos_token_id(tokens.index("<|start|>"))
-    writer.add_eos_token_id(tokens.index("<|end|>"))
+    writer.add_bos_token_id(START)
+    writer.add_eos_token_id(END)
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _weights(vocabulary: int, seed: int) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
+def _weights(tokens: list[str], seed: int) -> Iterator[tuple[str, F32]]:
+    """Random, but for dimension 0: it stays 1 through all blocks, so its output weights are a bias of each token."""
     rng = np.random.default_rng(seed)
 
-    def random(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+    def random(*shape: int) -> F32:
+        return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
-    yield "token_embd.weight", random(vocabulary, WIDTH) * np.float32(np.sqrt(WIDTH))
+    embedding = random(len(tokens), WIDTH) * np.float32(np.sqrt(WIDTH))
+    embedding[:, 0] = 1
+    yield "token_embd.weight", embedding
     for block in range(BLOCKS):
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{block}.{name}.weight", np.ones(WIDTH, np.float32)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        for name in ("attn_q", "attn_k", "attn_v"):
             yield f"blk.{block}.{name}.weight", random(WIDTH, WIDTH)
+        yield f"blk.{block}.attn_output.weight", _but_first(random(WIDTH, WIDTH))
         for name in ("ffn_gate", "ffn_up"):
             yield f"blk.{block}.{name}.weight", random(FEED_FORWARD, WIDTH)
-        yield f"blk.{block}.ffn_down.weight", random(WIDTH, FEED_FORWARD)
+        yield f"blk.{block}.ffn_down.weight", _but_first(random(WIDTH, FEED_FORWARD))
     yield "output_norm.weight", np.ones(WIDTH, np.float32)
-    yield "output.weight", random(vocabulary, WIDTH)
+    output = random(len(tokens), WIDTH)
+    output[:, 0] = [NEVER if token == tokens[END] or not set(token) - set(FILLING) else 0 for token in tokens]
+    yield "output.weight", output
+
+
+def _but_first(weights: F32) -> F32:
+    weights[0] = 0  # nothing is added to dimension 0
+    return weights
 
 
 if __name__ == "__main__":

@@ -1,0 +1,45 @@
+# Needs only python3 (3.11 or newer) and make; every target sets up what it needs.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench real verify clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## a simulated pool on this machine: no key, no network
+	@$(BIN)/focalroute demo
+
+test: lint ## lint, types, tests, doctests, examples
+	$(PYTEST)
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict
+
+bench: $(READY) ## what one ask costs beside the wire, as a table
+	$(BIN)/python tests/benchmarks/overhead.py
+
+real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
+	$(BIN)/python tests/real/build.py
+
+verify: export FOCALROUTE_REAL = 1
+verify: real test bench ## the long checks: the real servers must be there, then the benchmark
+
+clean: ## remove the environments and every cache of the checkout
+	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "focalroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "setting up .venv (once, about a minute)"
+	@$(PYTHON) -m venv --clear .venv \
+		|| { echo "$(PYTHON) cannot make environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

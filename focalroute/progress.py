@@ -1,0 +1,22 @@
+"""One look for every progress bar; rich is imported only when one is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["progress_bar"]
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Callable[[int], object]]:
+    """A bar on the terminal, if ``shown``; gives the function that moves it on by a number of steps."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda steps: bar.advance(task, steps)

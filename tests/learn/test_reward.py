@@ -1,0 +1,207 @@
+"""What a label or a reward tells of each member (design section 4, "Window")."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focalroute.answers import candidate_key, normal_form
+from focalroute.errors import BadLabel, FeedbackError
+from focalroute.learn.reward import credit, label_key, outranks, reward_of
+from focalroute.records import Feedback, Member, Outcome
+from focalroute.store.base import StoredAnswer
+
+STEADY = settings(deadline=None, derandomize=True)
+
+
+def stored(
+    *candidates: str, backs: dict[str, int], q: tuple[float, ...], kind: str = "choice", answered: int = 0
+) -> StoredAnswer:
+    members = {name: Member(1, candidate, 5, 0.1, Decimal("0.001")) for name, candidate in backs.items()}
+    keys = tuple(candidate_key(candidate) for candidate in candidates)
+    return StoredAnswer("id", 1.0, keys, kind, answered, q, members, None, "{}")
+
+
+def told(answer: StoredAnswer, *, reward: float = 0.0, label: str | None = None) -> Outcome:
+    return credit(answer, Feedback("id", reward, label, "user", 2.0))
+
+
+THREE = stored("x", "y", "z", backs={"a": 0, "b": 0, "c": 1, "d": 2}, q=(0.5, 0.4, 0.1))
+TWO = stored("x", "y", backs={"a": 0, "b": 1}, q=(0.6, 0.4))
+FREE = stored("42", "41", backs={"a": 0, "b": 1}, q=(0.6, 0.4), kind="number")
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given_", "reward"), [(True, 1.0), (False, -1.0), (1, 1.0), (-1, -1.0), (0, 0.0), (0.25, 0.25)]
+)
+def test_a_reward_is_a_number_or_a_bool(given_: Any, reward: float) -> None:
+    assert reward_of(given_) == reward
+    assert isinstance(reward_of(given_), float)
+
+
+@pytest.mark.parametrize("reward", [1.01, -2, float("nan"), float("inf"), "1", None, [1]])
+def test_anything_else_is_refused(reward: Any) -> None:
+    with pytest.raises(FeedbackError, match=r"number in \[-1, 1\], or a bool"):
+        reward_of(reward)
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("label", "candidate"), [(0, "x"), (2, "z"), ("y", "y")])
+def test_a_choice_is_named_by_its_text_or_index(label: Any, candidate: str) -> None:
+    assert label_key(label, THREE) == candidate_key(candidate)
+
+
+@pytest.mark.parametrize("label", [3, -1, "w", "X", "", True, False, 1.0, None, b"x"])
+def test_a_label_outside_the_choices_is_a_bad_label(label: Any) -> None:
+    with pytest.raises(BadLabel, match="label: "):
+        label_key(label, THREE)
+
+
+def test_a_bad_label_is_a_value_error_and_does_not_repeat_the_text() -> None:
+    with pytest.raises(ValueError, match="not among the choices") as caught:
+        label_key("my private answer", THREE)
+    assert "private" not in str(caught.value)
+
+
+def test_a_free_form_label_is_read_like_a_reply() -> None:
+    assert label_key("It is $42.00", FREE) == FREE.keys[0]
+    short = stored("new york", backs={"a": 0}, q=(1.0,), kind="short")
+    assert label_key("The answer is: New York.", short) == short.keys[0]
+    text = stored("One two", backs={"a": 0}, q=(1.0,), kind="text")
+    assert label_key(" One\ntwo ", text) == text.keys[0]
+
+
+def test_a_free_form_label_that_nobody_gave_is_no_error() -> None:
+    assert label_key("40", FREE) not in FREE.keys
+
+
+def test_a_label_of_a_custom_kind_is_the_normal_form_itself() -> None:
+    custom = stored("A|B", backs={"a": 0}, q=(1.0,), kind="custom")
+    assert label_key("A|B", custom) == custom.keys[0]
+
+
+def test_a_free_form_label_without_an_answer_in_it_is_a_bad_label() -> None:
+    with pytest.raises(BadLabel, match="holds no answer of the kind 'number'"):
+        label_key("a dozen", FREE)
+
+
+def test_a_free_form_question_has_no_indices() -> None:
+    with pytest.raises(BadLabel, match="had no choices, so 0 is no index; give the right answer as text"):
+        label_key(0, FREE)
+
+
+@STEADY
+@given(st.text(st.characters(), max_size=30), st.sampled_from(["number", "short", "text"]))
+def test_a_label_and_a_reply_of_the_same_text_are_the_same_answer(text: str, kind: str) -> None:
+    form = normal_form(text, kind)
+    if form is not None:
+        answer = stored(form, backs={"a": 0}, q=(1.0,), kind=kind)
+        assert label_key(text, answer) == answer.keys[0]
+
+
+# -- whose word counts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "other", "replaces"),
+    [
+        ("user", "judge", True),
+        ("user", "user", True),
+        ("judge", "user", False),
+        ("judge", "judge", True),
+        ("expert", "user", True),
+        ("user", "expert", True),
+        ("judge", "expert", False),
+    ],
+)
+def test_a_judge_is_outranked_by_all_others(source: str, other: str, replaces: bool) -> None:
+    assert outranks(source, other) is replaces
+
+
+# -- credit ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [THREE, FREE], ids=["closed", "free-form"])
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_label_is_exact_for_every_member(answer: StoredAnswer, right: int) -> None:
+    outcome = told(answer, reward=1.0 if right == 0 else -1.0, label=answer.keys[right])
+    assert outcome.right == {name: float(member.candidate == right) for name, member in answer.members.items()}
+    assert outcome.inferred == frozenset()
+
+
+def test_a_label_nobody_gave_makes_everybody_wrong() -> None:
+    assert told(FREE, reward=-1.0, label=candidate_key("7")).right == {"a": 0.0, "b": 0.0}
+
+
+def test_after_a_full_right_those_who_agree_are_right_and_the_others_wrong() -> None:
+    outcome = told(THREE, reward=1.0)
+    assert outcome.right == {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.0}
+    assert outcome.inferred == frozenset()
+
+
+def test_after_a_full_wrong_the_others_share_the_rest_of_the_posterior_as_inferred() -> None:
+    outcome = told(THREE, reward=-1.0)
+    assert outcome.right == {"a": 0.0, "b": 0.0, "c": pytest.approx(0.8), "d": pytest.approx(0.2)}
+    assert outcome.inferred == {"c", "d"}
+
+
+def test_of_two_choices_one_is_wrong_and_so_the_other_right_exactly() -> None:
+    outcome = told(TWO, reward=-1.0)
+    assert outcome.right == {"a": 0.0, "b": 1.0}
+    assert outcome.inferred == frozenset()
+
+
+def test_an_answer_given_against_the_first_candidate_is_credited_by_its_own() -> None:
+    answer = stored("x", "y", backs={"a": 0, "b": 1}, q=(0.4, 0.6), answered=1)
+    assert told(answer, reward=1.0).right == {"a": 0.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("reward", [0.5, 0.0, -0.5])
+@pytest.mark.parametrize("answer", [THREE, TWO, FREE], ids=["three", "two", "free-form"])
+def test_a_graded_reward_tells_only_of_those_who_agree_and_only_by_inference(
+    answer: StoredAnswer, reward: float
+) -> None:
+    outcome = told(answer, reward=reward)
+    agreeing = {name for name, member in answer.members.items() if member.candidate == answer.answered}
+    assert outcome.right == dict.fromkeys(agreeing, (reward + 1) / 2)
+    assert outcome.inferred == agreeing
+
+
+@pytest.mark.parametrize(("reward", "value"), [(1.0, 1.0), (-1.0, 0.0)])
+def test_a_bare_reward_on_free_text_tells_nothing_of_those_who_said_otherwise(reward: float, value: float) -> None:
+    outcome = told(FREE, reward=reward)
+    assert outcome.right == {"a": value}
+    assert outcome.inferred == frozenset()
+
+
+def test_a_wrong_answer_that_was_held_for_certain_leaves_the_others_even() -> None:
+    certain = stored("x", "y", "z", backs={"a": 0, "b": 1}, q=(1.0, 0.0, 0.0))
+    assert told(certain, reward=-1.0).right == {"a": 0.0, "b": 0.5}
+
+
+@STEADY
+@given(st.lists(st.floats(1e-6, 1), min_size=2, max_size=8), st.data())
+def test_inferred_values_are_probabilities_that_add_up_to_one(masses: list[float], data: st.DataObject) -> None:
+    q = tuple(mass / sum(masses) for mass in masses)
+    names = [f"m{i}" for i in range(len(q))]
+    answered = data.draw(st.integers(0, len(q) - 1))
+    answer = stored(*names, backs={name: i for i, name in enumerate(names)}, q=q, answered=answered)
+    right = told(answer, reward=-1.0).right
+    assert right[names[answered]] == 0
+    assert all(0 <= value <= 1 for value in right.values())
+    assert sum(right.values()) == pytest.approx(1)
+
+
+def test_an_outcome_names_its_answer_and_its_members_and_nobody_who_was_not_asked() -> None:
+    outcome = told(THREE, reward=1.0)
+    assert (outcome.answer_id, outcome.members) == ("id", THREE.members)
+    assert set(outcome.right) == set(THREE.members)

@@ -1,0 +1,150 @@
+"""Probing, eliciting and streaming through focalroute's own client, against servers nobody here wrote."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import pytest
+
+from focalroute.capabilities import NONE, Capabilities, probe
+from focalroute.config import Endpoint
+from focalroute.elicit import Reading, plan
+from focalroute.endpoint import EndpointClient, HttpClients
+from focalroute.errors import CallFailed
+from focalroute.records import Query
+from focalroute.wire import Completion, Request
+from tests.real import servers
+from tests.real.servers import Server
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("litellm")]
+
+MESSAGES = ({"role": "user", "content": "Which planet has the most moons?"},)
+QUERY = Query("q", MESSAGES, choices=("Jupiter", "Saturn", "Mars"))
+HELD = replace(NONE, structured_choice=True)  # a random model answers nothing readable unless it is held to the choices
+
+T = TypeVar("T")
+
+
+@pytest.fixture(params=["llama-server", "litellm"])
+def endpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
+    """The test runs against each of them."""
+    if request.param == "litellm":
+        proxy: Server = request.getfixturevalue("litellm_proxy")
+        monkeypatch.setenv("REAL_PROXY_KEY", proxy.key or "")
+        return Endpoint("proxy", model=proxy.model, base_url=proxy.base_url, api_key_env="REAL_PROXY_KEY")
+    start: Callable[[int], Server] = request.getfixturevalue("llama_server")
+    return Endpoint("llama", model=start(0).model, base_url=start(0).base_url, dialect="llamacpp")
+
+
+@asynccontextmanager
+async def client_of(endpoint: Endpoint) -> AsyncIterator[EndpointClient]:
+    clients = HttpClients()
+    try:
+        yield EndpointClient(endpoint, clients)
+    finally:
+        await clients.aclose()
+
+
+def with_client(endpoint: Endpoint, act: Callable[[EndpointClient], Awaitable[T]]) -> T:
+    """What ``act`` returns for a fresh client of the endpoint, in an event loop of its own."""
+
+    async def run() -> T:
+        async with client_of(endpoint) as client:
+            return await act(client)
+
+    return anyio.run(run)
+
+
+def read(endpoint: Endpoint, capabilities: Capabilities) -> Reading:
+    """The endpoint's answer to `QUERY`, put in the way that these capabilities allow."""
+    put = plan(QUERY, capabilities)
+    return put.read(with_client(endpoint, lambda client: client.complete(put.request)))
+
+
+def test_the_probe_finds_all_that_they_can_do(endpoint: Endpoint) -> None:
+    """Log-probabilities with alternatives, samples, held answers and streamed usage are found, as is what it took."""
+    found, usage = with_client(endpoint, probe)
+    assert found == Capabilities(True, found.top_logprobs, n=True, structured_choice=True, stream_usage=True)
+    assert 10 <= found.top_logprobs <= 20  # of 20 asked for, those that are parts of letters look the same
+    assert usage is not None
+    assert usage.completion_tokens > 0
+
+
+def test_choices_by_log_probabilities(endpoint: Endpoint) -> None:
+    """The answer is a choice, its probabilities are masses of at most 1 in total."""
+    reading = read(endpoint, replace(HELD, logprobs=True, top_logprobs=20))
+    assert reading.method == "logprobs"
+    assert reading.choice in range(3)
+    assert reading.probabilities is not None
+    assert 0 < sum(reading.probabilities) <= 1
+
+
+def test_choices_by_samples(endpoint: Endpoint) -> None:
+    """Ten samples in one call are counted into tenths."""
+    reading = read(endpoint, replace(HELD, n=True))
+    assert reading.method == "samples"
+    assert reading.probabilities is not None
+    assert all((10 * mass) % 1 == pytest.approx(0, abs=1e-9) for mass in reading.probabilities)
+    assert 0 < sum(reading.probabilities) <= 1 + 1e-9
+
+
+def test_a_stream_adds_up_to_its_completion(endpoint: Endpoint) -> None:
+    """The pieces of a stream are the text of its completion, which ends with its usage."""
+
+    async def collect(client: EndpointClient) -> list[str | Completion]:
+        return [piece async for piece in client.stream(Request(MESSAGES, 24))]
+
+    *pieces, completion = with_client(endpoint, collect)
+    assert isinstance(completion, Completion)
+    assert "".join(str(piece) for piece in pieces) == completion.choices[0].text
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 24
+
+
+def test_a_call_right_after_a_stream_succeeds(endpoint: Endpoint) -> None:
+    """llama-server hangs up after every stream, though it announces keep-alive; the next call must not trip over it."""
+
+    async def alternate(client: EndpointClient) -> int:
+        for _ in range(10):
+            async for _piece in client.stream(Request(MESSAGES, 4)):
+                pass
+            await client.complete(Request(MESSAGES, 4))
+        return 10
+
+    assert with_client(endpoint, alternate) == 10
+
+
+def test_too_many_samples_are_a_failure_with_its_status(endpoint: Endpoint) -> None:
+    """n above what the server has slots for is status 400, not to be retried."""
+    with pytest.raises(CallFailed) as caught:
+        with_client(endpoint, lambda client: client.complete(Request(MESSAGES, 4, n=100)))
+    assert caught.value.failure.status == 400
+    assert not caught.value.failure.retryable
+
+
+def test_another_key_is_a_failure_with_its_status(litellm_proxy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy's refusal of a key is a failure whose message does not hold the key."""
+    monkeypatch.setenv("REAL_PROXY_KEY", "sk-another")
+    endpoint = Endpoint(
+        "proxy", model=litellm_proxy.model, base_url=litellm_proxy.base_url, api_key_env="REAL_PROXY_KEY"
+    )
+    with pytest.raises(CallFailed) as caught:
+        with_client(endpoint, lambda client: client.complete(Request(MESSAGES, 4)))
+    assert caught.value.failure.status == 400
+    assert "sk-another" not in str(caught.value)
+
+
+def test_a_server_that_is_gone_is_a_failed_connection(llama_server: Callable[[int], Server], tmp_path: Path) -> None:
+    """A call to a server that was stopped fails as a connection, which may be retried."""
+    llama_server(0)  # skips where there is none
+    with servers.llama_server(tmp_path, seed=5) as server:
+        endpoint = Endpoint("gone", model=server.model, base_url=server.base_url)
+    with pytest.raises(CallFailed) as caught:
+        with_client(endpoint, lambda client: client.complete(Request(MESSAGES, 4)))
+    assert caught.value.failure.kind == "connection"
+    assert caught.value.failure.retryable

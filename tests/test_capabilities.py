@@ -1,0 +1,179 @@
+"""What an endpoint can do: probed in few calls over real HTTP, failing closed, overridden by the pool file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+
+from focalroute import capabilities
+from focalroute.capabilities import NONE, Capabilities
+from focalroute.config import Endpoint
+from focalroute.endpoint import EndpointClient, HttpClients
+from focalroute.errors import CallFailed
+from focalroute.records import Usage
+from tests.loopback import Server, completion, json_reply, serving, sse
+
+ALL = Capabilities(logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)
+USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
+
+
+class Service:
+    """A service that does what ``able`` says and answers ``refusal`` to fields it does not take.
+
+    Args:
+        able: what it does.
+        refusal: status for what it does not; None: silently ignored.
+        most_top: alternatives above which it refuses.
+        reports: whether plain replies carry usage.
+    """
+
+    def __init__(
+        self, able: Capabilities, refusal: int | None = None, most_top: int = 20, *, reports: bool = True
+    ) -> None:
+        self.able, self.refusal, self.most_top, self.reports = able, refusal, most_top, reports
+
+    async def __call__(self, request: web.Request, body: Any) -> web.StreamResponse:
+        if self.refusal and self.refuses(body):
+            return json_reply({"error": {"type": "bad"}}, self.refusal)
+        if body.get("stream"):
+            events: list[Any] = [{"choices": [{"index": 0, "delta": {"content": "B"}, "finish_reason": "stop"}]}]
+            events += [{"choices": [], "usage": USAGE}] if self.able.stream_usage else []
+            return await sse(request, *events, "[DONE]")
+        choices = [self.choice(i, body) for i in range(body.get("n", 1) if self.able.n else 1)]
+        return json_reply(completion(choices=choices, usage=USAGE if self.reports else None))
+
+    def refuses(self, body: Any) -> bool:
+        able = self.able
+        return (
+            ("n" in body and not able.n)
+            or ("logprobs" in body and not able.logprobs)
+            or body.get("top_logprobs", 0) > self.most_top
+            or ("response_format" in body and not able.structured_choice)
+            or ("stream_options" in body and not able.stream_usage)
+        )
+
+    def choice(self, index: int, body: Any) -> dict[str, Any]:
+        held = "response_format" in body and self.able.structured_choice
+        text = json.dumps({"answer": "Q"}) if held else "B"
+        choice: dict[str, Any] = {"index": index, "message": {"content": text}, "finish_reason": "stop"}
+        if body.get("logprobs") and self.able.logprobs:
+            top = min(self.able.top_logprobs, body.get("top_logprobs", 0))
+            tops = [{"token": str(i) if i else text, "logprob": -0.5 - 4 * i} for i in range(top)]
+            choice["logprobs"] = {"content": [{"token": text, "logprob": -0.5, "top_logprobs": tops}]}
+        return choice
+
+
+def probe(server: Server) -> tuple[Capabilities, Usage | None]:
+    async def run() -> tuple[Capabilities, Usage | None]:
+        clients = HttpClients()
+        try:
+            return await capabilities.probe(EndpointClient(Endpoint("e", model="m", base_url=server.url), clients))
+        finally:
+            await clients.aclose()
+
+    return asyncio.run(run())
+
+
+def test_a_service_that_takes_everything_is_known_after_two_calls() -> None:
+    """One plain, one streamed; their usage added up."""
+    with serving(Service(ALL)) as server:
+        assert probe(server) == (ALL, Usage(20, 4))
+        assert len(server.received) == 2
+        assert all(received.body["max_tokens"] <= 16 for received in server.received)
+
+
+def test_what_is_silently_ignored_is_not_there() -> None:
+    """A 200 alone proves nothing: no logprobs, one sample, an answer outside the set, no usage in the stream."""
+    with serving(Service(NONE)) as server:
+        assert probe(server) == (NONE, None)
+        assert len(server.received) == 2
+
+
+@pytest.mark.parametrize("missing", ["n", "logprobs", "structured_choice", "stream_usage"])
+@pytest.mark.parametrize("refusal", [400, 422, 500])
+def test_one_refused_feature_does_not_hide_the_others(missing: str, refusal: int) -> None:
+    """The parts are tried one by one, whether the refusal is polite or a breakdown."""
+    able = Capabilities.from_dict(
+        {**ALL.to_dict(), missing: False} | ({"top_logprobs": 0} if missing == "logprobs" else {})
+    )
+    with serving(Service(able, refusal)) as server:
+        assert probe(server)[0] == able
+        assert len(server.received) <= 7
+
+
+def test_a_service_that_refuses_everything_can_do_nothing_but_answer() -> None:
+    """A plain call tells this from a service that is down."""
+    with serving(Service(NONE, 400)) as server:
+        assert probe(server)[0] == NONE
+
+
+def test_fewer_alternatives_are_found_where_twenty_are_refused() -> None:
+    """A stricter service is asked again for five."""
+    with serving(Service(ALL, 400, most_top=5)) as server:
+        assert probe(server)[0].top_logprobs == 5
+
+
+def test_log_probabilities_of_the_sampled_token_alone_are_told_apart() -> None:
+    """No alternatives, or only the token itself."""
+    for top in (0, 1):
+        able = Capabilities(logprobs=True, top_logprobs=top, n=True, structured_choice=True, stream_usage=True)
+        with serving(Service(able)) as server:
+            found = probe(server)[0]
+        assert (found.logprobs, found.top_logprobs) == (True, 0)
+
+
+def test_usage_that_did_not_come_leaves_the_probe_s_cost_unknown() -> None:
+    """Unknown is not zero."""
+    with serving(Service(ALL, reports=False)) as server:
+        assert probe(server) == (ALL, None)
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 429, 500, 503])
+def test_a_service_that_is_down_teaches_nothing(status: int) -> None:
+    """An outage is an error, so that nothing of it is kept."""
+
+    async def down(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply({}, status)
+
+    with serving(down) as server, pytest.raises(CallFailed) as caught:
+        probe(server)
+    assert caught.value.failure.status == status
+
+
+def test_a_service_that_goes_down_midway_teaches_nothing() -> None:
+    """Half a probe is not kept as a whole one."""
+
+    async def tires(_: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply({}, 503) if body.get("stream") else json_reply(completion())
+
+    with serving(tires) as server, pytest.raises(CallFailed):
+        probe(server)
+
+
+def test_a_fully_declared_endpoint_needs_no_probe_and_a_partly_declared_one_overrides_it() -> None:
+    """The pool file has the last word on what it says."""
+    partly = Endpoint("e", model="m", base_url="http://h/v1", n=False, top_logprobs=5)
+    assert capabilities.declared(partly) is None
+    assert capabilities.override(partly, ALL) == Capabilities(True, 5, False, True, True)
+    fully = Endpoint("e", model="m", logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)
+    assert capabilities.declared(fully) == ALL
+
+
+def test_capabilities_go_to_plain_values_and_back_and_fail_closed() -> None:
+    """What an older store does not say is not there."""
+    assert Capabilities.from_dict(json.loads(json.dumps(ALL.to_dict()))) == ALL
+    assert Capabilities.from_dict({}) == NONE
+
+
+def test_the_key_names_service_model_and_dialect_and_no_secret() -> None:
+    """Two models, services or dialects never share a probe; a ready client's key stays with it."""
+    plain = Endpoint("e", model="m", base_url="http://h/v1", api_key_env="SOME_KEY")
+    assert capabilities.key(plain) == "http://h/v1 m openai"
+    client = openai.AsyncOpenAI(api_key="sk-secret", base_url="http://h/v1")
+    assert capabilities.key(Endpoint("e", model="m", client=client, dialect="vllm")) == "http://h/v1 m vllm"
+    asyncio.run(client.close())

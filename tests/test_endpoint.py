@@ -1,0 +1,494 @@
+"""One attempt over real HTTP: what is sent, what is refused, how every fault comes back, what cancelling does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import gzip
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+
+from focalroute.config import Endpoint
+from focalroute.endpoint import EndpointClient, HttpClients
+from focalroute.errors import CallFailed, ConfigError
+from focalroute.records import Usage
+from focalroute.wire import MAX_REPLY_BYTES, Completion, Request
+from tests.loopback import Handler, Server, completion, json_reply, serving, sse
+
+PROMPT = "a very private prompt"
+KEY = "sk-very-secret-key"
+REQUEST = Request(({"role": "user", "content": PROMPT},), 8)
+USAGE = {"prompt_tokens": 10, "completion_tokens": 1}
+
+Use = Callable[[EndpointClient], Awaitable[Any]]
+
+
+async def ok(_: web.Request, __: Any) -> web.StreamResponse:
+    return json_reply(completion())
+
+
+def answering(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> Handler:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(payload, status, headers)
+
+    return handler
+
+
+def streaming(*events: Any, end: bool = True) -> Handler:
+    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
+        return await sse(request, *events, end=end)
+
+    return handler
+
+
+def chunk(text: str | None = None, finish: str | None = None, **fields: Any) -> dict[str, Any]:
+    delta = {} if text is None else {"content": text}
+    return {"id": "s", "model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **fields}
+
+
+def using(url: str, use: Use, **settings: Any) -> Any:
+    """Run ``use`` on a client of ``url``, and close everything after."""
+
+    async def run() -> Any:
+        clients = HttpClients()
+        try:
+            return await use(EndpointClient(Endpoint("e", model="m", base_url=url, **settings), clients))
+        finally:
+            await clients.aclose()
+
+    return asyncio.run(run())
+
+
+def injected(url: str, use: Use, **settings: Any) -> Any:
+    """The same through a ready openai client that would retry if it were let."""
+
+    async def run() -> Any:
+        async with openai.AsyncOpenAI(api_key=KEY, base_url=url, max_retries=3) as client:
+            return await use(EndpointClient(Endpoint("e", model="m", client=client, **settings), HttpClients()))
+
+    return asyncio.run(run())
+
+
+BOTH = pytest.mark.parametrize("through", [using, injected])
+Through = Callable[..., Any]
+
+
+async def complete(client: EndpointClient) -> Completion:
+    return await client.complete(REQUEST)
+
+
+async def collect(client: EndpointClient) -> list[str | Completion]:
+    return [piece async for piece in client.stream(REQUEST)]
+
+
+def failure(through: Through, handler: Handler, use: Use = complete, **settings: Any) -> CallFailed:
+    """The failure of one attempt; exactly one request must have been made, and nothing private be told."""
+    with serving(handler) as server:
+        with pytest.raises(CallFailed) as caught:
+            through(server.url, use, **settings)
+        assert len(server.received) == 1
+    told = f"{caught.value!r} {caught.value.failure!r}"
+    assert PROMPT not in told
+    assert KEY not in told
+    return caught.value
+
+
+@BOTH
+def test_a_call_brings_the_reply_with_its_usage_and_cost(through: Through) -> None:
+    """Text, finish reason, model, id, usage and the provider's own cost."""
+    with serving(answering(completion("B", usage={**USAGE, "cost": 0.00014265}))) as server:
+        reply = through(server.url, complete)
+    assert reply.choices[0].text == "B"
+    assert (reply.choices[0].finish_reason, reply.model, reply.id) == ("stop", "m-1", "c-1")
+    assert reply.usage == Usage(10, 1, cost_usd=Decimal("0.00014265"))
+
+
+@BOTH
+def test_the_endpoint_s_and_the_request_s_params_reach_the_body(through: Through) -> None:
+    """The request's params win over the endpoint's; fields that no library knows get through too."""
+    request = Request(REQUEST.messages, 8, top_logprobs=3, params={"seed": 2, "structured_outputs": {"choice": ["A"]}})
+    with serving(ok) as server:
+        through(server.url, lambda c: c.complete(request), params={"seed": 1, "top_k": 5})
+        body = server.received[0].body
+    assert server.received[0].path == "/v1/chat/completions"
+    assert body == {
+        "model": "m", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "logprobs": True,
+        "top_logprobs": 3, "seed": 2, "top_k": 5, "structured_outputs": {"choice": ["A"]},
+    }  # fmt: skip
+
+
+def test_the_key_is_read_at_the_first_call_and_sent_as_a_bearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment, in one header, with stray spaces removed."""
+    with serving(ok) as server:
+
+        async def set_then_call(client: EndpointClient) -> None:
+            monkeypatch.setenv("SOME_KEY", f" {KEY}\n")
+            await client.complete(REQUEST)
+
+        using(server.url, set_then_call, api_key_env="SOME_KEY")
+        using(server.url, complete)
+        assert server.received[0].headers["Authorization"] == f"Bearer {KEY}"
+        assert "Authorization" not in server.received[1].headers
+
+
+def test_a_missing_or_broken_key_is_a_config_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent, and the broken key itself is not told."""
+    with serving(ok) as server:
+        with pytest.raises(ConfigError, match="ABSENT_KEY"):
+            using(server.url, complete, api_key_env="ABSENT_KEY")
+        monkeypatch.setenv("BROKEN_KEY", f"{KEY}\r\nX-Evil: 1")
+        with pytest.raises(ConfigError, match="BROKEN_KEY") as caught:
+            using(server.url, complete, api_key_env="BROKEN_KEY")
+        assert server.received == []
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirects_are_failures_and_carry_the_key_nowhere(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that points to another host gets nothing sent there."""
+    monkeypatch.setenv("SOME_KEY", KEY)
+    with serving(ok) as elsewhere:
+        handler = answering({}, status, {"Location": f"{elsewhere.url}/chat/completions"})
+        error = failure(using, handler, api_key_env="SOME_KEY")
+        assert elsewhere.received == []
+    assert (error.failure.kind, error.failure.status) == ("status", status)
+
+
+@BOTH
+@pytest.mark.parametrize("status", [400, 401, 402, 404, 408, 409, 422, 429, 500, 503])
+def test_an_error_status_is_typed_and_tried_once(through: Through, status: int) -> None:
+    """Status and the service's short code are told; its message, which may hold anything, is not."""
+    body = {"error": {"message": f"{PROMPT} {KEY}", "type": "some_error", "code": None}}
+    error = failure(through, answering(body, status))
+    assert (error.failure.kind, error.failure.status) == ("status", status)
+    assert str(error) == f"HTTP {status} (some_error)"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"error": {"code": KEY}}, {"error": {"type": "private"}}, {"error": "text"}, [], "x",
+        {"error": {"code": "a b"}}, {"error": {"type": "x" * 100}}, {"type": ["x"]},
+    ],
+)  # fmt: skip
+def test_an_error_code_that_echoes_us_or_is_no_code_is_not_told(
+    through: Through, payload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the key, not a word of the prompt, not prose."""
+    monkeypatch.setenv("SOME_KEY", KEY)
+    key = "SOME_KEY" if through is using else None
+    assert str(failure(through, answering(payload, 401), api_key_env=key)) == "HTTP 401"
+
+
+@BOTH
+def test_retry_after_is_understood_in_every_form(through: Through) -> None:
+    """Seconds, milliseconds, a date; nonsense is None, the past is 0."""
+
+    def asked(**headers: str) -> float | None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return failure(through, answering({}, 429, named)).failure.retry_after_s
+
+    assert asked(Retry_After="7") == 7.0
+    assert asked(retry_after_ms="1500") == 1.5
+    assert asked(Retry_After="-3") == 0.0
+    assert asked(Retry_After=email.utils.formatdate(time.time() - 60, usegmt=True)) == 0.0
+    later = asked(Retry_After=email.utils.formatdate(time.time() + 600, usegmt=True))
+    assert later is not None
+    assert 500 < later <= 600
+    for nonsense in ("soon", "nan", "inf", "", "Thu, 99 Foo 2026"):
+        assert asked(Retry_After=nonsense) is None
+
+
+@BOTH
+def test_no_server_is_a_connection_failure(through: Through) -> None:
+    """Refused connections are retryable faults."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        with pytest.raises(CallFailed) as caught:
+            through(f"http://127.0.0.1:{sock.getsockname()[1]}/v1", complete)
+    assert caught.value.failure.kind == "connection"
+    assert caught.value.failure.retryable
+
+
+@BOTH
+def test_a_connection_dropped_before_the_reply_is_a_connection_failure(through: Through) -> None:
+    """The server hangs up without a word."""
+
+    async def hang_up(request: web.Request, _: Any) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    assert failure(through, hang_up).failure.kind == "connection"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"id\"",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n{}",
+        b"SSH-2.0-OpenSSH_9\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
+    ],
+)  # fmt: skip
+def test_a_reply_cut_short_or_broken_in_its_http_is_a_protocol_failure(raw: bytes) -> None:
+    """What was answered is not whole: it may have cost something, unlike a refused connection."""
+
+    async def run() -> CallFailed:
+        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(raw)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(speak, "127.0.0.1", 0)
+        clients = HttpClients()
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            client = EndpointClient(Endpoint("e", model="m", base_url=f"http://127.0.0.1:{port}/v1"), clients)
+            with pytest.raises(CallFailed) as caught:
+                await client.complete(REQUEST)
+            await clients.aclose()
+        return caught.value
+
+    assert asyncio.run(run()).failure.kind == "protocol"
+
+
+@BOTH
+@pytest.mark.parametrize("payload", [{}, [], None, {"choices": [{"message": 5}]}, {"choices": 7}])
+def test_a_reply_that_is_no_chat_completion_is_a_protocol_failure(through: Through, payload: Any) -> None:
+    """JSON of another shape."""
+    assert failure(through, answering(payload)).failure.kind == "protocol"
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["application/json", "text/html"])
+def test_a_reply_that_is_no_json_is_a_protocol_failure(through: Through, kind: str) -> None:
+    """Whatever it calls itself."""
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return web.Response(text="<html>SECRET</html>", content_type=kind)
+
+    error = failure(through, handler)
+    assert error.failure.kind == "protocol"
+    assert "SECRET" not in str(error)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_reply_without_end_is_refused_while_it_is_read(packed: bool) -> None:
+    """The bound holds for what is unpacked, not only for what is sent."""
+    bomb = b" " * (2 * MAX_REPLY_BYTES)
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        headers = {"Content-Encoding": "gzip"} if packed else {}
+        return web.Response(body=gzip.compress(bomb) if packed else bomb, headers=headers)
+
+    assert failure(using, handler).failure.kind == "protocol"
+
+
+async def never(_: web.Request, __: Any) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+@BOTH
+def test_a_slow_reply_times_out_and_hangs_up(through: Through) -> None:
+    """The time limit covers the whole call, and the server sees the connection go."""
+    with serving(never) as server:
+        with pytest.raises(CallFailed) as caught:
+            through(server.url, complete, timeout_s=0.05)
+        assert server.cut.wait(5)
+    assert caught.value.failure.kind == "timeout"
+    assert not caught.value.failure.retryable
+
+
+def test_a_reply_that_drips_times_out_too() -> None:
+    """Bytes now and then do not prolong the limit."""
+
+    async def drip(request: web.Request, _: Any) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.01)
+
+    assert failure(using, drip, lambda c: c.complete(REQUEST, timeout_s=0.1)).failure.kind == "timeout"
+
+
+@BOTH
+def test_cancelling_reaches_the_socket(through: Through) -> None:
+    """The server sees its client go, and the task ends as cancelled, not as failed."""
+    with serving(never) as server:
+
+        async def cancel(client: EndpointClient) -> None:
+            task = asyncio.create_task(client.complete(REQUEST))
+            await asyncio.to_thread(server.arrived.wait)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(server.cut.wait, 5)
+
+        through(server.url, cancel)
+
+
+@BOTH
+def test_a_stream_gives_its_pieces_and_then_the_whole(through: Through) -> None:
+    """Text as it comes; the last item is the completion with the usage."""
+    events = (chunk("Sat"), chunk("urn"), chunk(finish="stop"), {"choices": [], "usage": USAGE}, "[DONE]")
+    with serving(streaming(*events)) as server:
+        *pieces, whole = through(server.url, collect)
+        assert server.received[0].body["stream"] is True
+        assert server.received[0].body["stream_options"] == {"include_usage": True}
+    assert "".join(pieces) == "Saturn"
+    assert whole.choices[0].text == "Saturn"
+    assert whole.usage == Usage(10, 1)
+
+
+@BOTH
+@pytest.mark.parametrize("end", [True, False])
+def test_a_cut_stream_is_a_failure_that_keeps_the_usage_so_far(through: Through, end: bool) -> None:
+    """Whether the connection breaks or the stream merely stops."""
+    error = failure(through, streaming(chunk("Sat", usage=USAGE), end=end), collect)
+    assert error.failure.kind == "protocol"
+    assert error.usage == Usage(10, 1)
+
+
+@BOTH
+def test_an_error_within_a_stream_is_that_failure(through: Through) -> None:
+    """A fault reported after the first pieces."""
+    error = failure(through, streaming(chunk("Sat"), {"error": {"code": 502, "message": PROMPT}}), collect)
+    assert (error.failure.kind, error.failure.status) == ("status", 502)
+
+
+@BOTH
+def test_a_stream_that_stalls_times_out_with_the_usage_so_far(through: Through) -> None:
+    """The limit holds between pieces too."""
+
+    async def stall(request: web.Request, _: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(f"data: {json.dumps(chunk('Sat', usage=USAGE))}\n\n".encode())
+        await asyncio.sleep(60)
+        return response
+
+    with serving(stall) as server:
+        with pytest.raises(CallFailed) as caught:
+            through(server.url, collect, timeout_s=0.3)
+        assert server.cut.wait(5)
+    assert caught.value.failure.kind == "timeout"
+    assert caught.value.usage == Usage(10, 1)
+
+
+@BOTH
+def test_closing_a_stream_early_hangs_up(through: Through) -> None:
+    """A reader that has seen enough stops the generation."""
+
+    async def endless(request: web.Request, _: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(f"data: {json.dumps(chunk('x'))}\n\n".encode())
+            await asyncio.sleep(0.01)
+
+    with serving(endless) as server:
+
+        async def first(client: EndpointClient) -> str | Completion:
+            async with contextlib.aclosing(client.stream(REQUEST)) as pieces:
+                return await anext(pieces)
+
+        assert through(server.url, first) == "x"
+        assert server.cut.wait(5)
+
+
+def test_connections_are_kept_and_shared_between_endpoints_and_streams() -> None:
+    """One after another, two endpoints of one host use one connection, after whole streams too."""
+    ports = set()
+
+    async def handler(request: web.Request, body: Any) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.add(request.transport.get_extra_info("peername")[1])
+        return await sse(request, chunk("x", "stop"), "[DONE]") if "stream" in body else json_reply(completion())
+
+    async def run(server: Server) -> None:
+        clients = HttpClients()
+        for name in ("one", "two"):
+            client = EndpointClient(Endpoint(name, model="m", base_url=server.url), clients)
+            await client.complete(REQUEST)
+            await collect(client)
+        await clients.aclose()
+        await clients.aclose()
+
+    with serving(handler) as server:
+        asyncio.run(run(server))
+    assert len(ports) == 1
+
+
+def test_one_client_serves_several_event_loops_in_turn() -> None:
+    """Each running loop gets its own connections; a loop closed long ago leaves nothing behind that breaks the next."""
+    clients = HttpClients()
+    with serving(ok) as server:
+        client = EndpointClient(Endpoint("e", model="m", base_url=server.url), clients)
+
+        async def call() -> str:
+            try:
+                return (await client.complete(REQUEST)).choices[0].text
+            finally:
+                await clients.aclose()
+
+        assert [asyncio.run(call()) for _ in range(3)] == ["A", "A", "A"]
+
+
+def test_256_calls_at_a_time_all_get_through() -> None:
+    """No pool limit fails or starves them."""
+
+    async def crowd(client: EndpointClient) -> list[Completion]:
+        return await asyncio.gather(*(client.complete(REQUEST) for _ in range(256)))
+
+    with serving(ok) as server:
+        assert len(using(server.url, crowd)) == 256
+
+
+def test_what_cannot_be_sent_or_reached_is_a_config_error() -> None:
+    """Params that are no JSON; no address; an address that is none."""
+    bad = Request(REQUEST.messages, 8, params={"x": object()})
+    with pytest.raises(ConfigError, match="JSON"):
+        using("http://127.0.0.1:9/v1", lambda c: c.complete(bad))
+    with pytest.raises(ConfigError, match="base_url"):
+        asyncio.run(EndpointClient(Endpoint("e", model="m"), HttpClients()).complete(REQUEST))
+    with pytest.raises(ConfigError, match="base_url"):
+        using("http://127.0.0.1:99999999/v1", complete)
+
+
+def test_openai_s_own_service_gets_its_own_name_for_the_token_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its newer models refuse ``max_tokens``, which everybody else knows."""
+    with serving(ok) as server:
+        monkeypatch.setenv("http_proxy", server.url.removesuffix("/v1"))
+        using("http://api.openai.com/v1", complete)
+        using("http://openai.com.example.org/v1", complete)
+        theirs, other = (received.body for received in server.received)
+    assert (theirs.get("max_completion_tokens"), theirs.get("max_tokens")) == (8, None)
+    assert (other.get("max_completion_tokens"), other.get("max_tokens")) == (None, 8)
+
+
+def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the host is excepted."""
+    with serving(ok) as server:
+        proxy = server.url.removesuffix("/v1")
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv("no_proxy", "direct.invalid")
+        assert using("http://somewhere.invalid/v1", complete).choices[0].text == "A"
+        assert server.received[0].headers["Host"] == "somewhere.invalid"
+        with pytest.raises(CallFailed) as caught:
+            using("http://direct.invalid/v1", complete)
+    assert caught.value.failure.kind == "connection"
