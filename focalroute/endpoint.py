@@ -34,7 +34,6 @@ __all__ = ["EndpointClient", "HttpClients"]
 _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT_S = 10.0
-_DRAIN_S = 0.05
 _KEEPALIVE_S = 30.0
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _OPENAI_HOSTS = ("openai.com", "azure.com")
@@ -185,19 +184,19 @@ class _Http:
             return decode_bytes(await _read(response, MAX_REPLY_BYTES))
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        async with await self._post(body) as response:
+        # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
+        async with await self._post(body, Connection="close") as response:
             while not decoder.done and (chunk := await _chunk(response)):
                 yield decoder.feed(chunk)
-            await _drain(response)
 
-    async def _post(self, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
+    async def _post(self, body: Mapping[str, Any], **headers: str) -> aiohttp.ClientResponse:
         from aiohttp import ClientError, ClientResponseError
 
         sent = _json(body)
         session = self._clients.session()
         try:
             response = await session.post(
-                self._url, data=sent, headers=self._headers, allow_redirects=False, proxy=self._proxy
+                self._url, data=sent, headers=self._headers | headers, allow_redirects=False, proxy=self._proxy
             )
         except ClientResponseError as error:
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
@@ -258,14 +257,6 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
         if len(body) > limit:
             raise broken("the reply is too long")
     return body
-
-
-async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Give what follows the last event a moment to arrive: a body read to its end leaves the connection usable."""
-    with contextlib.suppress(TimeoutError, CallFailed):
-        async with asyncio.timeout(_DRAIN_S):
-            while await _chunk(response):
-                pass
 
 
 def _status(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:

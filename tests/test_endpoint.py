@@ -411,21 +411,42 @@ def test_closing_a_stream_early_hangs_up(through: Through) -> None:
         assert server.cut.wait(5)
 
 
-def test_connections_are_kept_and_shared_between_endpoints_and_streams() -> None:
-    """One after another, two endpoints of one host use one connection, after whole streams too."""
+def test_a_server_that_hangs_up_after_a_stream_does_not_break_the_next_call() -> None:
+    """llama-server closes a stream's connection without announcing it, just when the next call would use it."""
+
+    async def hang_up(request: web.Request, body: Any) -> web.StreamResponse:
+        if "stream" not in body:
+            return json_reply(completion())
+        response = await sse(request, chunk("x", "stop"), "[DONE]")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def alternate(client: EndpointClient) -> list[Completion]:
+        replies = []
+        for _ in range(20):
+            await collect(client)
+            replies.append(await client.complete(REQUEST))
+        return replies
+
+    with serving(hang_up) as server:
+        assert len(using(server.url, alternate)) == 20
+
+
+def test_connections_are_kept_and_shared_between_endpoints() -> None:
+    """One after another, calls to two endpoints of one host use one connection."""
     ports = set()
 
-    async def handler(request: web.Request, body: Any) -> web.StreamResponse:
+    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
         assert request.transport is not None
         ports.add(request.transport.get_extra_info("peername")[1])
-        return await sse(request, chunk("x", "stop"), "[DONE]") if "stream" in body else json_reply(completion())
+        return json_reply(completion())
 
     async def run(server: Server) -> None:
         clients = HttpClients()
         for name in ("one", "two"):
             client = EndpointClient(Endpoint(name, model="m", base_url=server.url), clients)
             await client.complete(REQUEST)
-            await collect(client)
         await clients.aclose()
         await clients.aclose()
 

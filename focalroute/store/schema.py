@@ -11,7 +11,7 @@ MIGRATIONS: tuple[str, ...] = (
         id TEXT NOT NULL UNIQUE,
         created_at REAL NOT NULL,
         record TEXT NOT NULL,      -- keys, kind, answered, probabilities, members as JSON
-        trajectory BLOB,           -- see codec.py; NULL where no policy decided
+        trajectory BLOB,           -- see codec.py, NULL where no policy decided
         receipt TEXT NOT NULL,
         texts TEXT
     );
@@ -39,7 +39,7 @@ MIGRATIONS: tuple[str, ...] = (
         cached_tokens INTEGER,
         reasoning_tokens INTEGER,
         provider_pico INTEGER,
-        cost_pico INTEGER,         -- 1e-12 USD; NULL: unknown
+        cost_pico INTEGER,         -- 1e-12 USD, NULL where unknown
         cost_source TEXT NOT NULL,
         tags TEXT NOT NULL
     );

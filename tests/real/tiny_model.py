@@ -21,7 +21,7 @@ F32 = NDArray[np.float32]
 
 START, END = 0, 1
 
-# The bias of the end (a reply is as long as its limit, unless a grammar ends it), and of what llama-server's grammar for
+# The bias of the end (a reply is as long as its limit unless a grammar ends it), and of what llama-server's grammar of
 # JSON allows in abundance: space, line feed, tab and carriage return, as GPT-2 writes them, and "```json" around it.
 NEVER = -100
 FILLING = "ĠĊĉč`"
