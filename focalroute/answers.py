@@ -10,9 +10,11 @@ from hashlib import blake2b
 
 from focalroute.errors import ConfigError
 
-__all__ = ["KINDS", "candidate_key", "normal_form", "normaliser"]
+__all__ = ["KINDS", "AnswerKind", "candidate_key", "normal_form", "normaliser"]
 
 Normaliser = Callable[[str], str | None]
+#: A name in `KINDS`, or the caller's own normaliser.
+AnswerKind = str | Normaliser
 
 # Not within a number (the sign of "10-20" is none) nor an exponent ("25 m^2" is 25).
 _NUMBER = re.compile(r"(?<![\d^])([-+]?)[$€£]?((?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)((?:[eE][-+]?\d+)?)")
@@ -66,7 +68,7 @@ def _text(text: str) -> str | None:
 KINDS: dict[str, Normaliser] = {"number": _number, "short": _short, "text": _text}
 
 
-def normaliser(kind: str | Normaliser | None) -> Normaliser:
+def normaliser(kind: AnswerKind | None) -> Normaliser:
     """The function that maps a reply's text to its normal form (None: no answer in it); "text" by default.
 
     Raises:
@@ -80,9 +82,21 @@ def normaliser(kind: str | Normaliser | None) -> Normaliser:
         raise ConfigError(f"answer: unknown kind {kind!r}; use one of {', '.join(KINDS)} or a callable") from None
 
 
-def normal_form(text: str, kind: str | Normaliser | None) -> str | None:
-    """The text's normal form; None if it holds no answer."""
-    return normaliser(kind)(text)
+def normal_form(text: str, kind: AnswerKind | None) -> str | None:
+    """The text's normal form; None if it holds no answer.
+
+    Raises:
+        ConfigError: the caller's own normaliser failed, or gave something else than a string or None.
+    """
+    try:
+        form = normaliser(kind)(text)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"answer: the callable failed on a reply ({type(error).__name__})") from error
+    if form is not None and not isinstance(form, str):
+        raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
+    return form
 
 
 def candidate_key(candidate: str) -> str:

@@ -16,7 +16,7 @@ from focalroute.errors import CallFailed
 from focalroute.records import Usage
 from focalroute.wire import Completion, Request
 
-__all__ = ["DEAREST", "NONE", "Capabilities", "declared", "key", "override", "probe"]
+__all__ = ["DEAREST", "NONE", "PROBE", "Capabilities", "declared", "key", "override", "probe"]
 
 _MAX_TOP = 20  # the most that OpenAI, Together and vLLM give
 _FEWER_TOP = 5  # what stricter services still give
@@ -24,6 +24,8 @@ _MAX_TOKENS = 16
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
+#: As large as all calls of a probe together, for an upper bound of its cost.
+PROBE = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: whoever answers with one of them was held to them.
 _HELD = ("Q", "Z")
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretStr, ValidationError
 from pydantic.dataclasses import dataclass
 
 from focalroute.errors import ConfigError
 
-__all__ = ["Budget", "Dialect", "Endpoint", "Limits", "PoolFile", "load_pool", "usd", "validate_pool"]
+__all__ = ["Budget", "Dialect", "Endpoint", "PoolFile", "Price", "Settings", "load_pool", "usd", "validate_pool"]
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
 
@@ -35,6 +35,8 @@ _DIALECT_HOSTS: tuple[tuple[str, Dialect], ...] = (
 
 # A part of a variable's name that is rather a key: long, and not just words in one case.
 _KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20,}")
+
+_HIGHEST_PRICE = Decimal(100_000)
 
 _C = TypeVar("_C")
 
@@ -93,13 +95,57 @@ def _env_name(name: str) -> str:
     return name
 
 
+def usd(amount: object, field: str) -> Decimal:
+    """A positive amount of USD, exact as written; ConfigError naming ``field`` if it is not one."""
+    value = _decimal(amount)
+    if value is None or value <= 0:
+        raise ConfigError(f"{field}: give a positive amount of USD, got {amount!r}")
+    return value
+
+
+def _decimal(amount: object) -> Decimal | None:
+    """A finite number as it would be written; None if it is none."""
+    if isinstance(amount, bool) or not isinstance(amount, Decimal | int | float | str):
+        return None
+    try:
+        value = Decimal(str(amount))
+    except (InvalidOperation, ValueError):
+        return None
+    return value if value.is_finite() else None
+
+
+def _price(amount: object) -> Decimal:
+    value = _decimal(amount)
+    if value is None or not 0 <= value <= _HIGHEST_PRICE:
+        raise ValueError(f"give USD per million tokens, between 0 and {_HIGHEST_PRICE}")
+    return value
+
+
+def _budget(amount: object) -> Decimal:
+    value = _decimal(amount)
+    if value is None or value <= 0:
+        raise ValueError("give a positive amount of USD")
+    return value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Url = Annotated[str, AfterValidator(_http_url)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
-UsdPer1M = Annotated[Decimal, Field(strict=False, ge=0, le=Decimal(100_000), allow_inf_nan=False)]
-Usd = Annotated[Decimal, Field(strict=False, gt=0, allow_inf_nan=False)]
+#: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through `Endpoint.price`
+#: and `usd`.
+Amount = Decimal | float | str
+UsdPer1M = Annotated[Amount, PlainValidator(_price)]
+Usd = Annotated[Amount, PlainValidator(_budget)]
 
 _STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+
+
+class Price(NamedTuple):
+    """USD per million tokens: ``prompt`` for those not read from the provider's cache, ``cached`` for those that are."""
+
+    prompt: Decimal
+    completion: Decimal
+    cached: Decimal
 
 
 @_config
@@ -158,9 +204,13 @@ class Endpoint:
             raise ValueError("cached_input_usd_per_1m: give input_usd_per_1m and output_usd_per_1m as well")
 
     @property
-    def priced(self) -> bool:
-        """Whether its price is known."""
-        return self.input_usd_per_1m is not None
+    def price(self) -> Price | None:
+        """Its price; None if unknown."""
+        given = (self.input_usd_per_1m, self.output_usd_per_1m, self.cached_input_usd_per_1m)
+        prompt, completion, cached = (amount if isinstance(amount, Decimal) else None for amount in given)
+        if prompt is None or completion is None:
+            return None
+        return Price(prompt, completion, prompt if cached is None else cached)
 
     @property
     def spoken(self) -> Dialect:
@@ -199,16 +249,20 @@ class Budget:
 
 @_config
 @dataclass(frozen=True, config=_STRICT)
-class Limits:
-    """The numeric settings of an ensemble, as described at `focalroute.AsyncEnsemble`."""
+class Settings:
+    """The plain settings of an ensemble, as described at `focalroute.AsyncEnsemble`."""
 
     _: KW_ONLY
-    max_rounds: Annotated[int, Field(ge=1, le=64)] = 3
-    price_of_money: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
-    window: Annotated[int, Field(ge=1, le=1_000_000)] = 500
-    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
-    attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    samples: Annotated[int, Field(ge=1, le=128)] = 10
+    max_rounds: Annotated[int, Field(ge=1, le=64)]
+    explore: bool
+    price_of_money: Annotated[float, Field(ge=1e-4, le=1e4)]
+    window: Annotated[int, Field(ge=1, le=1_000_000)]
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)]
+    attempts: Annotated[int, Field(ge=1, le=10)]
+    samples: Annotated[int, Field(ge=1, le=128)]
+    store_text: bool
+    durability: Literal["normal", "full"]
+    seed: int | None
 
 
 @dataclass(frozen=True)
@@ -220,22 +274,11 @@ class PoolFile:
     budget: Budget | None
 
 
-def usd(amount: Decimal | float | str, field: str) -> Decimal:
-    """A positive amount of USD, exact as written; ConfigError naming ``field`` if it is not one."""
-    try:
-        value = Decimal(str(amount))
-    except InvalidOperation:
-        value = Decimal("NaN")
-    if not value.is_finite() or value <= 0:
-        raise ConfigError(f"{field}: give a positive amount of USD, got {amount!r}")
-    return value
-
-
 def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tuple[Endpoint, ...]:
     """The endpoints as a tuple.
 
     Raises:
-        ConfigError: there are none, two have one name, or (``askable``) one has no address.
+        ConfigError: there are none, two have one name, or (``askable``) one lacks its address or key.
     """
     pool = tuple(endpoints)
     if not pool:
@@ -250,6 +293,9 @@ def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tu
     lost = [endpoint.name for endpoint in pool if endpoint.base_url is None and endpoint.client is None]
     if askable and lost:
         raise ConfigError(f"endpoints: {', '.join(lost)}: give base_url (or a ready client) to ask it")
+    if askable:
+        for endpoint in pool:
+            endpoint.api_key()  # a key that is not set is said now, not at the first ask
     return pool
 
 

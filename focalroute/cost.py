@@ -19,7 +19,7 @@ from focalroute.errors import BudgetExceeded, ConfigError
 from focalroute.records import CostSource, Usage
 from focalroute.wire import Request
 
-__all__ = ["Bill", "BudgetGuard", "Purse", "price", "total", "typical_cost", "upper_bound"]
+__all__ = ["Bill", "BudgetGuard", "Purse", "cost_of", "total", "typical_cost", "upper_bound"]
 
 _MILLION = Decimal(1_000_000)
 _PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
@@ -27,27 +27,25 @@ _PER_REQUEST = 64
 _PER_MEDIA_PART = 4096  # tokens an image, audio or file part may count, generously
 
 
-def price(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSource]:
+def cost_of(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSource]:
     """What the usage costs at this endpoint: the provider's own figure, else price x tokens, else unknown."""
     if usage.cost_usd is not None:
         return usage.cost_usd, "provider"
-    if endpoint.input_usd_per_1m is None or endpoint.output_usd_per_1m is None:
+    price = endpoint.price
+    if price is None:
         return None, "unknown"
-    cached_price = endpoint.cached_input_usd_per_1m
-    cached = usage.cached_tokens if cached_price is not None else 0
     cost = (
-        (usage.prompt_tokens - cached) * endpoint.input_usd_per_1m
-        + cached * (cached_price or 0)
-        + usage.completion_tokens * endpoint.output_usd_per_1m
+        (usage.prompt_tokens - usage.cached_tokens) * price.prompt
+        + usage.cached_tokens * price.cached
+        + usage.completion_tokens * price.completion
     )
     return cost / _MILLION, "price"
 
 
 def typical_cost(endpoint: Endpoint) -> float | None:
     """USD of a typical call by the price list, to compare endpoints before anything was seen; None if unknown."""
-    if endpoint.input_usd_per_1m is None or endpoint.output_usd_per_1m is None:
-        return None
-    return float(200 * endpoint.input_usd_per_1m + 100 * endpoint.output_usd_per_1m) / 1e6
+    price = endpoint.price
+    return None if price is None else float(200 * price.prompt + 100 * price.completion) / 1e6
 
 
 def total(costs: Iterable[Decimal | None]) -> Decimal | None:
@@ -64,7 +62,8 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     """
     params = {**endpoint.params, **request.params}
     generated = _most_generated(params, request)
-    if endpoint.input_usd_per_1m is None or endpoint.output_usd_per_1m is None or generated is None:
+    price = endpoint.price
+    if price is None or generated is None:
         return None
     prompt = (
         _PER_REQUEST
@@ -72,8 +71,7 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
         + _json_tokens(request.choices)
         + sum(map(_message_tokens, request.messages))
     )
-    dearest_input = max(endpoint.input_usd_per_1m, endpoint.cached_input_usd_per_1m or Decimal(0))
-    return (prompt * dearest_input + generated * endpoint.output_usd_per_1m) / _MILLION
+    return (prompt * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
 
 
 def _most_generated(params: Mapping[str, Any], request: Request) -> int | None:
@@ -121,17 +119,22 @@ class Bill:
 _CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "price", "provider")
 
 
+def _limit(budget: Budget | None, name: str) -> Decimal | None:
+    amount = getattr(budget, name, None)
+    return None if amount is None else usd(amount, name)
+
+
 class BudgetGuard:
     """Keeps all asks together within ``Budget.usd_total``: spent + reserved never passes it. Thread-safe."""
 
     def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], spent: Decimal) -> None:
-        self._unpriced = [endpoint.name for endpoint in endpoints if not endpoint.priced]
+        self._unpriced = [endpoint.name for endpoint in endpoints if endpoint.price is None]
         if budget is not None:
             self._require_prices("budget")
-        self.limit = budget.usd_total if budget else None
+        self.limit = _limit(budget, "usd_total")
         self.spent = spent
         self.reserved = Decimal(0)
-        self._per_ask = budget.max_usd_per_ask if budget else None
+        self._per_ask = _limit(budget, "max_usd_per_ask")
         self._lock = threading.Lock()
 
     def purse(self, max_usd: Decimal | float | str | None) -> Purse:

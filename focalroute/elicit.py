@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from focalroute.answers import AnswerKind, normal_form
 from focalroute.capabilities import Capabilities
 from focalroute.errors import CallFailed
 from focalroute.parse import DECORATION, Reader, reader_of
@@ -56,11 +57,13 @@ class Plan:
     Attributes:
         method: what the request is made for.
         choices: those of the query; None for a free-form question.
+        kind: of a free-form question's answer.
     """
 
     request: Request
     method: Method
     choices: tuple[str, ...] | None
+    kind: AnswerKind | None = None
 
     def read(self, completion: Completion) -> Reading:
         """The reply's answer.
@@ -70,8 +73,8 @@ class Plan:
         """
         first = completion.choices[0]
         if self.choices is None:
-            if not first.text.strip():
-                raise _unusable(completion, "the reply has no text")
+            if normal_form(first.text, self.kind) is None:
+                raise _unusable(completion, _why(first, "the reply holds no answer of the kind asked for"))
             return Reading(first.text, None, None, "text", first.finish_reason)
         reader = reader_of(self.choices)
         if self.method == "samples" and len(completion.choices) > 1:
@@ -86,7 +89,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
         samples: how many to draw where probabilities come from samples.
     """
     if query.choices is None:
-        return Plan(Request(query.messages, None, params=query.params), "text", None)
+        return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
     labels = reader_of(query.choices).labels
     messages = _put(query.messages, query.choices, labels)
     held = labels if capabilities.structured_choice else None
@@ -160,12 +163,12 @@ def _counted(completion: Completion, reader: Reader) -> Reading:
     return Reading(first.text, choice, shares, "samples", first.finish_reason)
 
 
-def _why(sample: CompletionChoice) -> str:
+def _why(sample: CompletionChoice, otherwise: str = "the reply names none of the choices, or more than one") -> str:
     if sample.finish_reason == "length":
         return "the reply was cut at its token limit before it answered; set a larger max_tokens in params"
     if sample.finish_reason == "content_filter":
         return "the reply was withheld by the service's content filter"
-    return "the reply names none of the choices, or more than one"
+    return otherwise
 
 
 def _unusable(completion: Completion, why: str) -> CallFailed:

@@ -1,7 +1,7 @@
-"""One endpoint: single attempts at a call, over our own HTTP client or a ready ``AsyncOpenAI``. Never retries.
+"""One endpoint: single attempts at a call, over our own HTTP transport or a ready ``AsyncOpenAI``. Never retries.
 
-HTTP is spoken through aiohttp directly: on loopback a call takes 0.26 ms, 0.11 ms of it CPU, against 0.47 and 0.30
-through httpx with an aiohttp transport, 0.63 and 5.3 (64 under way) through plain httpx, 1.2 and 1.35 through openai.
+HTTP is httpx's requests and responses over its aiohttp transport (httpx-aiohttp), called directly: what httpx's client adds on
+top (redirects, cookies, authentication flows) is not wanted here. `docs/performance.md` has the measurement of the choices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from focalroute.config import Endpoint
@@ -33,7 +33,7 @@ __all__ = ["EndpointClient", "HttpClients"]
 
 _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
-_CONNECT_S = 10.0
+_CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _OPENAI_HOSTS = ("openai.com", "azure.com")
@@ -44,34 +44,44 @@ _BY_NAME |= {"response_format", "stream", "stream_options"}
 
 
 class HttpClients:
-    """One HTTP client with kept-alive connections for each running event loop, shared by all endpoints."""
+    """One HTTP transport with kept-alive connections for each running event loop (and proxy), shared by all endpoints."""
 
     def __init__(self) -> None:
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._open: dict[_Place, tuple[AsyncGenerator[httpx.AsyncBaseTransport, None], httpx.AsyncBaseTransport]] = {}
 
-    def session(self) -> aiohttp.ClientSession:
-        """The running loop's client, made on first use. Cookies are not kept."""
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        return self._open(loop) if session is None else session
-
-    def _open(self, loop: asyncio.AbstractEventLoop) -> aiohttp.ClientSession:
-        import aiohttp
-
-        for other in [other for other in self._sessions if other.is_closed()]:
-            self._sessions.pop(other, None)
-        self._sessions[loop] = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-        )
-        return self._sessions[loop]
+    async def transport(self, proxy: str | None) -> httpx.AsyncBaseTransport:
+        """The running loop's transport, made on first use. It closes with the loop, or with `aclose`."""
+        place = (asyncio.get_running_loop(), proxy)
+        found = self._open.get(place)
+        if found is None:
+            for other in [other for other in self._open if other[0].is_closed()]:
+                self._open.pop(other, None)
+            living = _living(proxy)
+            found = self._open[place] = living, await anext(living)
+        return found[1]
 
     async def aclose(self) -> None:
-        """Close the running loop's client and its connections. Idempotent."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+        """Close the running loop's transports and their connections. Idempotent."""
+        loop = asyncio.get_running_loop()
+        for place in [place for place in self._open if place[0] is loop]:
+            living, _ = self._open.pop(place)
+            await living.aclose()
+
+
+_Place = tuple[asyncio.AbstractEventLoop, "str | None"]
+
+
+async def _living(proxy: str | None) -> AsyncGenerator[httpx.AsyncBaseTransport, None]:
+    """A transport that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
+    import httpx
+    from httpx_aiohttp import AiohttpTransport
+
+    limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=_KEEPALIVE_S)
+    transport = AiohttpTransport(limits=limits, proxy=httpx.Proxy(proxy) if proxy else None)
+    try:
+        yield transport
+    finally:
+        await transport.aclose()
 
 
 class EndpointClient:
@@ -160,16 +170,16 @@ def _cap(base_url: str) -> CapField:
 
 
 class _Http:
-    """Our own client: one POST, bounded and typed."""
+    """Our own client: one POST, bounded and typed. A redirect is a failure like any other status."""
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients) -> None:
-        from yarl import URL
+        import httpx
 
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
-            self._url = URL(endpoint.base_url + "/chat/completions")
-        except ValueError:
+            self._url = httpx.URL(endpoint.base_url + "/chat/completions")
+        except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = _cap(endpoint.base_url)
         self._clients = clients
@@ -180,40 +190,45 @@ class _Http:
             self._headers["Authorization"] = f"Bearer {self._key}"
 
     async def complete(self, body: Mapping[str, Any]) -> Completion:
-        async with await self._post(body) as response:
+        async with contextlib.aclosing(await self._post(body)) as response:
             return decode_bytes(await _read(response, MAX_REPLY_BYTES))
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
-        async with await self._post(body, Connection="close") as response:
-            while not decoder.done and (chunk := await _chunk(response)):
-                yield decoder.feed(chunk)
+        async with contextlib.aclosing(await self._post(body, Connection="close")) as response:
+            async with contextlib.aclosing(_chunks(response)) as chunks:
+                async for chunk in chunks:
+                    yield decoder.feed(chunk)
+                    if decoder.done:
+                        return
 
-    async def _post(self, body: Mapping[str, Any], **headers: str) -> aiohttp.ClientResponse:
-        from aiohttp import ClientError, ClientResponseError
+    async def _post(self, body: Mapping[str, Any], **headers: str) -> httpx.Response:
+        import httpx
+        from aiohttp import ClientError
 
         sent = _json(body)
-        session = self._clients.session()
+        request = httpx.Request(
+            "POST", self._url, headers=self._headers | headers, content=sent, extensions={"timeout": _CONNECT}
+        )
+        transport = await self._clients.transport(self._proxy)
         try:
-            response = await session.post(
-                self._url, data=sent, headers=self._headers | headers, allow_redirects=False, proxy=self._proxy
-            )
-        except ClientResponseError as error:
+            response = await transport.handle_async_request(request)
+        except ClientError as error:  # what the transport has no httpx name for
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
-        except (ClientError, OSError) as error:
+        except (httpx.TransportError, OSError) as error:
             raise CallFailed(Failure("connection", f"could not reach the service ({type(error).__name__})")) from None
-        if not 200 <= response.status < 300:
-            async with response:
+        if not 200 <= response.status_code < 300:
+            async with contextlib.aclosing(response):
                 raise CallFailed(await self._refused(response, sent))
         return response
 
-    async def _refused(self, response: aiohttp.ClientResponse, sent: bytes) -> Failure:
+    async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
             payload = json.loads(await _read(response, _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
-        return _status(response.status, response.headers, payload, secrets)
+        return _status(response.status_code, response.headers, payload, secrets)
 
 
 def _key(endpoint: Endpoint) -> str | None:
@@ -240,22 +255,25 @@ def _json(body: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 
 
-async def _chunk(response: aiohttp.ClientResponse) -> bytes:
-    """Some more of the body, b"" at its end."""
+async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The body in pieces, as they come."""
+    import httpx
     from aiohttp import ClientError
 
     try:
-        return await response.content.readany()
-    except (ClientError, OSError) as error:
+        async for chunk in cast("httpx.AsyncByteStream", response.stream):
+            yield chunk
+    except (httpx.TransportError, ClientError, OSError) as error:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
 
 
-async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    body = await _chunk(response)
-    while more := await _chunk(response):
-        body += more
-        if len(body) > limit:
-            raise broken("the reply is too long")
+async def _read(response: httpx.Response, limit: int) -> bytes:
+    body = b""
+    async with contextlib.aclosing(_chunks(response)) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > limit:
+                raise broken("the reply is too long")
     return body
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import logging
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from focalroute.answers import AnswerKind
 from focalroute.ask import Ask
-from focalroute.config import Budget, Endpoint, Limits, load_pool, validate_pool
+from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
 from focalroute.cost import BudgetGuard, typical_cost
 from focalroute.errors import ConfigError, FeedbackError, StoreError, UnknownAnswer
 from focalroute.learn.reward import USER, credit, label_key, outranks, reward_of
@@ -25,7 +26,7 @@ from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
-from focalroute.query import AnswerKind, Prompt, make_query
+from focalroute.query import Prompt, make_query
 from focalroute.records import Answer, Decision, Feedback, Observation, Round
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
@@ -94,18 +95,20 @@ class AsyncEnsemble:
         durability: Literal["normal", "full"] = "normal",
         seed: int | None = None,
     ) -> None:
-        self._limits = Limits(
+        self._settings = Settings(
             max_rounds=max_rounds,
+            explore=explore,
             price_of_money=price_of_money,
             window=window,
             deadline_s=deadline_s,
             attempts=attempts,
             samples=samples,
+            store_text=store_text,
+            durability=durability,
+            seed=seed,
         )
         self.endpoints = validate_pool(endpoints, askable=True)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
-        self._explore = explore
-        self._store_text = store_text
         self._random = random.Random(seed)  # noqa: S311 - exploration, no secret
         self._sources: dict[str, str] = {}
         self._store = open_store(store, durability=durability)
@@ -114,7 +117,7 @@ class AsyncEnsemble:
             self._guard = BudgetGuard(budget, self.endpoints, spent)
             self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
             self._store.subscribe(self._absorb, last=window)
-            self._pool = Pool(self.endpoints, self._store, attempts=attempts, samples=samples)
+            self._pool = Pool(self.endpoints, self._store, self._guard, attempts=attempts, samples=samples)
             self._slot = PolicySlot.open(policy)
         except BaseException:
             self._store.close()
@@ -128,6 +131,12 @@ class AsyncEnsemble:
             ConfigError: the file, or a setting, is wrong.
         """
         return cls(**pool_arguments(path, settings))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     # -- asking ----------------------------------------------------------------------------------------------------------
 
@@ -163,7 +172,7 @@ class AsyncEnsemble:
             PoolError: every asked endpoint failed (DeadlineExceeded: by the deadline).
             BudgetExceeded: no endpoint is affordable.
         """
-        limits = self._limits if deadline_s is None else dataclasses.replace(self._limits, deadline_s=deadline_s)
+        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
             query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
         )
@@ -173,7 +182,7 @@ class AsyncEnsemble:
             policy=Guarded(self._slot.current, self._names),
             sight=self._observer.begin(asked),
             purse=self._guard.purse(max_usd),
-            deadline=asyncio.get_running_loop().time() + limits.deadline_s,
+            deadline=asyncio.get_running_loop().time() + settings.deadline_s,
         )
         try:
             await self._ask_in_rounds(ask)
@@ -188,7 +197,7 @@ class AsyncEnsemble:
         As long as nobody has answered it goes on to others: there is nothing to stop with.
         """
         loop = asyncio.get_running_loop()
-        while not ask.late and (len(ask.rounds) < self._limits.max_rounds or not ask.sight.backs):
+        while not ask.late and (len(ask.rounds) < self._settings.max_rounds or not ask.sight.backs):
             observation = self._observe(ask)
             decision = self._decide(ask, observation)
             replies = await self._pool.ask(decision.picked, ask.query, ask.purse, ask.deadline)
@@ -206,7 +215,7 @@ class AsyncEnsemble:
     def _observe(self, ask: Ask) -> Observation:
         return ask.sight.observe(
             round=len(ask.rounds) + 1,
-            price_of_money=self._limits.price_of_money,
+            price_of_money=self._settings.price_of_money,
             budget_left=ask.purse.share_left,
         )
 
@@ -226,18 +235,18 @@ class AsyncEnsemble:
             must_pick=not ask.sight.backs,
             order=self._observer.order(),
             eligible=eligible,
-            explore=self._explore and not ask.policy.failed,
+            explore=self._settings.explore and not ask.policy.failed,
             rng=self._random,
         )
 
     async def _record(self, ask: Ask, answer: Answer) -> Answer:
         """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
         try:
-            row = ask.stored(answer, texts=self._store_text)
+            row = ask.stored(answer, texts=self._settings.store_text)
             await asyncio.wrap_future(self._store.write(row, *ask.ledger()))
         except StoreError as error:
             _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
-            return dataclasses.replace(answer, durable=False)
+            return replace(answer, durable=False)
         return answer
 
     async def ask_many(
@@ -313,7 +322,7 @@ class AsyncEnsemble:
 
     def _remember(self, answer_id: str, source: str) -> None:
         self._sources[answer_id] = source
-        if len(self._sources) > 2 * self._limits.window:
+        if len(self._sources) > 2 * self._settings.window:
             del self._sources[next(iter(self._sources))]
 
     # -- looking after it ------------------------------------------------------------------------------------------------

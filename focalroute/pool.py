@@ -20,13 +20,13 @@ import tenacity
 from focalroute import capabilities, elicit
 from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint
-from focalroute.cost import Bill, Purse, price, upper_bound
+from focalroute.cost import Bill, BudgetGuard, Purse, cost_of, upper_bound
 from focalroute.elicit import Plan, Reading
 from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.errors import CallFailed
+from focalroute.errors import CallFailed, ConfigError
 from focalroute.limits import Breaker
 from focalroute.records import Failure, Query, Reply, Usage
-from focalroute.store.base import CapabilityRow, LedgerRow, Store
+from focalroute.store.base import CapabilityRow, LedgerRow, Row, Store
 from focalroute.wire import Completion
 
 __all__ = ["PROBE", "Pool"]
@@ -54,11 +54,12 @@ class _Call:
 class _Seat:
     """One endpoint in the pool: its client, its breaker, what it can do."""
 
-    def __init__(self, endpoint: Endpoint, clients: HttpClients, store: Store) -> None:
+    def __init__(self, endpoint: Endpoint, clients: HttpClients, store: Store, guard: BudgetGuard) -> None:
         self.endpoint = endpoint
         self.breaker = Breaker()
         self._client = EndpointClient(endpoint, clients)
         self._store = store
+        self._guard = guard
         self._capabilities = capabilities.declared(endpoint) or self._remembered()
         self._probes: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = WeakKeyDictionary()
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -84,10 +85,21 @@ class _Seat:
         return await asyncio.shield(probe)
 
     async def _probe(self) -> Capabilities:
-        measured, usage = await capabilities.probe(self._client)
-        row = CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict())
-        cost, source = price(usage, self.endpoint) if usage else (None, "unknown")
-        self._store.write(row, LedgerRow(PROBE, self.endpoint.name, time.time(), usage, cost, source))
+        held = upper_bound(capabilities.PROBE, self.endpoint) or Decimal(0)
+        if not self._guard.reserve(held):
+            raise CallFailed(Failure("unavailable", "not affordable any more"))
+        bill = Bill(self.endpoint.name, None, held, "reserved")
+        rows: list[Row] = []
+        try:
+            measured, usage = await capabilities.probe(self._client)
+            bill = self._bill(usage, held, None)
+            rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
+        except CallFailed as error:
+            bill = self._bill(error.usage, held, error.failure)
+            raise
+        finally:
+            self._guard.settle(held, bill.cost or Decimal(0))
+            self._store.write(*rows, LedgerRow(PROBE, bill.endpoint, time.time(), bill.usage, bill.cost, bill.source))
         self._capabilities = capabilities.override(self.endpoint, measured)
         return self._capabilities
 
@@ -109,17 +121,18 @@ class _Seat:
         if not call.purse.reserve(held):
             raise CallFailed(Failure("unavailable", "not affordable any more"))
         self.breaker.enter()
-        failure: Failure | None = Failure("cancelled", "given up before it answered")
+        failure: Failure | None = None
         usage: Usage | None = None
         try:
             async with self._gate():
                 completion = await self._client.complete(call.plan.request)
             usage = completion.usage
-            reading = call.plan.read(completion)
-            failure = None
-            return reading, completion
+            return call.plan.read(completion), completion
         except CallFailed as error:
             failure, usage = error.failure, error.usage or usage
+            raise
+        except asyncio.CancelledError:
+            failure = _given_up(call)
             raise
         finally:
             self.breaker.leave(failure)
@@ -129,7 +142,7 @@ class _Seat:
 
     def _bill(self, usage: Usage | None, bound: Decimal | None, failure: Failure | None) -> Bill:
         if usage is not None:
-            return Bill(self.endpoint.name, usage, *price(usage, self.endpoint))
+            return Bill(self.endpoint.name, usage, *cost_of(usage, self.endpoint))
         if failure is not None and failure.kind in _SURELY_FREE:
             return Bill(self.endpoint.name, None, Decimal(0), "price")
         return Bill(self.endpoint.name, None, bound, "unknown" if bound is None else "reserved")
@@ -154,9 +167,11 @@ _OPEN = _Open()
 class Pool:
     """The endpoints of an ensemble, ready to be asked. Safe to use from several event loops."""
 
-    def __init__(self, endpoints: Iterable[Endpoint], store: Store, *, attempts: int, samples: int) -> None:
+    def __init__(
+        self, endpoints: Iterable[Endpoint], store: Store, guard: BudgetGuard, *, attempts: int, samples: int
+    ) -> None:
         self._clients = HttpClients()
-        self._seats = tuple(_Seat(endpoint, self._clients, store) for endpoint in endpoints)
+        self._seats = tuple(_Seat(endpoint, self._clients, store, guard) for endpoint in endpoints)
         self._attempts = attempts
         self._samples = samples
 
@@ -170,9 +185,17 @@ class Pool:
         return tuple(seat.breaker.state for seat in self._seats)
 
     def upper_bounds(self, query: Query) -> tuple[Decimal, ...]:
-        """The most one call to each endpoint can cost, USD, by the dearest way to put the query."""
+        """The most one call to each endpoint can cost, USD, by the dearest way to put the query.
+
+        Raises:
+            ConfigError: it has no upper bound.
+        """
         plan = self._plan(query, capabilities.DEAREST, bounded=True)
-        return tuple(upper_bound(plan.request, seat.endpoint) or Decimal(0) for seat in self._seats)
+        bounds = [upper_bound(plan.request, seat.endpoint) for seat in self._seats]
+        known = tuple(bound for bound in bounds if bound is not None)
+        if len(known) < len(bounds):
+            raise ConfigError("params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept")
+        return known
 
     async def ask(self, picked: Sequence[int], query: Query, purse: Purse, deadline: float) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently; their replies in the same order, failures included.
@@ -217,6 +240,13 @@ class Pool:
         for seat in self._seats:
             await seat.aclose()
         await self._clients.aclose()
+
+
+def _given_up(call: _Call) -> Failure:
+    """Cancelled from outside: because the deadline passed, which the endpoint has to answer for, or because of us."""
+    if asyncio.get_running_loop().time() >= call.deadline:
+        return Failure("timeout", "the deadline of the ask passed")
+    return Failure("cancelled", "given up before it answered")
 
 
 def _retryable(error: BaseException) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from focalroute.answers import normaliser
+from focalroute.answers import AnswerKind, normaliser
 from focalroute.errors import ConfigError
 from focalroute.records import Query, new_id
 
-__all__ = ["AnswerKind", "Prompt", "make_query"]
+__all__ = ["Prompt", "make_query"]
 
 Prompt = str | Sequence[Mapping[str, Any]]
-AnswerKind = str | Callable[[str], str | None]
 
 
 def make_query(

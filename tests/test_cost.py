@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.config import Budget, Endpoint
-from focalroute.cost import Bill, BudgetGuard, Purse, price, total, typical_cost, upper_bound
+from focalroute.cost import Bill, BudgetGuard, Purse, cost_of, total, typical_cost, upper_bound
 from focalroute.errors import BudgetExceeded, ConfigError
 from focalroute.records import Usage
 from focalroute.wire import Request
@@ -48,30 +48,30 @@ def bill(cost: Decimal | None) -> Bill:
 
 
 def test_cost_is_exact_in_decimals() -> None:
-    assert price(Usage(3, 7), endpoint(0.1, 0.3)) == (Decimal("0.0000024"), "price")
-    assert price(Usage(1, 1), endpoint(0.1, 0.2)) == (Decimal("0.0000003"), "price")
+    assert cost_of(Usage(3, 7), endpoint(0.1, 0.3)) == (Decimal("0.0000024"), "price")
+    assert cost_of(Usage(1, 1), endpoint(0.1, 0.2)) == (Decimal("0.0000003"), "price")
 
 
 def test_cached_tokens_have_their_own_price_if_there_is_one() -> None:
     usage = Usage(prompt_tokens=1000, completion_tokens=0, cached_tokens=400)
-    assert price(usage, endpoint(1, 1, "0.25"))[0] == Decimal("0.0007")
-    assert price(usage, endpoint(1, 1))[0] == Decimal("0.001")
-    assert price(usage, endpoint(1, 1, 0))[0] == Decimal("0.0006")
+    assert cost_of(usage, endpoint(1, 1, "0.25"))[0] == Decimal("0.0007")
+    assert cost_of(usage, endpoint(1, 1))[0] == Decimal("0.001")
+    assert cost_of(usage, endpoint(1, 1, 0))[0] == Decimal("0.0006")
 
 
 def test_reasoning_tokens_are_within_the_completion_tokens() -> None:
-    assert price(Usage(0, 100, reasoning_tokens=90), endpoint(1, 1))[0] == Decimal("0.0001")
+    assert cost_of(Usage(0, 100, reasoning_tokens=90), endpoint(1, 1))[0] == Decimal("0.0001")
 
 
 @pytest.mark.parametrize("said", [Decimal("0.5"), ZERO])
 @pytest.mark.parametrize("at", [endpoint(), UNPRICED], ids=["priced", "unpriced"])
 def test_what_the_provider_reports_wins(said: Decimal, at: Endpoint) -> None:
-    assert price(Usage(1000, 1000, cost_usd=said), at) == (said, "provider")
+    assert cost_of(Usage(1000, 1000, cost_usd=said), at) == (said, "provider")
 
 
 def test_without_a_price_the_cost_is_unknown_but_a_price_of_zero_is_known() -> None:
-    assert price(Usage(1000, 1000), UNPRICED) == (None, "unknown")
-    assert price(Usage(1000, 1000), endpoint(0, 0)) == (ZERO, "price")
+    assert cost_of(Usage(1000, 1000), UNPRICED) == (None, "unknown")
+    assert cost_of(Usage(1000, 1000), endpoint(0, 0)) == (ZERO, "price")
     assert typical_cost(UNPRICED) is None
     assert typical_cost(endpoint(0, 0)) == 0
     assert typical_cost(endpoint(1, 2)) == pytest.approx(400e-6)
@@ -122,7 +122,7 @@ def test_no_usage_within_the_request_costs_more_than_the_bound(
         cached_tokens=data.draw(st.integers(0, prompt)),
     )
     bound = upper_bound(request(text, max_tokens=max_tokens, n=n), endpoint(*prices))
-    cost, _ = price(usage, endpoint(*prices))
+    cost, _ = cost_of(usage, endpoint(*prices))
     assert bound is not None
     assert cost is not None
     assert bound >= cost

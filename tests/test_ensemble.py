@@ -189,7 +189,7 @@ def test_costs_are_what_the_service_billed(pool: SimulatedPool) -> None:
     with SimulatedPool() as fresh, Ensemble(fresh.endpoints, seed=0) as ensemble:
         answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(40, seed=6)]
         stats = ensemble.stats()
-        billed = sum((Decimal(model["billed_usd"]) for model in fresh.stats()["models"].values()), Decimal(0))
+        billed = sum((model.usd for model in fresh.stats().values()), Decimal(0))
     probes = stats.cost - sum((a.cost for a in answers if a.cost is not None), Decimal(0))
     assert stats.cost == billed
     assert 0 <= probes < stats.cost
@@ -420,7 +420,7 @@ def test_a_thousand_asks_during_twenty_swaps_have_one_version_each(pool: Simulat
 def test_what_another_process_publishes_or_rolls_back_is_served(pool: SimulatedPool, tmp_path: Path) -> None:
     async def run() -> list[int]:
         first = publish_cold(tmp_path)
-        second = publish(tmp_path, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=("large",), parent=first)  # fmt: skip
+        second = publish(tmp_path, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=first)  # fmt: skip
         async with AsyncEnsemble(pool.endpoints, policy=tmp_path) as ensemble:
             served = [(await ensemble.ask(QUESTION, choices=CHOICES)).receipt.policy_version]
             assert served == [second]
@@ -448,14 +448,10 @@ def test_a_broken_bundle_is_not_served_and_every_answer_says_so(pool: SimulatedP
 def test_no_text_and_no_key_reaches_the_store_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIM_KEY", "sk-very-secret-value")
     secret = "the colour of the vault is ultramarine"
-    with SimulatedPool([SimulatedModel("m")], key="sk-very-secret-value") as pool:
-        keyed = [
-            Endpoint("m", base_url=e.base_url, model=e.model, api_key_env="SIM_KEY", input_usd_per_1m=1, output_usd_per_1m=1)
-            for e in pool.endpoints
-        ]
+    with SimulatedPool([SimulatedModel("m")], keys={"m": "SIM_KEY"}) as pool:
         for texts in (False, True):
             path = tmp_path / f"{texts}.db"
-            with Ensemble(keyed, store=path, store_text=texts) as ensemble:
+            with Ensemble(pool.endpoints, store=path, store_text=texts) as ensemble:
                 answer = ensemble.ask(f"{secret}: {QUESTION}", choices=CHOICES)
                 assert "sk-very-secret-value" not in repr(answer) + repr(ensemble.endpoints)
             stored = b"".join(file.read_bytes() for file in tmp_path.glob(f"{texts}.db*"))

@@ -1,0 +1,162 @@
+"""The house rules: who may import what, what an import costs, and what every module offers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "focalroute"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Each third-party engine (and the standard library's database) lives in one file, named here or yet to come.
+ENGINES = {
+    "onnx": {"learn/export.py"},
+    "onnxruntime": {"policy/_onnx.py"},
+    "openai": {"endpoint.py"},
+    "sqlite3": {"store/sqlite.py"},
+    "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
+    "tenacity": {"pool.py"},
+    "typer": {"cli.py"},
+}
+ENGINES_TO_COME = ("httpx", "torch", "redis", "opentelemetry", "starlette")
+
+# A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
+HUBS = {"__init__", "cli", "demo", "ensemble", "sync"}
+# Every other part imports these, itself, and what is listed for it.
+BASE = {"config", "errors", "records"}
+BEYOND = {
+    "ask": {"answers", "cost", "observe", "policy", "store"},
+    "capabilities": {"endpoint", "wire"},
+    "cost": {"wire"},
+    "elicit": {"capabilities", "parse", "score", "wire"},
+    "endpoint": {"fields", "stream", "wire"},
+    "learn": {"answers", "observe", "policy", "store"},
+    "many": {"progress", "query"},
+    "observe": {"answers"},
+    "policy": {"observe"},
+    "pool": {"capabilities", "cost", "elicit", "endpoint", "limits", "store", "wire"},
+    "query": {"answers"},
+    "score": {"fields", "parse"},
+    "stats": {"observe", "store"},
+    "stream": {"fields", "wire"},
+    "wire": {"fields"},
+}
+
+# Engines and everything heavy come with the first use, never with `import focalroute`.
+LAZY = {"aiohttp", "httpx", "onnx", "onnxruntime", "openai", "rich", "sqlite3", "torch", "typer"}
+
+MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:root|work|tmp|home/\w+|Users/\w+)/")
+
+
+def part_of(file: Path) -> str:
+    """The part that a file of the package belongs to."""
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def module_of(file: Path) -> str:
+    """Its dotted name."""
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Dotted names of all that is imported, inside functions too; what only the type checker sees is left out."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from imports(child)
+
+
+IMPORTS = {file: set(imports(ast.parse(file.read_text("utf-8")))) for file in FILES}
+PARTS: dict[str, set[str]] = {}
+for _file, _names in IMPORTS.items():
+    _used = {name.split(".")[1] for name in _names if name.startswith("focalroute.")}
+    PARTS.setdefault(part_of(_file), set()).update(_used - {part_of(_file)})
+
+
+def importers(engine: str) -> set[str]:
+    """The files that import an engine, relative to the package."""
+    users = (file for file, names in IMPORTS.items() if any(name.split(".")[0] == engine for name in names))
+    return {user.relative_to(PACKAGE).as_posix() for user in users}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_engine_lives_in_its_file(engine: str) -> None:
+    """Only the file named for it imports an engine."""
+    assert importers(engine) == ENGINES[engine]
+
+
+@pytest.mark.parametrize("engine", ENGINES_TO_COME)
+def test_an_engine_to_come_lives_in_one_file(engine: str) -> None:
+    """At most one file imports it."""
+    assert len(importers(engine)) <= 1
+
+
+@pytest.mark.parametrize("part", sorted(PARTS.keys() - HUBS))
+def test_parts_import_only_what_the_table_allows(part: str) -> None:
+    """A part knows the records, the errors, the settings, itself and what is listed for it; never a hub."""
+    assert PARTS[part] <= BASE | BEYOND.get(part, set())
+
+
+def test_parts_form_no_cycle() -> None:
+    """Data flows one way: the parts can be put in an order in which each imports only earlier ones."""
+    order = list(TopologicalSorter({part: used & PARTS.keys() for part, used in PARTS.items()}).static_order())
+    assert set(order) == PARTS.keys()
+
+
+def test_importing_focalroute_is_light_and_silent() -> None:
+    """It loads no engine, prints nothing, warns of nothing, writes no file, opens no connection and no database."""
+    code = """
+import json, os, sys
+seen = []
+def hook(event, args):
+    writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes or event.startswith(("socket.", "sqlite3.", "subprocess.")):
+        seen.append(event)
+sys.addaudithook(hook)
+import focalroute
+print(json.dumps([seen, sorted({name.split(".")[0] for name in sys.modules})]))
+"""
+    command = [sys.executable, "-B", "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    acts, loaded = json.loads(line)
+    assert acts == []
+    assert not LAZY & set(loaded)
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.name != "__main__.py"], ids=module_of)
+def test_every_module_says_what_it_offers(file: Path) -> None:
+    """It has a docstring, and all that its __all__ names exists."""
+    module = importlib.import_module(module_of(file))
+    assert module.__doc__
+    offered: list[str] = module.__all__
+    assert [name for name in offered if not hasattr(module, name)] == []
+    assert len(offered) == len(set(offered))
+
+
+def test_no_machine_paths_in_the_tree() -> None:
+    """Nothing that is written down depends on the machine it was written on."""
+    folders = (PACKAGE, *(ROOT / name for name in ("tests", "docs", "examples", ".ci")))
+    files = [file for folder in folders if folder.exists() for file in folder.rglob("*")]
+    files += [ROOT / name for name in ("Makefile", "README.md", "pyproject.toml")]
+    named = []
+    for file in files:
+        if file.is_file() and file.suffix not in (".pyc", ".onnx", ".db", ".npz"):
+            found = MACHINE_PATH.search(file.read_text("utf-8"))
+            named += [f"{file.relative_to(ROOT)}: {found[0]}"] if found else []
+    assert named == []
