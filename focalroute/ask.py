@@ -49,7 +49,7 @@ class Ask:
         replies = self.replies
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
-        if not replies:
+        if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
             return self.purse.exceeded()
         reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
         return PoolError(f"every asked endpoint failed ({reasons})", replies)

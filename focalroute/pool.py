@@ -95,6 +95,7 @@ class _Seat:
             bill = self._bill(usage, held, None)
             rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
         except CallFailed as error:
+            self.breaker.leave(error.failure)
             bill = self._bill(error.usage, held, error.failure)
             raise
         finally:

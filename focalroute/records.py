@@ -50,7 +50,7 @@ FailureKind = Literal[
     "protocol",  # the service answered something that is not the chat completion format
     "unusable",  # a well-formed reply from which no answer could be read
     "cancelled",  # given up by us: no longer needed
-    "unavailable",  # not called at all: breaker open
+    "unavailable",  # not called at all: no longer affordable
 ]
 Method = Literal["logprobs", "samples", "parsed", "text"]
 CostSource = Literal["provider", "price", "reserved", "unknown"]

@@ -66,12 +66,13 @@ def dead(name: str) -> Endpoint:
     return Endpoint(name, base_url=f"http://127.0.0.1:{free_port()}/v1", model="none", input_usd_per_1m=0, output_usd_per_1m=0)
 
 
-def publish_cold(root: Path) -> int:
+def publish_cold(root: Path, parent: int | None = None) -> int:
     """Publish the cold start once more, as a new version."""
-    return publish(root, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    decider, fusion = decider_model(cold_decider()), fusion_model(cold_fusion())
+    return publish(root, decider=decider, fusion=fusion, names=(), parent=parent)
 
 
-# -- asking ------------------------------------------------------------------------------------------------------------------
+# -- asking -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_closed_question_is_answered_with_probabilities_and_a_receipt(pool: SimulatedPool) -> None:
@@ -161,8 +162,8 @@ def test_a_number_is_read_out_of_free_text_and_equal_answers_are_one_candidate(p
 def test_messages_and_provider_parameters_reach_the_endpoint(pool: SimulatedPool) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     with Ensemble(pool.endpoints, seed=0) as ensemble:
-        answer = ensemble.ask(messages, answer="number", params={"max_tokens": 1})
-    assert all(reply.usage is not None and reply.usage.completion_tokens <= 1 for reply in answer.replies)
+        answer = ensemble.ask(messages, params={"max_tokens": 2})
+    assert all(reply.usage is not None and reply.usage.completion_tokens <= 2 for reply in answer.replies)
 
 
 def test_a_ready_openai_client_is_spoken_through(pool: SimulatedPool) -> None:
@@ -195,7 +196,7 @@ def test_costs_are_what_the_service_billed(pool: SimulatedPool) -> None:
     assert 0 <= probes < stats.cost
 
 
-# -- members that fail -------------------------------------------------------------------------------------------------------
+# -- members that fail ------------------------------------------------------------------------------------------------
 
 
 def test_a_member_that_fails_is_data_and_the_answer_says_so(pool: SimulatedPool) -> None:
@@ -244,8 +245,9 @@ def test_the_deadline_holds_for_the_whole_ask() -> None:
 def test_what_has_arrived_by_the_deadline_is_fused() -> None:
     models = [SimulatedModel("quick"), SimulatedModel("slow", latency_s=5)]
     with SimulatedPool(models) as pool, Ensemble(pool.endpoints, seed=0, max_rounds=1) as ensemble:
-        answers = [ensemble.ask(QUESTION, answer="number", deadline_s=0.3) for _ in range(4)]
-    late = [a for a in answers if len(a.replies) == 2]
+        asks = [{"query": QUESTION, "answer": "number", "deadline_s": 0.3}] * 6
+        answers = ensemble.ask_many(asks, return_exceptions=True)
+    late = [a for a in answers if isinstance(a, Answer) and len(a.replies) == 2]
     assert late
     assert all(any("deadline" in note for note in a.degraded) for a in late)
 
@@ -267,15 +269,15 @@ def test_a_cancelled_ask_leaves_its_costs_in_the_ledger(tmp_path: Path) -> None:
     store.close()
 
 
-# -- budgets -----------------------------------------------------------------------------------------------------------------
+# -- budgets ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_cap_narrows_the_set_before_it_refuses(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints, seed=0) as ensemble:
-        answer = ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.0003")
+        answer = ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.0002")
         assert {reply.endpoint for reply in answer.replies} == {"small"}
         assert answer.cost is not None
-        assert answer.cost <= Decimal("0.0003")
+        assert answer.cost <= Decimal("0.0002")
         with pytest.raises(BudgetExceeded) as caught:
             ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.0000001")
     assert caught.value.limit == Decimal("0.0000001")
@@ -304,7 +306,7 @@ def test_a_budget_with_an_endpoint_of_unknown_price_is_refused() -> None:
         Ensemble([Endpoint("free", base_url="http://localhost:1/v1", model="m")], budget=Budget(usd_total=1))
 
 
-# -- feedback ----------------------------------------------------------------------------------------------------------------
+# -- feedback ---------------------------------------------------------------------------------------------------------
 
 
 def test_feedback_teaches_whom_to_believe_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
@@ -386,7 +388,7 @@ with Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none"
     assert heard.is_set()
 
 
-# -- policies ----------------------------------------------------------------------------------------------------------------
+# -- policies ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_thousand_asks_during_twenty_swaps_have_one_version_each(pool: SimulatedPool, tmp_path: Path) -> None:
@@ -420,7 +422,7 @@ def test_a_thousand_asks_during_twenty_swaps_have_one_version_each(pool: Simulat
 def test_what_another_process_publishes_or_rolls_back_is_served(pool: SimulatedPool, tmp_path: Path) -> None:
     async def run() -> list[int]:
         first = publish_cold(tmp_path)
-        second = publish(tmp_path, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=first)  # fmt: skip
+        second = publish_cold(tmp_path, parent=first)
         async with AsyncEnsemble(pool.endpoints, policy=tmp_path) as ensemble:
             served = [(await ensemble.ask(QUESTION, choices=CHOICES)).receipt.policy_version]
             assert served == [second]
@@ -442,7 +444,7 @@ def test_a_broken_bundle_is_not_served_and_every_answer_says_so(pool: SimulatedP
     assert answer.choice is not None
 
 
-# -- the store ---------------------------------------------------------------------------------------------------------------
+# -- the store --------------------------------------------------------------------------------------------------------
 
 
 def test_no_text_and_no_key_reaches_the_store_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,7 +489,7 @@ class SqliteLock:
         self._connection.close()
 
 
-# -- bad input at the door ---------------------------------------------------------------------------------------------------
+# -- bad input at the door --------------------------------------------------------------------------------------------
 
 
 def test_bad_settings_and_pools_are_refused_before_anything_opens(tmp_path: Path, pool: SimulatedPool) -> None:

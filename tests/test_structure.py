@@ -24,11 +24,13 @@ ENGINES = {
     "onnxruntime": {"policy/_onnx.py"},
     "openai": {"endpoint.py"},
     "sqlite3": {"store/sqlite.py"},
+    "httpx": {"endpoint.py"},
+    "httpx_aiohttp": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"pool.py"},
     "typer": {"cli.py"},
 }
-ENGINES_TO_COME = ("httpx", "torch", "redis", "opentelemetry", "starlette")
+ENGINES_TO_COME = ("torch", "redis", "opentelemetry", "starlette")
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
 HUBS = {"__init__", "cli", "demo", "ensemble", "sync"}
@@ -38,7 +40,7 @@ BEYOND = {
     "ask": {"answers", "cost", "observe", "policy", "store"},
     "capabilities": {"endpoint", "wire"},
     "cost": {"wire"},
-    "elicit": {"capabilities", "parse", "score", "wire"},
+    "elicit": {"answers", "capabilities", "parse", "score", "wire"},
     "endpoint": {"fields", "stream", "wire"},
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
@@ -53,7 +55,7 @@ BEYOND = {
 }
 
 # Engines and everything heavy come with the first use, never with `import focalroute`.
-LAZY = {"aiohttp", "httpx", "onnx", "onnxruntime", "openai", "rich", "sqlite3", "torch", "typer"}
+LAZY = {"aiohttp", "httpx", "httpx_aiohttp", "onnx", "onnxruntime", "openai", "rich", "sqlite3", "torch", "typer"}
 
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:root|work|tmp|home/\w+|Users/\w+)/")
 

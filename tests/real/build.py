@@ -142,7 +142,7 @@ def _run(command: Sequence[str | Path], log: Path) -> None:
     """Run with its output in ``log``; of make's progress, every tenth percent is printed."""
     shown = 0
     with (
-        log.open("a") as file,
+        log.open("a", buffering=1) as file,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
