@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from focalroute import Endpoint, Ensemble
+from focalroute import Ensemble
 from focalroute.sim import SimulatedPool
 
 REVIEWER = """

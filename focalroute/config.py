@@ -131,8 +131,8 @@ def _budget(amount: object) -> Decimal:
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Url = Annotated[str, AfterValidator(_http_url)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
-#: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through `Endpoint.price`
-#: and `usd`.
+#: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through
+#: `Endpoint.price` and `usd`.
 Amount = Decimal | float | str
 UsdPer1M = Annotated[Amount, PlainValidator(_price)]
 Usd = Annotated[Amount, PlainValidator(_budget)]
@@ -141,7 +141,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arb
 
 
 class Price(NamedTuple):
-    """USD per million tokens: ``prompt`` for those not read from the provider's cache, ``cached`` for those that are."""
+    """USD per million tokens; ``cached`` for prompt tokens from the provider's cache, ``prompt`` for the others."""
 
     prompt: Decimal
     completion: Decimal

@@ -1,4 +1,4 @@
-"""``focalroute demo``: a simulated pool over real HTTP, a stream of questions that drifts, and honest baselines beside it.
+"""``focalroute demo``: a simulated pool over real HTTP, a stream of questions that drifts, honest baselines beside it.
 
 Everything goes through the public API. Each question is answered first, then its label is given as feedback.
 """
@@ -62,7 +62,9 @@ def run(queries: int, *, seed: int, progress: bool) -> DemoResult:
         return asyncio.run(_play(questions, pool, seed, advance))
 
 
-async def _play(questions: Sequence[Question], pool: SimulatedPool, seed: int, advance: Callable[[int], object]) -> DemoResult:
+async def _play(
+    questions: Sequence[Question], pool: SimulatedPool, seed: int, advance: Callable[[int], object]
+) -> DemoResult:
     ours: list[Answer] = []
     singles: list[list[Answer]] = []
     async with AsyncExitStack() as stack:
@@ -91,11 +93,14 @@ def _rows(
 ) -> Iterator[DemoRow]:
     yield _row("focalroute", [_outcome([a], a.choice, q) for a, q in zip(ours, questions, strict=True)])
     columns = [
-        [_outcome([a], a.choice, q) for a, q in zip(column, questions, strict=True)] for column in zip(*singles, strict=True)
+        [_outcome([a], a.choice, q) for a, q in zip(column, questions, strict=True)]
+        for column in zip(*singles, strict=True)
     ]
     best = max(range(len(columns)), key=lambda i: sum(outcome.right for outcome in columns[i]))
-    yield _row(f"best single, in hindsight ({pool.endpoints[best].name})", columns[best])
-    yield _row("plurality of all", [_outcome(row, _plurality(row), q) for row, q in zip(singles, questions, strict=True)])
+    yield _row(f"best single ({pool.endpoints[best].name})", columns[best])
+    yield _row(
+        "plurality of all", [_outcome(row, _plurality(row), q) for row, q in zip(singles, questions, strict=True)]
+    )
     yield _row("random single", [_mean(row) for row in zip(*columns, strict=True)])
 
 
@@ -131,12 +136,13 @@ def _row(method: str, outcomes: Sequence[_Outcome]) -> DemoRow:
 
 def show(result: DemoResult) -> None:
     """Print the table."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{result.queries} questions, seed {result.seed}; topics and skills drift half-way")
-    for column in ("", "accuracy", "before drift", "after drift", "$ / 1000 queries", "calls / query"):
-        table.add_column(column, justify="right" if column else "left")
+    table = Table(box=SIMPLE, title=f"{result.queries} questions, seed {result.seed}; topics and skills drift half-way")
+    for column in ("", "accuracy", "before", "after", "$ / 1000", "calls"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in result.rows:
         table.add_row(
             row.method,
@@ -148,9 +154,11 @@ def show(result: DemoResult) -> None:
         )
     console = Console()
     console.print(table)
+    console.print(
+        "best single: chosen in hindsight; before, after: the drift; $ and calls: per 1000 queries, per query."
+    )
     if result.policy_version == 0:
         console.print(
-            "focalroute served its cold start: hand-set weights that count who was right lately. Whom to ask and whom to believe "
-            "is learned from feedback; when to ask is not trained yet.",
-            soft_wrap=False,
+            "focalroute served its cold start: hand-set weights that count who was right lately. From feedback it learns "
+            "whom to ask and whom to believe; when to ask on is not trained yet."
         )

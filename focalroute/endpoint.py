@@ -1,7 +1,7 @@
 """One endpoint: single attempts at a call, over our own HTTP transport or a ready ``AsyncOpenAI``. Never retries.
 
-HTTP is httpx's requests and responses over its aiohttp transport (httpx-aiohttp), called directly: what httpx's client adds on
-top (redirects, cookies, authentication flows) is not wanted here. `docs/performance.md` has the measurement of the choices.
+HTTP is httpx's requests and responses over its aiohttp transport (httpx-aiohttp), called directly: what httpx's client
+adds on top (redirects, cookies, authentication flows) is not wanted here. `docs/performance.md` compares the choices.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from urllib.parse import urlsplit
 
 from focalroute.config import Endpoint
 from focalroute.errors import CallFailed, ConfigError
-from focalroute.fields import broken, reported
 from focalroute.records import Failure, Usage
-from focalroute.stream import StreamDecoder
-from focalroute.wire import MAX_REPLY_BYTES, CapField, Completion, Request, decode, decode_bytes, encode
+from focalroute.wire import (
+    MAX_REPLY_BYTES,
+    CapField,
+    Completion,
+    Request,
+    StreamDecoder,
+    broken,
+    decode,
+    decode_bytes,
+    encode,
+    reported,
+)
 
 if TYPE_CHECKING:
-    import aiohttp
+    import httpx
 
 __all__ = ["EndpointClient", "HttpClients"]
 
@@ -44,7 +53,7 @@ _BY_NAME |= {"response_format", "stream", "stream_options"}
 
 
 class HttpClients:
-    """One HTTP transport with kept-alive connections for each running event loop (and proxy), shared by all endpoints."""
+    """One HTTP transport for each running event loop (and proxy), its connections kept alive, for all endpoints."""
 
     def __init__(self) -> None:
         self._open: dict[_Place, tuple[AsyncGenerator[httpx.AsyncBaseTransport, None], httpx.AsyncBaseTransport]] = {}
@@ -195,12 +204,12 @@ class _Http:
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
-        async with contextlib.aclosing(await self._post(body, Connection="close")) as response:
-            async with contextlib.aclosing(_chunks(response)) as chunks:
-                async for chunk in chunks:
-                    yield decoder.feed(chunk)
-                    if decoder.done:
-                        return
+        response = await self._post(body, Connection="close")
+        async with contextlib.aclosing(response), contextlib.aclosing(_chunks(response)) as chunks:
+            async for chunk in chunks:
+                yield decoder.feed(chunk)
+                if decoder.done:
+                    return
 
     async def _post(self, body: Mapping[str, Any], **headers: str) -> httpx.Response:
         import httpx

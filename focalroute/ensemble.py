@@ -17,8 +17,8 @@ from focalroute.answers import AnswerKind
 from focalroute.ask import Ask
 from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
 from focalroute.cost import BudgetGuard, typical_cost
-from focalroute.errors import ConfigError, FeedbackError, StoreError, UnknownAnswer
-from focalroute.learn.reward import USER, credit, label_key, outranks, reward_of
+from focalroute.errors import ConfigError, StoreError, UnknownAnswer
+from focalroute.learn.reward import USER, credit, judged, outranks
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.policy.decider import decide
@@ -138,7 +138,7 @@ class AsyncEnsemble:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    # -- asking ----------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -158,8 +158,8 @@ class AsyncEnsemble:
         Args:
             query: the question as text, or OpenAI chat messages.
             choices: the closed set of answers; None: a free-form question.
-            answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply to
-                its normal form. Replies of one normal form are one candidate.
+            answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply
+                to its normal form. Replies of one normal form are one candidate.
             task: a topic name, kept with the query.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
@@ -251,6 +251,7 @@ class AsyncEnsemble:
 
     async def ask_many(
         self,
+        /,
         queries: Iterable[Prompt | Mapping[str, Any]],
         *,
         concurrency: int = 16,
@@ -270,7 +271,7 @@ class AsyncEnsemble:
             self.ask, queries, common, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
         )
 
-    # -- learning --------------------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------------------------------------
 
     async def feedback(
         self,
@@ -297,20 +298,14 @@ class AsyncEnsemble:
             FeedbackConflict: this source has already said something else of it.
             StoreError: it could not be stored.
         """
-        if (reward is None) == (label is None):
-            raise FeedbackError("feedback: give either reward or label")
         answer_id = answer.id if isinstance(answer, Answer) else answer
         stored = self._store.answer(answer_id)
         if stored is None:
             raise UnknownAnswer(
-                f"the store has no answer with id {answer_id!r}; give feedback through the store that it was asked with"
+                f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
             )
-        if label is not None:
-            key = label_key(label, stored)
-            row = Feedback(answer_id, 1.0 if key == stored.keys[stored.answered] else -1.0, key, source, time.time())
-        else:
-            row = Feedback(answer_id, reward_of(reward), None, source, time.time())
-        await asyncio.wrap_future(self._store.write(row))
+        said, key = judged(stored, reward=reward, label=label)
+        await asyncio.wrap_future(self._store.write(Feedback(answer_id, said, key, source, time.time())))
 
     def _absorb(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Feedback was committed, here or by another process: let the observer learn each outcome."""
@@ -325,14 +320,16 @@ class AsyncEnsemble:
         if len(self._sources) > 2 * self._settings.window:
             del self._sources[next(iter(self._sources))]
 
-    # -- looking after it ------------------------------------------------------------------------------------------------
+    # -- looking after it --------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
         """What was asked, paid and learned so far, by endpoint."""
-        return stats_of(self._names, self._store.totals(), self._observer, self._pool.states(), self._slot.current.version)
+        return stats_of(
+            self._names, self._store.totals(), self._observer, self._pool.states(), self._slot.current.version
+        )
 
     async def reload(self) -> None:
-        """Serve the policy folder's current bundle from now on; without it, that is noticed within a second of asking."""
+        """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""
         await asyncio.to_thread(self._slot.refresh)
 
     async def aclose(self) -> None:

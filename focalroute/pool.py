@@ -1,7 +1,7 @@
 """Asks members concurrently. A member's failure is data (``Reply.error``), never an exception.
 
-The one owner of retries: `EndpointClient` makes single attempts, `elicit` plans and reads them, and here they are repeated,
-kept within the deadline and the purse, and counted.
+The one owner of retries: `EndpointClient` makes single attempts, `elicit` plans and reads them, and here they are
+repeated, kept within the deadline and the purse, and counted.
 """
 
 from __future__ import annotations
@@ -195,7 +195,9 @@ class Pool:
         bounds = [upper_bound(plan.request, seat.endpoint) for seat in self._seats]
         known = tuple(bound for bound in bounds if bound is not None)
         if len(known) < len(bounds):
-            raise ConfigError("params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept")
+            raise ConfigError(
+                "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
+            )
         return known
 
     async def ask(self, picked: Sequence[int], query: Query, purse: Purse, deadline: float) -> tuple[Reply, ...]:
@@ -214,12 +216,12 @@ class Pool:
             async with asyncio.timeout_at(deadline):
                 able = await seat.capabilities() if query.choices else capabilities.NONE
                 call = _Call(self._plan(query, able, bounded=purse.limited), purse, deadline)
-                reading, completion = await self._retrying()(seat.attempt, call)
+                answered: tuple[Reading, Completion] = await self._retrying()(seat.attempt, call)
         except CallFailed as error:
             return _failed(seat, call, error.failure, started)
         except TimeoutError:
             return _failed(seat, call, Failure("timeout", "the deadline of the ask passed"), started)
-        return _replied(seat, call, reading, completion, started)
+        return _replied(seat, call, *answered, started)
 
     def _plan(self, query: Query, able: Capabilities, *, bounded: bool) -> Plan:
         plan = elicit.plan(query, able, samples=self._samples)
@@ -229,7 +231,7 @@ class Pool:
 
     def _retrying(self) -> tenacity.AsyncRetrying:
         return tenacity.AsyncRetrying(
-            stop=tenacity.stop_any(tenacity.stop_after_attempt(self._attempts), _no_time_left),
+            stop=tenacity.stop_after_attempt(self._attempts) | _NoTimeLeft(),
             retry=tenacity.retry_if_exception(_retryable),
             wait=_wait,
             sleep=asyncio.sleep,
@@ -262,9 +264,12 @@ def _wait(state: tenacity.RetryCallState) -> float:
     return random.uniform(0, ceiling) if asked is None else asked  # noqa: S311 - jitter, no secret
 
 
-def _no_time_left(state: tenacity.RetryCallState) -> bool:
-    call: _Call = state.args[0]
-    return asyncio.get_running_loop().time() + state.upcoming_sleep >= call.deadline
+class _NoTimeLeft(tenacity.stop.stop_base):
+    """Stop where the wait would last beyond the deadline."""
+
+    def __call__(self, state: tenacity.RetryCallState) -> bool:
+        call: _Call = state.args[0]
+        return asyncio.get_running_loop().time() + state.upcoming_sleep >= call.deadline
 
 
 def _failed(seat: _Seat, call: _Call | None, failure: Failure, started: float) -> Reply:
@@ -289,4 +294,6 @@ def _replied(seat: _Seat, call: _Call, reading: Reading, completion: Completion,
 def _reply(seat: _Seat, bills: Sequence[Bill], started: float, **rest: Any) -> Reply:
     usage, cost, source = Bill.total(bills)
     latency_s = time.perf_counter() - started
-    return Reply(seat.endpoint.name, usage=usage, cost=cost, cost_source=source, latency_s=latency_s, attempts=len(bills), **rest)
+    return Reply(
+        seat.endpoint.name, usage=usage, cost=cost, cost_source=source, latency_s=latency_s, attempts=len(bills), **rest
+    )

@@ -1,4 +1,4 @@
-"""`Ensemble`, the synchronous face of `AsyncEnsemble`: the same methods, run on an event loop in a thread of its own."""
+"""`Ensemble`, the synchronous face of `AsyncEnsemble`: its methods, run on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from focalroute.config import Endpoint
 from focalroute.ensemble import AsyncEnsemble, pool_arguments
@@ -22,9 +22,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _like_async(_: Callable[Concatenate[AsyncEnsemble, P], None]) -> Callable[
-    [Callable[..., None]], Callable[Concatenate[Ensemble, P], None]
-]:
+def _like_async(
+    _: Callable[Concatenate[AsyncEnsemble, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Ensemble, P], None]]:
     """Type ``__init__`` as `AsyncEnsemble`'s."""
     return lambda init: init
 
@@ -36,7 +36,7 @@ def _blocking(method: Callable[Concatenate[AsyncEnsemble, P], Awaitable[R]]) -> 
     def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._loop().call(partial(method, self._async, *args, **kwargs))
 
-    return call
+    return cast("Callable[Concatenate[Ensemble, P], R]", call)
 
 
 class Ensemble:

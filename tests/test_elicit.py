@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from focalroute.capabilities import NONE, Capabilities
 from focalroute.elicit import Plan, plan
+from focalroute.elicit.parse import reader_of
+from focalroute.elicit.score import score
 from focalroute.errors import CallFailed
-from focalroute.fields import Token
-from focalroute.parse import reader_of
 from focalroute.records import Query, Usage
-from focalroute.score import score
-from focalroute.wire import Completion, CompletionChoice
+from focalroute.wire import Completion, CompletionChoice, Token
 
 PLANETS = ("Jupiter", "Saturn", "Mars")
 SCORED = Capabilities(True, 20, True, False, True)

@@ -63,7 +63,9 @@ def free_port() -> int:
 
 def dead(name: str) -> Endpoint:
     """An endpoint that refuses every connection."""
-    return Endpoint(name, base_url=f"http://127.0.0.1:{free_port()}/v1", model="none", input_usd_per_1m=0, output_usd_per_1m=0)
+    return Endpoint(
+        name, base_url=f"http://127.0.0.1:{free_port()}/v1", model="none", input_usd_per_1m=0, output_usd_per_1m=0
+    )
 
 
 def publish_cold(root: Path, parent: int | None = None) -> int:
@@ -130,7 +132,11 @@ def test_one_ensemble_serves_many_threads(pool: SimulatedPool) -> None:
     questions = list(stream(60, seed=4))
     with Ensemble(pool.endpoints, seed=0) as ensemble, ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(lambda q: ensemble.ask(q.text, choices=q.choices), questions))
-        list(threads.map(lambda pair: ensemble.feedback(pair[0], label=pair[1].label), zip(answers, questions, strict=True)))
+        list(
+            threads.map(
+                lambda pair: ensemble.feedback(pair[0], label=pair[1].label), zip(answers, questions, strict=True)
+            )
+        )
         seen = sum(endpoint.seen for endpoint in ensemble.stats().endpoints.values())
     assert len({answer.id for answer in answers}) == 60
     assert seen == sum(len(answer.replies) for answer in answers)
@@ -169,9 +175,9 @@ def test_messages_and_provider_parameters_reach_the_endpoint(pool: SimulatedPool
 def test_a_ready_openai_client_is_spoken_through(pool: SimulatedPool) -> None:
     async def run() -> Answer:
         first = pool.endpoints[0]
-        async with openai.AsyncOpenAI(base_url=first.base_url, api_key="unused") as client:
-            async with AsyncEnsemble([Endpoint("mine", client=client, model=first.model)]) as ensemble:
-                return await ensemble.ask(QUESTION, choices=CHOICES)
+        client = openai.AsyncOpenAI(base_url=first.base_url, api_key="unused")
+        async with client, AsyncEnsemble([Endpoint("mine", client=client, model=first.model)]) as ensemble:
+            return await ensemble.ask(QUESTION, choices=CHOICES)
 
     answer = asyncio.run(run())
     assert answer.replies[0].endpoint == "mine"
@@ -181,7 +187,9 @@ def test_a_ready_openai_client_is_spoken_through(pool: SimulatedPool) -> None:
 def test_many_queries_come_back_in_order_and_common_arguments_apply(pool: SimulatedPool) -> None:
     questions = list(stream(30, seed=5))
     with Ensemble(pool.endpoints) as ensemble:
-        answers = ensemble.ask_many([{"query": q.text, "choices": q.choices} for q in questions], concurrency=7, tags=["t"])
+        answers = ensemble.ask_many(
+            [{"query": q.text, "choices": q.choices} for q in questions], concurrency=7, tags=["t"]
+        )
     assert [a.candidates for a in answers if isinstance(a, Answer)] == [tuple(q.choices) for q in questions]
     assert all(isinstance(a, Answer) and a.receipt.tags == ("t",) for a in answers)
 

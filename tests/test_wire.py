@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from focalroute.config import Dialect
 from focalroute.errors import CallFailed
 from focalroute.records import Usage
-from focalroute.stream import StreamDecoder
-from focalroute.wire import MAX_REPLY_BYTES, Completion, Request, decode, decode_bytes, encode
+from focalroute.wire import MAX_REPLY_BYTES, Completion, Request, StreamDecoder, decode, decode_bytes, encode
 
 MESSAGES = ({"role": "user", "content": "Hi"},)
 DIALECTS: tuple[Dialect, ...] = ("openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter")

@@ -10,7 +10,7 @@ from focalroute.errors import BadLabel, FeedbackError
 from focalroute.records import Feedback, Outcome
 from focalroute.store.base import StoredAnswer
 
-__all__ = ["JUDGE", "USER", "credit", "label_key", "outranks", "reward_of"]
+__all__ = ["JUDGE", "USER", "credit", "judged", "label_key", "outranks", "reward_of"]
 
 USER = "user"
 JUDGE = "judge"
@@ -58,6 +58,21 @@ def label_key(label: str | int, answer: StoredAnswer) -> str:
     if form is None:
         raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}")
     return candidate_key(form)
+
+
+def judged(answer: StoredAnswer, *, reward: float | bool | None, label: str | int | None) -> tuple[float, str | None]:
+    """What is said of an answer, as (reward in [-1, 1], key of the right candidate or None).
+
+    Raises:
+        FeedbackError: neither or both of them are given, or the reward is out of range.
+        BadLabel: see `label_key`.
+    """
+    if reward is not None and label is None:
+        return reward_of(reward), None
+    if label is not None and reward is None:
+        key = label_key(label, answer)
+        return (1.0 if key == answer.keys[answer.answered] else -1.0), key
+    raise FeedbackError("feedback: give either reward or label")
 
 
 def outranks(source: str, other: str) -> bool:

@@ -116,7 +116,7 @@ class Sight:
                 rows[i, _AGREES] = 1.0 if candidate == self._leader else -1.0
         return Observation(context, rows)
 
-    def see(self, posterior: Sequence[float]) -> None:
+    def see(self, posterior: Sequence[float] | NDArray[np.float64]) -> None:
         """Take in the fused posterior over the present candidates; the next observations show it.
 
         Raises:

@@ -31,7 +31,7 @@ _OPENAI_FIELDS = frozenset({
 })  # fmt: skip
 
 
-class Refused(Exception):  # noqa: N818 - an answer of the service, not a fault of ours
+class Refused(Exception):
     """The service refuses a request: an error status, and the error's type or code in its own words."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:

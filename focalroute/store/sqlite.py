@@ -191,7 +191,9 @@ class SqliteStore:
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version > len(MIGRATIONS):
-                raise StoreError(f"{self._name}: was written by a newer focalroute (schema {version}); upgrade focalroute")
+                raise StoreError(
+                    f"{self._name}: was written by a newer focalroute (schema {version}); upgrade focalroute"
+                )
             for migration in MIGRATIONS[version:]:
                 for statement in filter(str.strip, migration.split(";")):
                     db.execute(statement)
@@ -274,7 +276,8 @@ class SqliteStore:
             blob = None if row.trajectory is None else pack(row.trajectory)
             values = (row.id, row.created_at, write_answer(row), blob, row.receipt, row.texts)
             self._connection.execute(
-                "INSERT INTO answers (id, created_at, record, trajectory, receipt, texts) VALUES (?, ?, ?, ?, ?, ?)", values
+                "INSERT INTO answers (id, created_at, record, trajectory, receipt, texts) VALUES (?, ?, ?, ?, ?, ?)",
+                values,
             )
             self._unpruned += 1
         elif isinstance(row, Feedback):
@@ -364,7 +367,13 @@ class SqliteStore:
 def _ledger_values(row: LedgerRow) -> tuple[object, ...]:
     usage = row.usage
     tokens = (
-        (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens, to_pico(usage.cost_usd))
+        (
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.cached_tokens,
+            usage.reasoning_tokens,
+            to_pico(usage.cost_usd),
+        )
         if usage
         else (None,) * 5
     )
@@ -403,7 +412,9 @@ def _totals(db: sqlite3.Connection) -> dict[str, UsageTotal]:
 
 def _problems(db: sqlite3.Connection) -> tuple[str, ...]:
     problems = [f"integrity check: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
-    problems += [f"{row[0]}: row {row[1]} points to a missing row of {row[2]}" for row in db.execute("PRAGMA foreign_key_check")]
+    problems += [
+        f"{row[0]}: row {row[1]} points to a missing row of {row[2]}" for row in db.execute("PRAGMA foreign_key_check")
+    ]
     for row in db.execute(f"SELECT {_ANSWER} FROM answers a"):  # noqa: S608
         try:
             read_answer(row)

@@ -1,12 +1,13 @@
-"""What one ask costs beside the wire: ``python tests/benchmarks/overhead.py`` (or ``make bench``) prints a Markdown table.
+"""What one ask costs beside the wire: ``make bench`` prints it as Markdown tables.
 
-Every comparison is paired: both sides run alternately in one process against one server in another, so that the ratio means
-something on a noisy machine. Medians, with the quartiles of what they are taken over.
+Every comparison is paired: both sides run alternately in one process against one server in another, so that the ratio
+means something on a noisy machine. Medians, with the quartiles of what they are taken over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import random
 import statistics
@@ -19,19 +20,21 @@ from pathlib import Path
 
 import numpy as np
 import openai
-from server import floor_server
 
 from focalroute import AsyncEnsemble, Endpoint
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet
 from focalroute.observe import Observer
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy import bundle
-from focalroute.policy.cold_start import cold_decider, cold_fusion
 from focalroute.policy.decider import decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
+from focalroute.policy.publish import publish
 from focalroute.query import make_query
 from focalroute.records import Member, Outcome, Reply, Usage
+from tests.benchmarks.server import floor_server
 
 PROMPT = ("A train leaves at nine and drives for three hours at eighty kilometres an hour. " * 3)[:200]
 CHOICES = ("120 km", "180 km", "240 km", "320 km")
@@ -51,7 +54,7 @@ def p99(seconds: Sequence[float]) -> float:
     return sorted(seconds)[int(len(seconds) * 0.99)]
 
 
-# -- inside: no network, no store ------------------------------------------------------------------------------------------
+# -- inside: no network, no store ------------------------------------------------------------------------------------
 
 
 def filled_observer(n: int, window: int, rng: random.Random) -> Observer:
@@ -107,7 +110,7 @@ def inside(n: int, window: int, rounds: int, pause_s: float = 0.0) -> list[float
     return taken[rounds // 10 :]
 
 
-# -- real asks, against the bare openai client -------------------------------------------------------------------------------
+# -- real asks, against the bare openai client -----------------------------------------------------------------------
 
 
 async def paired(ours: Ask, theirs: Ask, rounds: int) -> tuple[list[float], list[float]]:
@@ -141,17 +144,20 @@ async def at_concurrency(call: Ask, concurrency: int, calls: int) -> tuple[float
 def everybody() -> DeciderNet:
     """A Decider that asks all in round 1 and nobody after."""
     cold = cold_decider()
-    weights = np.zeros_like(cold.skip_context)
-    weights[slices(CONTEXT)["first"]] = 40.0
-    return replace(cold, skip_context=weights, skip_endpoint=np.zeros_like(cold.skip_endpoint), bias=np.full(1, -20, np.float32))
+    context = np.zeros_like(cold.skip_context)
+    context[slices(CONTEXT)["first"]] = 40.0
+    bias = np.full(1, -20, np.float32)
+    return replace(cold, skip_context=context, skip_endpoint=np.zeros_like(cold.skip_endpoint), bias=bias)
 
 
 def ensemble(url: str, size: int, folder: Path) -> AsyncEnsemble:
     """An ensemble that asks all of its endpoints, with a store on disk."""
-    endpoints = [Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1) for i in range(size)]
+    endpoints = [
+        Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1) for i in range(size)
+    ]
     root = folder / f"policy-{size}"
     if not root.exists():
-        bundle.publish(root, everybody(), cold_fusion(), names=())
+        publish(root, decider=decider_model(everybody()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return AsyncEnsemble(endpoints, policy=root, store=folder / f"{size}-{time.time_ns()}.db", explore=False)
 
 
@@ -183,15 +189,29 @@ async def against_openai() -> list[tuple[str, str, str, str]]:
                 await at_concurrency(bare_slow, 64, 256)
                 mine_rate, mine = await at_concurrency(lambda: ours.ask(PROMPT), 64, 6000)
                 other_rate, other = await at_concurrency(bare_slow, 64, 3000)
-                rows.append(("64 at a time, 20 ms server, asks/s", f"{mine_rate:.0f}", f"{other_rate:.0f}", f"{mine_rate / other_rate:.2f}"))
-                rows.append(("the same, p99 ms", f"{p99(mine) * 1e3:.0f}", f"{p99(other) * 1e3:.0f}", f"{p99(mine) / p99(other):.2f}"))
+                rows.append(
+                    (
+                        "64 at a time, 20 ms server, asks/s",
+                        f"{mine_rate:.0f}",
+                        f"{other_rate:.0f}",
+                        f"{mine_rate / other_rate:.2f}",
+                    )
+                )
+                rows.append(
+                    (
+                        "the same, p99 ms",
+                        f"{p99(mine) * 1e3:.0f}",
+                        f"{p99(other) * 1e3:.0f}",
+                        f"{p99(mine) / p99(other):.2f}",
+                    )
+                )
     return rows
 
 
 def main() -> None:
     """Print everything."""
-    print(f"Python {platform.python_version()}, {platform.machine()}, "
-          + ", ".join(f"{name} {version(name)}" for name in ("openai", "httpx", "aiohttp", "onnxruntime", "numpy")))  # fmt: skip
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("openai", "httpx", "aiohttp", "onnxruntime", "numpy"))
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {libraries}")
     print("\n| decide + fuse + bookkeeping of one ask, us | p50 (quartiles) | p99 |\n|---|---|---|")
     for what, n, window, rounds, pause in (
         ("N = 12, T = 500, back to back", 12, 500, 3000, 0.0),

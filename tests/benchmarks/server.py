@@ -1,4 +1,4 @@
-"""The wire's floor for the benchmarks: a chat completion server in a process of its own that always gives the same reply.
+"""The wire's floor for the benchmarks: a chat completion server in its own process that always gives the same reply.
 
 Run as ``python server.py DELAY_MS``; prints its port, stops when its standard input closes.
 """
@@ -19,7 +19,9 @@ REPLY = json.dumps(
         "object": "chat.completion",
         "created": 0,
         "model": "floor",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "The answer is 42."}}],
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "The answer is 42."}}
+        ],
         "usage": {"prompt_tokens": 60, "completion_tokens": 6, "total_tokens": 66},
     }
 ).encode()

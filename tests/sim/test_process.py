@@ -119,7 +119,7 @@ def test_endpoints_are_ready_to_be_asked() -> None:
         assert endpoints["quill-9b"].dialect == "openai"
         assert str(endpoints["quill-9b"].base_url).endswith("/minimal/v1")
         assert endpoints["atlas-70b"].output_usd_per_1m == Decimal("0.88")
-        assert all(endpoint.priced for endpoint in endpoints.values())
+        assert all(endpoint.price for endpoint in endpoints.values())
 
 
 def test_a_key_is_wanted_where_it_is_configured(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_by_hand_it_prints_a_pool_file_and_serves_it(tmp_path: Path, http: httpx
 
 
 def test_a_printed_pool_file_is_toml_with_exact_prices() -> None:
-    endpoint = Endpoint("a", model="b", base_url="http://x/v1", input_usd_per_1m=Decimal("0.05"), output_usd_per_1m=1)  # type: ignore[arg-type]
+    endpoint = Endpoint("a", model="b", base_url="http://x/v1", input_usd_per_1m=Decimal("0.05"), output_usd_per_1m=1)
     (table,) = tomllib.loads(pool_toml([endpoint]), parse_float=Decimal)["endpoint"]
     assert table["input_usd_per_1m"] == Decimal("0.05")
     assert table["name"] == "a"

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from focalroute.errors import CallFailed
-from focalroute.fields import broken, content_of, count_of, reported, text_of, tokens_of, usage_of
 from focalroute.records import Usage
-from focalroute.wire import MAX_REPLY_BYTES, Completion, CompletionChoice
+from focalroute.wire.fields import broken, content_of, count_of, reported, text_of, tokens_of, usage_of
+from focalroute.wire.format import MAX_REPLY_BYTES, Completion, CompletionChoice
 
 __all__ = ["StreamDecoder"]
 

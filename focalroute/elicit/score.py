@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from focalroute.fields import Token
-from focalroute.parse import DECORATION, Found, Reader
+from focalroute.elicit.parse import DECORATION, Found, Reader
+from focalroute.wire import Token
 
 __all__ = ["score"]
 

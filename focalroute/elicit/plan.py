@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.capabilities import Capabilities
+from focalroute.elicit.parse import DECORATION, Reader, reader_of
+from focalroute.elicit.score import score
 from focalroute.errors import CallFailed
-from focalroute.parse import DECORATION, Reader, reader_of
 from focalroute.records import Failure, Method, Query
-from focalroute.score import score
 from focalroute.wire import Completion, CompletionChoice, Request
 
 __all__ = ["Plan", "Reading", "plan"]

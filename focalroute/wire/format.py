@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from focalroute.config import Dialect
 from focalroute.errors import CallFailed
-from focalroute.fields import Token, broken, content_of, reported, text_of, tokens_of, usage_of
 from focalroute.records import Usage
+from focalroute.wire.fields import Token, broken, content_of, reported, text_of, tokens_of, usage_of
 
 __all__ = [
     "MAX_REPLY_BYTES",

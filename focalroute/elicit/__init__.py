@@ -1,0 +1,5 @@
+"""How a question is put to one endpoint and its reply is read: `plan` gives a `Plan`, its ``read`` a `Reading`."""
+
+from focalroute.elicit.plan import Plan, Reading, plan
+
+__all__ = ["Plan", "Reading", "plan"]
