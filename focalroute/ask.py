@@ -6,6 +6,10 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from focalroute.answers import KINDS, candidate_key, normal_form
 from focalroute.cost import Purse, total
@@ -19,6 +23,13 @@ from focalroute.store.base import LedgerRow, StoredAnswer
 __all__ = ["Ask"]
 
 
+class Fused(NamedTuple):
+    """The Fusion's evidence and the posterior it gives over the candidates, float64 (K,)."""
+
+    evidence: Evidence
+    posterior: NDArray[np.float64]
+
+
 @dataclass(slots=True)
 class Ask:
     """The state of one ask.
@@ -27,6 +38,7 @@ class Ask:
         deadline: in the running loop's time.
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
+        fused: what the Fusion made of all replies so far; None as long as nobody has answered.
         late: whether the deadline has passed.
     """
 
@@ -37,6 +49,7 @@ class Ask:
     deadline: float
     started: float = field(default_factory=time.perf_counter)
     rounds: list[Round] = field(default_factory=list)
+    fused: Fused | None = None
     late: bool = False
 
     @property
@@ -44,7 +57,7 @@ class Ask:
         """All replies so far, in the order of asking, failures included."""
         return tuple(reply for round_ in self.rounds for reply in round_.replies)
 
-    def failure(self) -> PoolError | BudgetExceeded:
+    def _failure(self) -> PoolError | BudgetExceeded:
         """Why there is no answer."""
         replies = self.replies
         if self.late:
@@ -54,10 +67,21 @@ class Ask:
         reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
         return PoolError(f"every asked endpoint failed ({reasons})", replies)
 
+    def take(self, round_: Round) -> None:
+        """Take in a round: its replies, and what the Fusion makes of them and all before."""
+        self.rounds.append(round_)
+        for reply in round_.replies:
+            self.sight.add(reply, len(self.rounds))
+        if self.sight.backs and round_.replies:
+            evidence = self.sight.evidence()
+            self.fused = Fused(evidence, posterior(self.policy.fusion_logits(evidence)))
+            self.sight.see(self.fused.posterior)
+
     def answer(self) -> Answer:
-        """Fuse: the candidate with the most posterior mass, the first of equals."""
-        evidence = self.sight.evidence()
-        probabilities = posterior(self.policy.fusion_logits(evidence))
+        """The candidate with the most posterior mass, the first of equals; the failure where nobody answered."""
+        if self.fused is None:
+            raise self._failure()
+        probabilities = self.fused.posterior
         best = int(probabilities.argmax())
         receipt = self._receipt()
         return Answer(
@@ -116,7 +140,6 @@ class Ask:
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""
-        evidence = self.sight.evidence()
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
@@ -125,7 +148,7 @@ class Ask:
             answered=answer.candidates.index(answer.text),
             probabilities=answer.probabilities,
             members=self.sight.members(),
-            trajectory=None if self.policy.failed else self._trajectory(evidence, answer),
+            trajectory=self._trajectory(answer),
             receipt=answer.receipt.to_json(),
             texts=self._texts(answer) if texts else None,
         )
@@ -142,12 +165,14 @@ class Ask:
             return candidate
         return normal_form(candidate, self.query.answer) or candidate
 
-    def _trajectory(self, evidence: Evidence, answer: Answer) -> Trajectory:
+    def _trajectory(self, answer: Answer) -> Trajectory | None:
+        if self.policy.failed or self.fused is None:
+            return None
         return Trajectory(
             version=self.policy.version,
             endpoints=self.policy.endpoints,
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
-            evidence=evidence,
+            evidence=self.fused.evidence,
             fused=answer.candidates.index(answer.text),
         )
 

@@ -23,7 +23,6 @@ from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.policy.decider import decide
 from focalroute.policy.fallback import Guarded
-from focalroute.policy.fusion import posterior
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
 from focalroute.query import Prompt, make_query
@@ -186,31 +185,26 @@ class AsyncEnsemble:
         )
         try:
             await self._ask_in_rounds(ask)
+            fused = ask.answer()
         except BaseException:  # whatever ended it, what was consumed is in the ledger
             self._store.write(*ask.ledger())
             raise
-        return await self._record(ask, ask.answer())
+        return await self._record(ask, fused)
 
     async def _ask_in_rounds(self, ask: Ask) -> None:
-        """Observe, decide, ask; again until the policy stops, the rounds are used up or time is.
+        """Observe, decide, ask, fuse; again until the policy stops, or the rounds, the endpoints or the time are used up.
 
         As long as nobody has answered it goes on to others: there is nothing to stop with.
         """
         loop = asyncio.get_running_loop()
-        while not ask.late and (len(ask.rounds) < self._settings.max_rounds or not ask.sight.backs):
+        while len(ask.rounds) < self._settings.max_rounds or not ask.sight.backs:
             observation = self._observe(ask)
             decision = self._decide(ask, observation)
             replies = await self._pool.ask(decision.picked, ask.query, ask.purse, ask.deadline)
-            ask.rounds.append(Round(observation, decision, replies))
-            if not replies:
-                break
-            for reply in replies:
-                ask.sight.add(reply, len(ask.rounds))
-            if ask.sight.backs:
-                ask.sight.see(posterior(ask.policy.fusion_logits(ask.sight.evidence())))
+            ask.take(Round(observation, decision, replies))
             ask.late = loop.time() >= ask.deadline
-        if not ask.sight.backs:
-            raise ask.failure()
+            if ask.late or not replies or len(ask.sight.asked) == len(self._names):
+                break
 
     def _observe(self, ask: Ask) -> Observation:
         return ask.sight.observe(

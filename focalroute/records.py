@@ -284,6 +284,13 @@ class Call:
     error: Failure | None
 
 
+def _plain(value: Any) -> Any:
+    """For json: a record as an object, money as a decimal string."""
+    if dataclasses.is_dataclass(value):
+        return {field_.name: getattr(value, field_.name) for field_ in dataclasses.fields(value)}
+    return str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """Who was asked, why, and what it cost. Holds no prompt and no reply text.
@@ -309,7 +316,7 @@ class Receipt:
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""
-        return json.dumps(dataclasses.asdict(self), default=str, separators=(",", ":"))
+        return json.dumps(self, default=_plain, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
