@@ -23,7 +23,7 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy --strict
 
 bench: $(READY) ## what one ask costs beside the wire, as a table
-	$(BIN)/python tests/benchmarks/overhead.py
+	$(BIN)/python -m tests.benchmarks.overhead
 
 real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
 	$(BIN)/python tests/real/build.py

@@ -20,7 +20,7 @@ __all__ = ["DEAREST", "NONE", "PROBE", "Capabilities", "declared", "key", "overr
 
 _MAX_TOP = 20  # the most that OpenAI, Together and vLLM give
 _FEWER_TOP = 5  # what stricter services still give
-_MAX_TOKENS = 16
+_MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a code fence
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)

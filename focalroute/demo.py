@@ -154,11 +154,9 @@ def show(result: DemoResult) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(
-        "best single: chosen in hindsight; before, after: the drift; $ and calls: per 1000 queries, per query."
-    )
+    console.print("best single: in hindsight; before and after the drift; $ for 1000 queries; calls for each query")
     if result.policy_version == 0:
         console.print(
-            "focalroute served its cold start: hand-set weights that count who was right lately. From feedback it learns "
-            "whom to ask and whom to believe; when to ask on is not trained yet."
+            "focalroute served its cold start: hand-set weights that count who was right lately. From feedback it "
+            "learns whom to ask and whom to believe; when to ask on is not trained yet."
         )

@@ -31,9 +31,11 @@ from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import StoredAnswer
 
-__all__ = ["AsyncEnsemble", "pool_arguments"]
+__all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
 
 _log = logging.getLogger("focalroute")
+
+CLOSED = "this ensemble is closed; make a new one"
 
 
 def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,6 +112,7 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._random = random.Random(seed)  # noqa: S311 - exploration, no secret
         self._sources: dict[str, str] = {}
+        self._closed = False
         self._store = open_store(store, durability=durability)
         try:
             spent = sum((row.cost for row in self._store.totals().values()), Decimal(0))
@@ -171,6 +174,8 @@ class AsyncEnsemble:
             PoolError: every asked endpoint failed (DeadlineExceeded: by the deadline).
             BudgetExceeded: no endpoint is affordable.
         """
+        if self._closed:
+            raise RuntimeError(CLOSED)
         settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
             query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
@@ -192,7 +197,7 @@ class AsyncEnsemble:
         return await self._record(ask, fused)
 
     async def _ask_in_rounds(self, ask: Ask) -> None:
-        """Observe, decide, ask, fuse; again until the policy stops, or the rounds, the endpoints or the time are used up.
+        """Observe, decide, ask, fuse; again until the policy stops, or rounds, endpoints or time are used up.
 
         As long as nobody has answered it goes on to others: there is nothing to stop with.
         """
@@ -328,6 +333,7 @@ class AsyncEnsemble:
 
     async def aclose(self) -> None:
         """Finish what is queued, close connections and the store. Idempotent."""
-        await self._slot.aclose()
+        self._closed = True
+        self._slot.close()
         await self._pool.aclose()
         self._store.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from concurrent.futures import Future
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from focalroute.config import Endpoint
-from focalroute.ensemble import AsyncEnsemble, pool_arguments
+from focalroute.ensemble import CLOSED, AsyncEnsemble, pool_arguments
 from focalroute.stats import Stats
 
 if TYPE_CHECKING:
@@ -34,23 +36,60 @@ def _blocking(method: Callable[Concatenate[AsyncEnsemble, P], Awaitable[R]]) -> 
 
     @wraps(method)
     def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._loop().call(partial(method, self._async, *args, **kwargs))
+        if not self._close.alive:
+            raise RuntimeError(CLOSED)
+        return self._loop.portal().call(partial(method, self._async, *args, **kwargs))
 
     return cast("Callable[Concatenate[Ensemble, P], R]", call)
+
+
+class _Loop:
+    """An event loop in a daemon thread: started on first use, it never keeps the interpreter from ending."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._portal: Future[BlockingPortal] = Future()
+
+    def portal(self) -> BlockingPortal:
+        """What runs coroutines on it."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="focalroute-loop", daemon=True)
+                self._thread.start()
+        return self._portal.result()
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            from anyio.from_thread import BlockingPortal
+
+            async with BlockingPortal() as portal:
+                self._portal.set_result(portal)
+                await portal.sleep_until_stopped()
+
+        asyncio.run(serve())
+
+    def finish(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Run this one last thing and end the thread."""
+        portal = self.portal()
+        portal.call(last)
+        portal.call(portal.stop)
+        if self._thread is not None:
+            self._thread.join()
 
 
 class Ensemble:
     """A pool of endpoints that answers as one, for code without ``await``; arguments and methods as `AsyncEnsemble`.
 
-    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`.
+    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; what is
+    left open is closed when the interpreter ends.
     """
 
     @_like_async(AsyncEnsemble.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._async = AsyncEnsemble(*args, **kwargs)
-        self._lock = threading.Lock()
-        self._portal: BlockingPortal | None = None
-        self._thread = ExitStack()
+        self._loop = _Loop()
+        self._close = weakref.finalize(self, self._loop.finish, self._async.aclose)
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
@@ -73,21 +112,10 @@ class Ensemble:
 
     def close(self) -> None:
         """Finish what is queued, close connections, the store and the thread. Idempotent."""
-        self._loop().call(self._async.aclose)
-        with self._lock:
-            self._portal = None
-            self._thread.close()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _loop(self) -> BlockingPortal:
-        with self._lock:
-            if self._portal is None:
-                from anyio.from_thread import start_blocking_portal
-
-                self._portal = self._thread.enter_context(start_blocking_portal("asyncio"))
-            return self._portal

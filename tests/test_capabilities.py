@@ -84,7 +84,7 @@ def test_a_service_that_takes_everything_is_known_after_two_calls() -> None:
     with serving(Service(ALL)) as server:
         assert probe(server) == (ALL, Usage(20, 4))
         assert len(server.received) == 2
-        assert all(received.body["max_tokens"] <= 16 for received in server.received)
+        assert all(received.body["max_tokens"] <= 48 for received in server.received)
 
 
 def test_what_is_silently_ignored_is_not_there() -> None:

@@ -543,8 +543,26 @@ def test_a_missing_key_is_named_by_its_variable(pool: SimulatedPool, monkeypatch
         Ensemble([endpoint])
 
 
-def test_closing_twice_is_fine(pool: SimulatedPool) -> None:
+def test_closing_twice_is_fine_and_a_closed_ensemble_says_so(pool: SimulatedPool) -> None:
     ensemble = Ensemble(pool.endpoints)
     ensemble.ask(QUESTION, choices=CHOICES)
     ensemble.close()
     ensemble.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        ensemble.ask(QUESTION, choices=CHOICES)
+
+
+def test_an_ensemble_left_open_is_closed_at_exit_and_keeps_nothing_from_ending(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
+    code = f"""
+from focalroute import Endpoint, Ensemble
+endpoint = Endpoint("small", base_url={pool.endpoints[0].base_url!r}, model="small")
+ensemble = Ensemble([endpoint], store={str(tmp_path / "s.db")!r})
+print(ensemble.ask({QUESTION!r}, choices={CHOICES!r}).id)
+"""
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    store = SqliteStore(tmp_path / "s.db")
+    assert store.answer(result.stdout.strip()) is not None
+    store.close()

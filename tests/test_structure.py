@@ -40,18 +40,15 @@ BEYOND = {
     "ask": {"answers", "cost", "observe", "policy", "store"},
     "capabilities": {"endpoint", "wire"},
     "cost": {"wire"},
-    "elicit": {"answers", "capabilities", "parse", "score", "wire"},
-    "endpoint": {"fields", "stream", "wire"},
+    "elicit": {"answers", "capabilities", "wire"},
+    "endpoint": {"wire"},
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
     "observe": {"answers"},
     "policy": {"observe"},
     "pool": {"capabilities", "cost", "elicit", "endpoint", "limits", "store", "wire"},
     "query": {"answers"},
-    "score": {"fields", "parse"},
     "stats": {"observe", "store"},
-    "stream": {"fields", "wire"},
-    "wire": {"fields"},
 }
 
 # Engines and everything heavy come with the first use, never with `import focalroute`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -88,9 +87,9 @@ class PolicySlot:
         if self.stale():
             self._worker.submit(self.refresh)
 
-    async def aclose(self) -> None:
-        """Wait for a refresh under way and let go of the thread. Idempotent."""
-        await asyncio.to_thread(self._worker.shutdown)
+    def close(self) -> None:
+        """Wait for a refresh under way (milliseconds) and let go of the thread. Idempotent."""
+        self._worker.shutdown()
 
     def _try(self, policy: Callable[[], Policy]) -> bool:
         try:

@@ -1,7 +1,7 @@
 """The store's narrow face: what every store (SQLite here, Redis for a fleet) has to do.
 
-Everything written goes through `Store.write`, whose future resolves once the rows are committed; everything learned comes back
-through `Store.subscribe`, whichever process wrote it.
+Everything written goes through `Store.write`, whose future resolves once the rows are committed; everything learned
+comes back through `Store.subscribe`, whichever process wrote it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class StoredAnswer:
 
     Attributes:
         keys: the key of each candidate (see `focalroute.answers.candidate_key`), length K.
-        kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form answer:
-            "number", "short", "text", or "custom" for the caller's own callable.
+        kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form
+            answer: "number", "short", "text", or "custom" for the caller's own callable.
         answered: index of the candidate given as the answer.
         probabilities: the posterior over candidates, length K.
         members: endpoint -> how it took part, of every member with a usable reply.
@@ -83,13 +83,17 @@ Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 
 
 class Store(Protocol):
-    """Keeps answers, feedback, capabilities and the ledger. Safe to call from any thread; nothing blocks but `close`."""
+    """Keeps answers, feedback, capabilities and the ledger. Safe to call from any thread.
+
+    `write` never waits; everything that reads waits for what was queued before it.
+    """
 
     def write(self, *rows: Row) -> Future[None]:
         """Queue rows; the future resolves when all of them are committed together, or fails with StoreError.
 
-        A `Feedback` fails with UnknownAnswer if its answer is not in the store and with FeedbackConflict if a different one
-        from the same source is; an identical one is taken as done. Either failure writes none of this call's rows.
+        A `Feedback` fails with UnknownAnswer if its answer is not in the store and with FeedbackConflict if a different
+        one from the same source is; an identical one is taken as done. A call that fails writes none of its rows; one
+        that fails for its rows fails alone. Nothing cancels a write: it is done whether or not anybody still waits.
         """
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
@@ -98,8 +102,8 @@ class Store(Protocol):
     def subscribe(self, listener: Listener, *, last: int) -> None:
         """Call ``listener`` with feedback and its answer, in the order it was committed, by any process.
 
-        The ``last`` latest ones are delivered before this returns; then every new one, before its `write` future resolves if
-        it was written here. The listener runs on the store's thread and must be quick.
+        The ``last`` latest ones are delivered before this returns; then every new one, before its `write` future
+        resolves if it was written here. The listener runs on the store's thread and must be quick.
         """
 
     def capabilities(self, key: str) -> CapabilityRow | None:

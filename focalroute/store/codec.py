@@ -1,10 +1,10 @@
-"""Records to text and bytes and back, exactly. No pickle: JSON, and raw little-endian float32."""
+"""Records to text and bytes and back, exactly. No pickle: JSON, and raw little-endian float32 with a checksum."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import struct
+import zlib
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
@@ -18,17 +18,17 @@ from focalroute.store.base import StoredAnswer
 __all__ = ["from_pico", "pack", "read_answer", "to_pico", "unpack", "write_answer"]
 
 _PICO = Decimal(10) ** 12
-_HEAD = struct.Struct("<I")
+_HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of its JSON
 
 
 def to_pico(usd: Decimal | None) -> int | None:
-    """USD as whole picodollars, rounded half to even."""
+    """USD as whole picodollars (1e-12 USD), rounded half to even: what is finer than that is lost."""
     return None if usd is None else int((usd * _PICO).to_integral_value(ROUND_HALF_EVEN))
 
 
-def from_pico(pico: int | None) -> Decimal | None:
-    """Picodollars as USD, exactly."""
-    return None if pico is None else Decimal(pico) / _PICO
+def from_pico(pico: int) -> Decimal:
+    """Picodollars as USD, exact to 28 digits."""
+    return Decimal(pico) / _PICO
 
 
 def write_answer(answer: StoredAnswer) -> str:
@@ -60,8 +60,8 @@ def read_answer(
             receipt=receipt,
             texts=texts,
         )
-    except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, struct.error) as error:
-        raise StoreError(f"answer {answer_id}: its row is damaged ({type(error).__name__}: {error})") from None
+    except Exception as error:  # damage may show as anything
+        raise StoreError(f"answer {answer_id}: its row is damaged ({type(error).__name__}: {error})") from error
 
 
 def _member(number: int, candidate: int, tokens: int, latency_s: float, usd: str | None) -> Member:
@@ -69,7 +69,7 @@ def _member(number: int, candidate: int, tokens: int, latency_s: float, usd: str
 
 
 def pack(trajectory: Trajectory) -> bytes:
-    """A trajectory as bytes: a JSON head with the shapes, then all arrays behind each other."""
+    """A trajectory as bytes: JSON with the shapes, padded so that the arrays lie aligned, then the arrays in a row."""
     arrays: list[F32] = []
     for observation, _ in trajectory.decisions:
         arrays += (observation.context, observation.endpoints)
@@ -77,19 +77,23 @@ def pack(trajectory: Trajectory) -> bytes:
     head = {
         "version": trajectory.version,
         "endpoints": trajectory.endpoints,
-        "decisions": [dataclasses.astuple(decision) for _, decision in trajectory.decisions],
+        "decisions": [_values(decision) for _, decision in trajectory.decisions],
         "members": trajectory.evidence.endpoints,
         "fused": trajectory.fused,
         "fusion_log_mu": trajectory.fusion_log_mu,
         "shapes": [array.shape for array in arrays],
     }
     text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join((_HEAD.pack(len(text)), text, *(array.astype("<f4", copy=False).tobytes() for array in arrays)))
+    text += b" " * (-len(text) % 4)
+    body = b"".join((text, *(array.astype("<f4", copy=False).tobytes() for array in arrays)))
+    return _HEAD.pack(zlib.crc32(body), len(text)) + body
 
 
 def unpack(data: bytes) -> Trajectory:
-    """The trajectory that `pack` wrote; ValueError and its like if it did not."""
-    (size,) = _HEAD.unpack_from(data)
+    """The trajectory that `pack` wrote; ValueError and its like if these are not its bytes."""
+    checksum, size = _HEAD.unpack_from(data)
+    if zlib.crc32(memoryview(data)[_HEAD.size :]) != checksum:
+        raise ValueError("wrong checksum")
     start = _HEAD.size + size
     head = json.loads(data[_HEAD.size : start])
     arrays = iter(_arrays(data, start, head["shapes"]))
@@ -106,9 +110,12 @@ def _arrays(data: bytes, start: int, shapes: Sequence[Sequence[int]]) -> list[F3
         count = int(np.prod(shape, dtype=np.int64))
         arrays.append(np.frombuffer(data, "<f4", count, start).reshape(shape).astype(np.float32, copy=False))
         start += 4 * count
-    if start != len(data):
-        raise ValueError(f"{len(data) - start} bytes too many")
     return arrays
+
+
+def _values(decision: Decision) -> tuple[object, ...]:
+    d = decision
+    return d.round, d.must_pick, d.order, d.eligible, d.probabilities, d.picked, d.log_mu
 
 
 def _decision(number: int, must_pick: bool, order: Any, eligible: Any, p: Any, picked: Any, log_mu: Any) -> Decision:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["MIGRATIONS"]
+__all__ = ["MIGRATIONS", "TABLES"]
+
+#: By these a database of ours is known, whatever its version.
+TABLES = frozenset({"answers", "ledger_sums"})
+
+# Statements are split at semicolons: none may stand in a comment or a literal.
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -49,8 +54,8 @@ MIGRATIONS: tuple[str, ...] = (
         unpriced INTEGER NOT NULL,
         prompt_tokens INTEGER NOT NULL,
         completion_tokens INTEGER NOT NULL,
-        whole_usd INTEGER NOT NULL,
-        pico INTEGER NOT NULL
+        micro INTEGER NOT NULL,    -- costs summed as whole 1e-6 USD
+        pico INTEGER NOT NULL      -- and what was left of each, in 1e-12 USD
     );
     """,
 )

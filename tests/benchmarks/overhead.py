@@ -18,23 +18,18 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import openai
 
 from focalroute import AsyncEnsemble, Endpoint
-from focalroute.learn.cold import cold_decider, cold_fusion
-from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.nets import DeciderNet
 from focalroute.observe import Observer
-from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy import bundle
 from focalroute.policy.decider import decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
-from focalroute.policy.publish import publish
 from focalroute.query import make_query
 from focalroute.records import Member, Outcome, Reply, Usage
 from tests.benchmarks.server import floor_server
+from tests.policies import ask_everybody
 
 PROMPT = ("A train leaves at nine and drives for three hours at eighty kilometres an hour. " * 3)[:200]
 CHOICES = ("120 km", "180 km", "240 km", "320 km")
@@ -141,23 +136,12 @@ async def at_concurrency(call: Ask, concurrency: int, calls: int) -> tuple[float
     return calls / (time.perf_counter() - started), taken
 
 
-def everybody() -> DeciderNet:
-    """A Decider that asks all in round 1 and nobody after."""
-    cold = cold_decider()
-    context = np.zeros_like(cold.skip_context)
-    context[slices(CONTEXT)["first"]] = 40.0
-    bias = np.full(1, -20, np.float32)
-    return replace(cold, skip_context=context, skip_endpoint=np.zeros_like(cold.skip_endpoint), bias=bias)
-
-
 def ensemble(url: str, size: int, folder: Path) -> AsyncEnsemble:
     """An ensemble that asks all of its endpoints, with a store on disk."""
     endpoints = [
         Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1) for i in range(size)
     ]
-    root = folder / f"policy-{size}"
-    if not root.exists():
-        publish(root, decider=decider_model(everybody()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    root = ask_everybody(folder / f"policy-{size}")
     return AsyncEnsemble(endpoints, policy=root, store=folder / f"{size}-{time.time_ns()}.db", explore=False)
 
 

@@ -139,8 +139,8 @@ def test_refresh_soon_swaps_in_the_background_and_close_waits_for_it(tmp_path: P
         slot.refresh_soon()
         again(tmp_path)
         slot.refresh_soon()
-        await slot.aclose()
-        await slot.aclose()
+        slot.close()
+        slot.close()
         assert slot.current.version == 1
 
     asyncio.run(run())

@@ -1,0 +1,24 @@
+"""Policies that decide what a test or benchmark needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.export import decider_model, fusion_model
+from focalroute.observe.layout import CONTEXT, slices
+from focalroute.policy.publish import publish
+
+
+def ask_everybody(root: Path) -> Path:
+    """A folder whose policy asks all endpoints in round 1 and nobody after; to be served greedily."""
+    cold = cold_decider()
+    context = np.zeros_like(cold.skip_context)
+    context[slices(CONTEXT)["first"]] = 40.0
+    bias = np.full(1, -20, np.float32)
+    decider = replace(cold, skip_context=context, skip_endpoint=np.zeros_like(cold.skip_endpoint), bias=bias)
+    publish(root, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    return root

@@ -1,0 +1,220 @@
+"""Feedback reaches every listener once and in order, whichever process gave it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from focalroute.errors import FeedbackConflict
+from focalroute.records import Feedback
+from focalroute.store.base import StoredAnswer
+from focalroute.store.sqlite import SqliteStore
+from tests.store.made import answer, edit, judge, on_thread, trajectory
+
+Heard = list[str]
+
+
+def listener(heard: Heard) -> Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]:
+    return lambda rows: heard.extend(f"{stored.id}/{feedback.source}" for stored, feedback in rows)
+
+
+def fill(store: SqliteStore, *names: str) -> None:
+    store.write(*(answer(name) for name in names)).result(10)
+    for name in names:
+        store.write(judge(name)).result(10)
+
+
+def test_own_feedback_is_heard_before_its_future_resolves() -> None:
+    """Whoever awaited the feedback asks with what was learned from it."""
+    heard: Heard = []
+    with closing(SqliteStore(poll_s=3600)) as store:
+        store.write(answer("x", steps=trajectory())).result(10)
+        store.subscribe(listener(heard), last=10)
+        for i in range(50):
+            call = store.write(judge("x", source=str(i)))
+            at_resolving: list[int] = []
+            call.add_done_callback(lambda _, seen=at_resolving: seen.append(len(heard)))  # type: ignore[misc]
+            call.result(10)
+            assert len(heard) == i + 1
+            assert at_resolving == [i + 1]
+
+
+def test_the_last_ones_come_first_and_then_all_new_ones() -> None:
+    """Two listeners that joined at different times and depths miss nothing and hear nothing twice."""
+    few: Heard = []
+    many: Heard = []
+    none: Heard = []
+    with closing(SqliteStore()) as store:
+        fill(store, "a", "b", "c")
+        store.subscribe(listener(few), last=2)
+        assert few == ["b/user", "c/user"]
+        fill(store, "d")
+        store.subscribe(listener(many), last=100)
+        store.subscribe(listener(none), last=0)
+        fill(store, "e")
+    assert few == ["b/user", "c/user", "d/user", "e/user"]
+    assert many == ["a/user", "b/user", "c/user", "d/user", "e/user"]
+    assert none == ["e/user"]
+
+
+def test_a_late_listener_hears_nothing_twice_of_another_process(tmp_path: Path) -> None:
+    """Feedback that came from elsewhere and was not yet looked for is among its last ones, and only there."""
+    first: Heard = []
+    second: Heard = []
+    with (
+        closing(SqliteStore(tmp_path / "s.db", poll_s=3600)) as store,
+        closing(SqliteStore(tmp_path / "s.db")) as other,
+    ):
+        store.subscribe(listener(first), last=5)
+        fill(other, "a", "b")
+        store.subscribe(listener(second), last=1)
+        assert first == ["a/user", "b/user"]
+        fill(store, "c")
+    assert first == ["a/user", "b/user", "c/user"]
+    assert second == ["b/user", "c/user"]
+
+
+def test_an_identical_repeat_is_done_but_not_heard_again() -> None:
+    """A lost acknowledgement may be retried; a different reward or label may not."""
+    heard: Heard = []
+    with closing(SqliteStore()) as store:
+        store.subscribe(listener(heard), last=5)
+        store.write(answer("x")).result(10)
+        for _ in range(3):
+            store.write(judge("x", 1, label="key0")).result(10)
+        for different in (judge("x", -1.0, label="key0"), judge("x", 1.0), judge("x", 1.0, label="key1")):
+            with pytest.raises(FeedbackConflict, match="'user'"):
+                store.write(different).result(10)
+        store.write(judge("x", -1.0, source="judge")).result(10)
+    assert heard == ["x/user", "x/judge"]
+
+
+def test_the_feedback_of_a_failed_call_is_not_heard() -> None:
+    """Nothing is learned that is not committed."""
+    heard: Heard = []
+    with closing(SqliteStore()) as store:
+        store.subscribe(listener(heard), last=5)
+        assert store.write(answer("x"), judge("x"), judge("nobody")).exception(10)
+        fill(store, "y")
+    assert heard == ["y/user"]
+
+
+def test_another_process_is_heard_even_while_this_one_is_busy(tmp_path: Path) -> None:
+    """The thread that never runs out of writes looks around all the same."""
+    heard: Heard = []
+    arrived, stop = threading.Event(), threading.Event()
+
+    def hear(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        listener(heard)(rows)
+        arrived.set()
+
+    def be_busy(store: SqliteStore, name: str) -> None:
+        for i in range(100_000):
+            if stop.is_set():
+                return
+            store.write(answer(f"{name}-{i}")).result(10)
+
+    with (
+        closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as store,
+        closing(SqliteStore(tmp_path / "s.db")) as other,
+    ):
+        store.subscribe(hear, last=5)
+        with ThreadPoolExecutor(2) as pool:
+            busy = [pool.submit(be_busy, store, name) for name in "ab"]
+            fill(other, "x")
+            came = arrived.wait(10)
+            stop.set()
+            for each in busy:
+                each.result(10)
+    assert came
+    assert heard == ["x/user"]
+
+
+def test_feedback_may_be_for_the_answer_of_another_process(tmp_path: Path) -> None:
+    """By its id, in either direction, and both hear it."""
+    here: Heard = []
+    there: Heard = []
+    with (
+        closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as store,
+        closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as other,
+    ):
+        store.subscribe(listener(here), last=5)
+        other.subscribe(listener(there), last=5)
+        store.write(answer("x")).result(10)
+        assert other.answer("x") == answer("x")
+        other.write(judge("x")).result(10)
+        assert there == ["x/user"]
+        with pytest.raises(FeedbackConflict):
+            store.write(judge("x", -1.0)).result(10)
+        assert here == ["x/user"]
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_listener_that_fails_harms_nobody(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    """The others hear it, the future resolves, and the log has it."""
+    heard: Heard = []
+
+    def fail(_: object) -> None:
+        raise error("no")
+
+    with closing(SqliteStore()) as store:
+        fill(store, "a")
+        store.subscribe(fail, last=5)
+        store.subscribe(listener(heard), last=5)
+        fill(store, "b")
+    assert heard == ["a/user", "b/user"]
+    assert "a listener failed on 1 rows" in caplog.text
+
+
+def test_a_listener_may_read_write_and_close() -> None:
+    """Reading on the store's own thread does not wait for itself."""
+    seen: list[object] = []
+
+    def curious(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        seen.append(len(store.totals()))
+        seen.append(store.answer("nobody"))
+        store.write(answer("from within"))
+        store.close()
+
+    store = SqliteStore()
+    store.subscribe(curious, last=5)
+    store.write(answer("x"), judge("x")).result(10)
+    store.close()
+    assert seen == [0, None]
+
+
+def test_a_damaged_answer_does_not_keep_the_others_from_being_heard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out, and the log names it."""
+    heard: Heard = []
+    path = tmp_path / "s.db"
+    with closing(SqliteStore(path)) as store:
+        fill(store, "a", "b", "c")
+        edit(path, "UPDATE answers SET record = 'no' WHERE id = 'b'")
+        store.subscribe(listener(heard), last=5)
+        store.write(judge("b", source="judge"), judge("c", source="judge")).result(10)
+        assert [row.id for row, _ in store.recent(9)] == ["a", "c"]
+    assert heard == ["a/user", "c/user", "c/judge"]
+    assert "answer b: its row is damaged" in caplog.text
+
+
+def test_feedback_that_could_not_be_read_is_heard_later(caplog: pytest.LogCaptureFixture) -> None:
+    """The feedback stands; what failed was only telling of it."""
+    heard: Heard = []
+    with closing(SqliteStore(poll_s=3600)) as store:
+        store.write(answer("x")).result(10)
+        store.subscribe(listener(heard), last=5)
+        hide = "CREATE TEMP VIEW answers AS SELECT id FROM main.answers"
+        on_thread(store, lambda db: db.execute(hide))
+        store.write(judge("x")).result(10)
+        assert heard == []
+        on_thread(store, lambda db: db.execute("DROP VIEW temp.answers"))
+        store.write(judge("x", source="judge")).result(10)
+    assert heard == ["x/user", "x/judge"]
+    assert "tried again" in caplog.text

@@ -1,0 +1,250 @@
+"""Files are opened, made, migrated and checked; what is wrong with one is said with its name and what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from focalroute.errors import StoreError
+from focalroute.store import open_store
+from focalroute.store.base import CapabilityRow
+from focalroute.store.schema import MIGRATIONS
+from focalroute.store.sqlite import SqliteStore
+from tests.store.made import answer, bill, edit, judge, on_thread, trajectory
+
+
+@contextmanager
+def old_database(path: Path, version: int) -> Iterator[sqlite3.Connection]:
+    """A file as the release with that many migrations made it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for migration in MIGRATIONS[:version]:
+            db.executescript(migration)
+        db.execute(f"PRAGMA user_version = {version}")
+        yield db
+
+
+def filled(path: Path) -> Path:
+    """A file with answers, feedback, bills and a probe."""
+    with closing(SqliteStore(path)) as store:
+        store.write(*(answer(name, steps=trajectory()) for name in "abc"), bill()).result(10)
+        store.write(judge("a"), CapabilityRow("k", 1.0, {"n": 1})).result(10)
+    return path
+
+
+# -- opening -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_keeps_everything(tmp_path: Path) -> None:
+    """What one process wrote the next one reads."""
+    filled(tmp_path / "s.db")
+    with closing(open_store(tmp_path / "s.db")) as store:
+        assert [(row.id, said) for row, said in store.recent(9)] == [("a", (judge("a"),)), ("b", ()), ("c", ())]
+        assert store.totals()["a"].calls == 1
+        assert store.capabilities("k") == CapabilityRow("k", 1.0, {"n": 1})
+        assert store.verify() == ()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["s.db"]
+
+
+@pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("full", 2)])
+def test_durability_is_sqlites_own(tmp_path: Path, durability: str, level: int) -> None:
+    """WAL, synchronous NORMAL or FULL."""
+    with closing(SqliteStore(tmp_path / "s.db", durability=durability)) as store:  # type: ignore[arg-type]
+        assert on_thread(store, lambda db: db.execute("PRAGMA synchronous").fetchone()[0]) == level
+        assert on_thread(store, lambda db: db.execute("PRAGMA journal_mode").fetchone()[0]) == "wal"
+        assert on_thread(store, lambda db: db.execute("PRAGMA foreign_keys").fetchone()[0]) == 1
+
+
+def test_many_may_open_a_fresh_file_at_once(tmp_path: Path) -> None:
+    """Whoever makes it first, all of them can use it."""
+
+    def use(path: Path, name: str) -> None:
+        with closing(SqliteStore(path)) as store:
+            store.write(answer(name)).result(10)
+
+    for round_ in range(5):
+        path = tmp_path / f"{round_}.db"
+        with ThreadPoolExecutor(6) as pool:
+            for each in [pool.submit(use, path, str(i)) for i in range(6)]:
+                each.result(20)
+        with closing(SqliteStore(path)) as store:
+            assert sorted(row.id for row, _ in store.recent(99)) == list("012345")
+
+
+def test_two_processes_may_open_a_fresh_file_at_once(tmp_path: Path) -> None:
+    """The same between processes."""
+    code = (
+        "import sys\nfrom focalroute.store.sqlite import SqliteStore\nfrom tests.store.made import answer\n"
+        "sys.stdin.readline()\nstore = SqliteStore(sys.argv[1])\n"
+        "store.write(answer(sys.argv[2])).result(10)\nstore.close()\n"
+    )
+    path = tmp_path / "s.db"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(path), name], stdin=subprocess.PIPE, text=True)
+        for name in "ab"
+    ]
+    for one in both:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.close()
+    assert [one.wait(30) for one in both] == [0, 0]
+    with closing(SqliteStore(path)) as store:
+        assert sorted(row.id for row, _ in store.recent(9)) == ["a", "b"]
+
+
+def fails(path: Path, *words: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        SqliteStore(path)
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+
+
+def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
+    fails(tmp_path / "no" / "s.db", "folder does not exist; make it first")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    fails(tmp_path, "is a folder; name a file in it")
+
+
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    path.write_text("a letter to my mother, which is longer than a header " * 9)
+    before = path.read_bytes()
+    fails(path, "not a database; name another file")
+    assert path.read_bytes() == before
+
+
+def test_another_applications_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    edit(path, "CREATE TABLE customers (name TEXT)")
+    before = path.read_bytes()
+    fails(path, "database of something else; name another file")
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_asks_for_an_upgrade(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s.db")
+    edit(path, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    fails(path, f"schema {len(MIGRATIONS) + 1}", "upgrade focalroute")
+
+
+def test_a_cut_file_is_said_to_be_damaged(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s.db")
+    path.write_bytes(path.read_bytes()[: 4096 + 100])
+    fails(path, "malformed; restore it from a copy")
+
+
+def test_a_file_that_may_not_be_written_is_refused_at_once() -> None:
+    """In a process without the rights of root, for which nothing is read-only."""
+    code = (
+        "import os, sys\nfrom focalroute.store.sqlite import SqliteStore\n"
+        "os.geteuid() or os.seteuid(65534)\ntry:\n    SqliteStore(sys.argv[1])\nexcept Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = filled(Path(folder) / "s.db")
+        path.chmod(0o444)
+        Path(folder).chmod(0o555)
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+        fresh = subprocess.run(
+            [sys.executable, "-c", code, folder + "/new"], capture_output=True, text=True, check=True
+        )
+        Path(folder).chmod(0o755)
+    assert done.stdout.startswith(f"StoreError {path}: ")
+    assert "make the file and its folder" in done.stdout
+    assert "make the file and its folder" in fresh.stdout
+
+
+# -- migrating -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS) + 1))
+def test_every_past_version_is_migrated_with_its_rows(tmp_path: Path, version: int) -> None:
+    """A file of each release opens, keeps its rows, and then is as a fresh one."""
+    with old_database(tmp_path / "old.db", version) as db:
+        db.execute(
+            "INSERT INTO answers (id, created_at, record, receipt) "
+            "VALUES ('x', 1.5, '[[], \"short\", 0, [], {}]', '{}')"
+        )
+        db.execute("INSERT INTO feedback (answer_id, source, reward, created_at) VALUES ('x', 'user', 1.0, 2.5)")
+    with closing(SqliteStore(tmp_path / "old.db")) as old, closing(SqliteStore(tmp_path / "new.db")) as new:
+        assert [(row.id, said) for row, said in old.recent(9)] == [("x", (judge("x"),))]
+        assert old.verify() == ()
+        schema = "SELECT name, sql FROM sqlite_master ORDER BY name"
+        made = [on_thread(store, lambda db: db.execute(schema).fetchall()) for store in (old, new)]
+        versions = [
+            on_thread(store, lambda db: db.execute("PRAGMA user_version").fetchone()[0]) for store in (old, new)
+        ]
+    assert made[0] == made[1]
+    assert versions == [len(MIGRATIONS)] * 2
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it or none, and the file still opens with the old version."""
+    path = filled(tmp_path / "s.db")
+    with monkeypatch.context() as newer:
+        broken = "ALTER TABLE answers ADD COLUMN fine TEXT; ALTER TABLE nothing ADD COLUMN wrong TEXT"
+        newer.setattr("focalroute.store.sqlite.MIGRATIONS", (*MIGRATIONS, broken))
+        fails(path, "nothing")
+    with closing(SqliteStore(path)) as store:
+        assert store.verify() == ()
+        assert len(list(store.recent(9))) == 3
+
+
+# -- verifying -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        ("UPDATE answers SET trajectory = substr(trajectory, 1, 99) WHERE id = 'b'", "answer b: its row is damaged"),
+        ("UPDATE answers SET trajectory = zeroblob(99) WHERE id = 'b'", "answer b: its row is damaged"),
+        ("UPDATE answers SET trajectory = 'text' WHERE id = 'b'", "answer b: its row is damaged"),
+        ("UPDATE answers SET record = substr(record, 2) WHERE id = 'b'", "answer b: its row is damaged"),
+        ("UPDATE answers SET receipt = '{' WHERE id = 'b'", "receipt of answer b: not JSON"),
+        ("UPDATE answers SET texts = '{' WHERE id = 'b'", "texts of answer b: not JSON"),
+        ("UPDATE capabilities SET capability_values = x'ff'", "capabilities of k: not JSON"),
+        ("UPDATE ledger SET tags = ''", "tags of ledger row 1: not JSON"),
+        ("DELETE FROM answers WHERE id = 'a'", "feedback: row 1 points to a missing row of answers"),
+    ],
+)
+def test_verify_finds_each_damage_and_only_it(tmp_path: Path, damage: str, found: str) -> None:
+    """One problem, named by its row."""
+    path = filled(tmp_path / "s.db")
+    edit(path, damage)
+    with closing(SqliteStore(path)) as store:
+        (problem,) = store.verify()
+    assert problem.startswith(found)
+
+
+def test_verify_finds_damaged_pages(tmp_path: Path) -> None:
+    """Whichever page is overwritten, verify says so instead of raising, and the file can still be opened for it."""
+    path = filled(tmp_path / "s.db")
+    sound = path.read_bytes()
+    found = 0
+    for page in range(1, len(sound) // 4096):
+        path.write_bytes(sound[: page * 4096] + b"\x5a" * 4096 + sound[(page + 1) * 4096 :])
+        with closing(SqliteStore(path)) as store:
+            found += bool(store.verify())
+    assert found == len(sound) // 4096 - 1
+    path.write_bytes(sound)
+    with closing(SqliteStore(path)) as store:
+        assert store.verify() == ()
+
+
+def test_a_damaged_probe_counts_as_none(tmp_path: Path) -> None:
+    """The endpoint is probed again, and the new probe replaces it."""
+    path = filled(tmp_path / "s.db")
+    edit(path, "UPDATE capabilities SET capability_values = '{'")
+    with closing(SqliteStore(path)) as store:
+        assert store.capabilities("k") is None
+        store.write(CapabilityRow("k", 2.0, {"n": 2})).result(10)
+        assert store.capabilities("k") == CapabilityRow("k", 2.0, {"n": 2})

@@ -1,0 +1,97 @@
+"""The command line, as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from focalroute.sim import SimulatedPool
+from focalroute.sim.process import pool_toml
+
+
+def focalroute(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    code = "from focalroute.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd
+    )
+
+
+@pytest.fixture(scope="module")
+def pool_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("cli") / "pool.toml"
+    with SimulatedPool() as pool:
+        path.write_text(pool_toml(pool.endpoints))
+        yield path
+
+
+def test_ask_prints_the_answer_alone_on_standard_output(pool_file: Path) -> None:
+    result = focalroute("ask", "What is 17 + 25?", "--choices", "32, 42, 44", "--pool", str(pool_file))
+    assert result.returncode == 0
+    assert result.stdout.strip() in ("32", "42", "44")
+    assert "confidence" in result.stderr
+    assert "$" in result.stderr
+
+
+def test_ask_as_json_holds_the_receipt(pool_file: Path, tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    result = focalroute(
+        "ask", "What is 17 + 25?", "--answer", "number", "--pool", str(pool_file), "--store", str(store), "--json"
+    )
+    said = json.loads(result.stdout)
+    assert said["receipt"]["answer_id"] == said["id"]
+    assert said["text"] == said["candidates"][said["probabilities"].index(max(said["probabilities"]))]
+    assert store.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ask", "What?", "--choices", "one", "--pool", "POOL"], "choices"),
+        (["ask", "What?", "--pool", "missing.toml"], "missing.toml"),
+        (["ask", "What?", "--answer", "haiku", "--pool", "POOL"], "haiku"),
+        (["ask", "   ", "--pool", "POOL"], "query"),
+        (["ask", "What?"], "--pool"),
+        (["demo", "--queries", "1"], "--queries"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_what_the_user_can_correct_is_named_with_exit_code_2(pool_file: Path, arguments: list[str], says: str) -> None:
+    result = focalroute(*(str(pool_file) if argument == "POOL" else argument for argument in arguments))
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_pool_that_does_not_answer_is_exit_code_1(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')
+    result = focalroute("ask", "What?", "--pool", str(path))
+    assert result.returncode == 1
+    assert "gone: connection" in result.stderr
+
+
+def test_the_demo_compares_with_honest_baselines() -> None:
+    result = focalroute("demo", "--queries", "40", "--seed", "3", "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    rows = {row["method"].split(" (")[0]: row for row in said["rows"]}
+    assert list(rows) == ["focalroute", "best single", "plurality of all", "random single"]
+    assert rows["plurality of all"]["calls_per_query"] == 6
+    assert rows["best single"]["calls_per_query"] == rows["random single"]["calls_per_query"] == 1
+    assert 1 <= rows["focalroute"]["calls_per_query"] < 6
+    assert rows["best single"]["accuracy"] >= rows["random single"]["accuracy"]
+    for row in rows.values():
+        assert row["accuracy"] == pytest.approx((row["accuracy_before_drift"] + row["accuracy_after_drift"]) / 2)
+
+
+def test_the_demo_prints_a_table_that_fits_a_terminal() -> None:
+    result = focalroute("demo", "--queries", "20")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert any("plurality of all" in line for line in lines)
+    assert max(map(len, lines)) <= 80
