@@ -298,7 +298,7 @@ class AsyncEnsemble:
             StoreError: it could not be stored.
         """
         answer_id = answer.id if isinstance(answer, Answer) else answer
-        stored = self._store.answer(answer_id)
+        stored = await asyncio.to_thread(self._store.answer, answer_id)  # it may have to be read
         if stored is None:
             raise UnknownAnswer(
                 f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -107,7 +108,7 @@ def unpack(data: bytes) -> Trajectory:
 def _arrays(data: bytes, start: int, shapes: Sequence[Sequence[int]]) -> list[F32]:
     arrays: list[F32] = []
     for shape in shapes:
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         arrays.append(np.frombuffer(data, "<f4", count, start).reshape(shape).astype(np.float32, copy=False))
         start += 4 * count
     return arrays

@@ -15,19 +15,22 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 
 import openai
 
 from focalroute import AsyncEnsemble, Endpoint
+from focalroute.ask import Ask
+from focalroute.cost import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.policy import bundle
+from focalroute.policy.bundle import Policy
 from focalroute.policy.decider import decide
 from focalroute.policy.fallback import Guarded
-from focalroute.policy.fusion import posterior
 from focalroute.query import make_query
-from focalroute.records import Member, Outcome, Reply, Usage
+from focalroute.records import Member, Outcome, Reply, Round, Usage
 from tests.benchmarks.server import floor_server
 from tests.policies import ask_everybody
 
@@ -35,7 +38,7 @@ PROMPT = ("A train leaves at nine and drives for three hours at eighty kilometre
 CHOICES = ("120 km", "180 km", "240 km", "320 km")
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
-Ask = Callable[[], Awaitable[object]]
+Call = Callable[[], Awaitable[object]]
 
 
 def quartiles(seconds: Sequence[float], unit: float = 1e3) -> str:
@@ -63,33 +66,32 @@ def filled_observer(n: int, window: int, rng: random.Random) -> Observer:
     return observer
 
 
-def one_ask(observer: Observer, policy: Guarded, replies: Sequence[Sequence[Reply]], rng: random.Random) -> None:
-    """Everything an ask does besides waiting: two rounds of 3 and 1 members, three decisions, three fusions."""
+def one_ask(observer: Observer, policy: Policy, replies: Sequence[Sequence[Reply]], rng: random.Random) -> None:
+    """All an ask does besides waiting: rounds of 3 and of 1 member, then STOP; answer, receipt, rows for the store."""
     query = make_query(PROMPT, choices=CHOICES)
-    sight = observer.begin(query)
+    guarded = Guarded(policy, observer.endpoints)
+    ask = Ask(query, guarded, observer.begin(query), BudgetGuard(None, (), Decimal(0)).purse(None), deadline=0.0)
     for number in range(1, 4):
-        observation = sight.observe(round=number, price_of_money=0.1, budget_left=1.0)
-        decide(
-            policy.decider_logits(observation),
+        observation = ask.sight.observe(round=number, price_of_money=0.1, budget_left=1.0)
+        decision = decide(
+            guarded.decider_logits(observation),
             round=number,
             must_pick=number == 1,
             order=observer.order(),
-            eligible=lambda endpoint, _: endpoint not in sight.asked,
+            eligible=lambda endpoint, _: endpoint not in ask.sight.asked,
             explore=True,
             rng=rng,
         )
-        if number <= len(replies):
-            for reply in replies[number - 1]:
-                sight.add(reply, number)
-            sight.see(posterior(policy.fusion_logits(sight.evidence())))
-    posterior(policy.fusion_logits(sight.evidence()))
+        ask.take(Round(observation, decision, tuple(replies[number - 1]) if number <= len(replies) else ()))
+    ask.stored(ask.answer(), texts=False)
+    ask.ledger()
 
 
 def inside(n: int, window: int, rounds: int, pause_s: float = 0.0) -> list[float]:
     """Seconds of each of ``rounds`` asks, ``pause_s`` of idling before each, one outcome learned between them."""
     rng = random.Random(0)
     observer = filled_observer(n, window, rng)
-    policy = Guarded(bundle.cold(), observer.endpoints)
+    policy = bundle.cold()
     usage = Usage(60, 6)
     members = [Reply(name, "A", rng.randrange(4), None, "parsed", usage) for name in observer.endpoints[:4]]
     taken = []
@@ -108,7 +110,7 @@ def inside(n: int, window: int, rounds: int, pause_s: float = 0.0) -> list[float
 # -- real asks, against the bare openai client -----------------------------------------------------------------------
 
 
-async def paired(ours: Ask, theirs: Ask, rounds: int) -> tuple[list[float], list[float]]:
+async def paired(ours: Call, theirs: Call, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of each side's calls, made alternately, the order swapped every time."""
     taken: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 50):
@@ -120,7 +122,7 @@ async def paired(ours: Ask, theirs: Ask, rounds: int) -> tuple[list[float], list
     return taken
 
 
-async def at_concurrency(call: Ask, concurrency: int, calls: int) -> tuple[float, list[float]]:
+async def at_concurrency(call: Call, concurrency: int, calls: int) -> tuple[float, list[float]]:
     """Calls a second, and each call's seconds, with so many under way at a time."""
     taken: list[float] = []
     left = iter(range(calls))
