@@ -81,8 +81,8 @@ class _Loop:
 class Ensemble:
     """A pool of endpoints that answers as one, for code without ``await``; arguments and methods as `AsyncEnsemble`.
 
-    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; what is
-    left open is closed when the interpreter ends.
+    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; what
+    is left open is closed when the interpreter ends.
     """
 
     @_like_async(AsyncEnsemble.__init__)
