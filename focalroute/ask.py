@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Ask:
 
     Attributes:
         deadline: in the running loop's time.
+        rng: what its decisions are sampled with.
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
@@ -47,6 +49,7 @@ class Ask:
     sight: Sight
     purse: Purse
     deadline: float
+    rng: random.Random
     started: float = field(default_factory=time.perf_counter)
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None

@@ -75,7 +75,8 @@ async def _play(
                 pool.drift()
             batch = questions[start : start + _AT_A_TIME]
             answers = await _ask(ensemble, batch)
-            await asyncio.gather(*(ensemble.feedback(a, label=q.label) for a, q in zip(answers, batch, strict=True)))
+            for answer, question in zip(answers, batch, strict=True):
+                await ensemble.feedback(answer, label=question.label)
             ours += answers
             members = await asyncio.gather(*(_ask(member, batch) for member in alone))
             singles += [list(replies) for replies in zip(*members, strict=True)]
@@ -154,7 +155,7 @@ def show(result: DemoResult) -> None:
         )
     console = Console()
     console.print(table)
-    console.print("best single: in hindsight; before and after the drift; $ for 1000 queries; calls for each query")
+    console.print("The best single is chosen in hindsight; $ are for 1000 queries, calls for each query.")
     if result.policy_version == 0:
         console.print(
             "focalroute served its cold start: hand-set weights that count who was right lately. From feedback it "

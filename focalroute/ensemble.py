@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 import random
 import time
@@ -110,7 +111,8 @@ class AsyncEnsemble:
         )
         self.endpoints = validate_pool(endpoints, askable=True)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
-        self._random = random.Random(seed)  # noqa: S311 - exploration, no secret
+        self._asks = itertools.count()
+        self._chance = random.Random()  # noqa: S311 - exploration, no secret
         self._sources: dict[str, str] = {}
         self._closed = False
         self._store = open_store(store, durability=durability)
@@ -187,6 +189,7 @@ class AsyncEnsemble:
             sight=self._observer.begin(asked),
             purse=self._guard.purse(max_usd),
             deadline=asyncio.get_running_loop().time() + settings.deadline_s,
+            rng=self._dice(),
         )
         try:
             await self._ask_in_rounds(ask)
@@ -235,8 +238,13 @@ class AsyncEnsemble:
             order=self._observer.order(),
             eligible=eligible,
             explore=self._settings.explore and not ask.policy.failed,
-            rng=self._random,
+            rng=ask.rng,
         )
+
+    def _dice(self) -> random.Random:
+        """Chance for one ask. With a seed it hangs on the number of the ask alone, whatever runs at the same time."""
+        seed = self._settings.seed
+        return self._chance if seed is None else random.Random(f"{seed} {next(self._asks)}")  # noqa: S311 - no secret
 
     async def _record(self, ask: Ask, answer: Answer) -> Answer:
         """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""

@@ -70,7 +70,9 @@ def one_ask(observer: Observer, policy: Policy, replies: Sequence[Sequence[Reply
     """All an ask does besides waiting: rounds of 3 and of 1 member, then STOP; answer, receipt, rows for the store."""
     query = make_query(PROMPT, choices=CHOICES)
     guarded = Guarded(policy, observer.endpoints)
-    ask = Ask(query, guarded, observer.begin(query), BudgetGuard(None, (), Decimal(0)).purse(None), deadline=0.0)
+    ask = Ask(
+        query, guarded, observer.begin(query), BudgetGuard(None, (), Decimal(0)).purse(None), deadline=0.0, rng=rng
+    )
     for number in range(1, 4):
         observation = ask.sight.observe(round=number, price_of_money=0.1, budget_left=1.0)
         decision = decide(
@@ -80,7 +82,7 @@ def one_ask(observer: Observer, policy: Policy, replies: Sequence[Sequence[Reply
             order=observer.order(),
             eligible=lambda endpoint, _: endpoint not in ask.sight.asked,
             explore=True,
-            rng=rng,
+            rng=ask.rng,
         )
         ask.take(Round(observation, decision, tuple(replies[number - 1]) if number <= len(replies) else ()))
     ask.stored(ask.answer(), texts=False)
