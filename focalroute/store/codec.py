@@ -39,7 +39,7 @@ def write_answer(answer: StoredAnswer) -> str:
         for name, m in answer.members.items()
     }
     record = [answer.keys, answer.kind, answer.answered, answer.probabilities, members]
-    return json.dumps(record, separators=(",", ":"))
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
 def read_answer(
@@ -84,7 +84,7 @@ def pack(trajectory: Trajectory) -> bytes:
         "fusion_log_mu": trajectory.fusion_log_mu,
         "shapes": [array.shape for array in arrays],
     }
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
     body = b"".join((text, *(array.astype("<f4", copy=False).tobytes() for array in arrays)))
     return _HEAD.pack(zlib.crc32(body), len(text)) + body

@@ -33,6 +33,7 @@ T = TypeVar("T")
 _log = logging.getLogger("focalroute.store")
 
 _BUSY_S = 5.0
+_MOST_WAITING = 10_000  # beyond it the queue would only eat memory
 _BATCH = 1000
 _RECENT = 512
 _KEPT_IN_MEMORY = 10_000
@@ -158,14 +159,23 @@ class SqliteStore:
     def _submit(self, job: _Write | _Read) -> None:
         job.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only no longer be waited for
         with self._lock:
-            open_here = not self._closed and self._thread.is_alive()
-            if open_here:
+            refusal = self._refusal()
+            if refusal is None:
                 if isinstance(job, _Write):
                     self._remember(job.rows)
                 self._queue.put(job)
-        if not open_here:
-            why = "the store is closed" if self._closed else "the store was opened before a fork; open it after"
-            job.future.set_exception(StoreError(f"{self._name}: {why}"))
+        if refusal is not None:
+            job.future.set_exception(StoreError(f"{self._name}: {refusal}"))
+
+    def _refusal(self) -> str | None:
+        """Why no job can be taken now."""
+        if self._closed:
+            return "the store is closed"
+        if not self._thread.is_alive():
+            return "the store was opened before a fork; open it after"
+        if self._queue.qsize() >= _MOST_WAITING:
+            return f"{_MOST_WAITING} jobs wait already; is the file locked, or its disk too slow?"
+        return None
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if threading.current_thread() is self._thread:  # a listener asks: waiting for itself would never end
@@ -194,6 +204,8 @@ class SqliteStore:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def _open(self, durability: str) -> sqlite3.Connection:
+        if "\0" in self._name:
+            raise StoreError(f"{self._name!r}: is no path; remove the NUL character")
         if self._path is not None and not self._path.parent.is_dir():
             raise StoreError(f"{self._name}: its folder does not exist; make it first")
         if self._path is not None and self._path.is_dir():

@@ -21,7 +21,7 @@ from tests.store.made import answer, trajectory
 
 STEADY = settings(deadline=None, derandomize=True, max_examples=60)
 
-floats = st.floats(allow_nan=False)
+floats = st.floats(allow_nan=False, allow_infinity=False)
 names = st.text(max_size=8)
 
 
@@ -127,7 +127,7 @@ def test_pickled_bytes_are_never_run() -> None:
 @given(
     st.lists(names, max_size=4),
     st.lists(floats, max_size=4),
-    st.dictionaries(names, st.tuples(floats, st.none() | st.decimals(allow_nan=False))),
+    st.dictionaries(names, st.tuples(floats, st.none() | st.decimals(allow_nan=False, allow_infinity=False))),
 )
 def test_an_answer_comes_back_as_it_was(keys: list[str], q: list[float], members: dict[str, Any]) -> None:
     """Money to the last digit."""

@@ -304,3 +304,23 @@ def test_a_closed_store_says_so() -> None:
         store.write(answer("x")).result(10)
     with pytest.raises(FocalrouteError, match="closed"):
         store.answer("x")
+
+
+def test_a_posterior_that_is_no_number_is_refused_alone(store: SqliteStore) -> None:
+    """JSON would take NaN, and whoever reads it later would not."""
+    bad = replace(answer("bad"), probabilities=(float("nan"), 1.0))
+    refused, taken = store.write(bad), store.write(answer("good"))
+    with pytest.raises(StoreError):
+        refused.result(10)
+    done(taken)
+    assert ids(store) == ["good"]
+
+
+def test_a_queue_that_nobody_empties_refuses_more(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("focalroute.store.sqlite._MOST_WAITING", 5)
+    with held(store):
+        waiting = [store.write(answer(str(number))) for number in range(12)]
+        with pytest.raises(StoreError, match="wait already"):
+            waiting[-1].result(10)
+    done(waiting[0])
+    assert len(ids(store)) == 5
