@@ -5,7 +5,7 @@ A query goes through these steps, each of them one module:
     query          query.py      what the caller passes, checked
     observation    observe/      window of outcomes, diversity, features of the text -> vectors
     decision       policy/       the Decider: whom to ask next, or to stop (ONNX)
-    replies        pool.py       asks concurrently, through elicit.py and endpoint.py
+    replies        pool.py       asks concurrently, through elicit/ and endpoint.py
     (next round, or)
     answer         policy/       the Fusion: candidates scored (ONNX)
     receipt        ask.py        who was asked, why, what it cost

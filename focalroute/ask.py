@@ -86,10 +86,12 @@ class Ask:
             raise self._failure()
         probabilities = self.fused.posterior
         best = int(probabilities.argmax())
+        text = self.sight.candidates[best]
         receipt = self._receipt()
         return Answer(
             id=self.query.id,
-            text=self.sight.candidates[best],
+            text=text,
+            value=text if self._kind in ("choice", "text") else self._form(text),
             choice=best if self.query.choices else None,
             candidates=tuple(self.sight.candidates),
             probabilities=tuple(probabilities.tolist()),

@@ -96,10 +96,15 @@ async def probe(client: EndpointClient) -> tuple[Capabilities, Usage | None]:
         What came back was there, all else was not; and the tokens of all calls, None where any of them is unknown.
 
     Raises:
-        CallFailed: the service as such cannot be used now, so nothing was learned.
+        CallFailed: the service as such cannot be used now, so nothing was learned; with the tokens of the calls that
+            got through before.
     """
     measuring = _Measuring(client)
-    return await measuring.run(), measuring.usage
+    try:
+        return await measuring.run(), measuring.usage
+    except CallFailed as error:
+        measuring.add(error.usage)
+        raise CallFailed(error.failure, measuring.usage) from None
 
 
 class _Measuring:
@@ -134,8 +139,12 @@ class _Measuring:
         except CallFailed as error:
             if not _refused(error):
                 raise
-            self._usages += [error.usage] if error.usage else []
+            self.add(error.usage)
             return None
+
+    def add(self, usage: Usage | None) -> None:
+        """Count what a failed call consumed, if it says so."""
+        self._usages += [usage] if usage else []
 
     async def _complete(self, **features: Any) -> Completion:
         completion = await self._client.complete(Request(_MESSAGES, _MAX_TOKENS, **features))
@@ -150,6 +159,7 @@ class _Measuring:
         except CallFailed as error:
             if not _refused(error):
                 raise
+            self.add(error.usage)
             return False
         self._usages.append(usage)
         return usage is not None

@@ -15,10 +15,26 @@ from focalroute.errors import ConfigError, FocalrouteError
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from focalroute import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer."""
 
 
 @app.command()
@@ -48,7 +64,7 @@ def ask(
     answer: Annotated[str | None, typer.Option(help="Kind of a free-form answer: number, short or text.")] = None,
     store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in.")] = None,
     policy: Annotated[Path | None, typer.Option(help="Folder of policy bundles.")] = None,
-    max_usd: Annotated[float | None, typer.Option(help="Cap for this question, USD.")] = None,
+    max_usd: Annotated[str | None, typer.Option(help="Cap for this question, USD.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer and its receipt as JSON.")] = False,
 ) -> None:
     """Ask a real pool one question and print the fused answer with its cost."""
@@ -60,11 +76,11 @@ def ask(
     with Ensemble.from_toml(pool, **settings) as ensemble:
         fused = ensemble.ask(query, choices=offered, answer=answer, max_usd=max_usd)
     if as_json:
-        said = {"id": fused.id, "text": fused.text, "choice": fused.choice, "candidates": fused.candidates,
-                "probabilities": fused.probabilities, "receipt": json.loads(fused.receipt.to_json())}  # fmt: skip
-        typer.echo(json.dumps(said, indent=2))
+        said = ("id", "value", "text", "choice", "candidates", "probabilities", "confidence")
+        receipt = {"receipt": json.loads(fused.receipt.to_json())}
+        typer.echo(json.dumps({name: getattr(fused, name) for name in said} | receipt, indent=2))
         return
-    typer.echo(fused.text)
+    typer.echo(fused.value)
     asked = ", ".join(call.endpoint for call in fused.receipt.calls)
     cost = "unknown" if fused.cost is None else f"${fused.cost:.6f}"
     typer.echo(f"confidence {fused.confidence:.2f}, cost {cost}, asked {asked}", err=True)

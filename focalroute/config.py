@@ -22,7 +22,18 @@ from pydantic.dataclasses import dataclass
 
 from focalroute.errors import ConfigError
 
-__all__ = ["Budget", "Dialect", "Endpoint", "PoolFile", "Price", "Settings", "load_pool", "usd", "validate_pool"]
+__all__ = [
+    "RESERVED_PARAMS",
+    "Budget",
+    "Dialect",
+    "Endpoint",
+    "PoolFile",
+    "Price",
+    "Settings",
+    "load_pool",
+    "usd",
+    "validate_pool",
+]
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
 
@@ -35,6 +46,9 @@ _DIALECT_HOSTS: tuple[tuple[str, Dialect], ...] = (
 
 # A part of a variable's name that is rather a key: long, and not just words in one case.
 _KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20,}")
+
+#: Request fields that are ours to set.
+RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
 
 _HIGHEST_PRICE = Decimal(100_000)
 
@@ -165,7 +179,7 @@ class Endpoint:
         cached_input_usd_per_1m: USD per million cached prompt tokens; None: same as the others.
         dialect: how the service deviates from OpenAI; "auto" goes by the host.
         timeout_s: for one call.
-        max_concurrency: calls under way at a time; None: no limit.
+        max_concurrency: calls under way at a time, in each event loop; None: no limit.
         logprobs: overrides the probe: whether log-probabilities come back.
         top_logprobs: overrides the probe: how many alternatives a token comes with (0: only its own).
         n: overrides the probe: whether several samples can be asked for in one call.
@@ -194,6 +208,11 @@ class Endpoint:
     params: Mapping[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.client is not None and not any(cls.__name__ == "AsyncOpenAI" for cls in type(self.client).__mro__):
+            raise ValueError(f"client: give an AsyncOpenAI or AsyncAzureOpenAI, got {type(self.client).__name__}")
+        reserved = RESERVED_PARAMS & set(self.params)
+        if reserved:
+            raise ValueError(f"params: {min(reserved)}: is set by focalroute; remove it")
         if self.base_url is not None and self.client is not None:
             raise ValueError("base_url, client: give one of them, not both")
         if self.client is not None and self.api_key_env is not None:
@@ -237,9 +256,13 @@ class Endpoint:
 class Budget:
     """What may be spent, in USD.
 
+    Under a budget a free-form reply is held to 1,024 tokens, unless ``params`` has ``max_tokens``: what has no bound
+    cannot be reserved. Finding out what an endpoint can do (a few tiny calls, once a week) counts towards
+    ``usd_total``, not towards an ask.
+
     Attributes:
         max_usd_per_ask: cap for one ask, all its rounds and retries.
-        usd_total: cap for all asks on this store.
+        usd_total: cap for all asks on this store, by one process at a time: others' spending is read at the start only.
     """
 
     _: KW_ONLY
@@ -280,6 +303,8 @@ def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tu
     Raises:
         ConfigError: there are none, two have one name, or (``askable``) one lacks its address or key.
     """
+    if not isinstance(endpoints, Iterable):
+        raise ConfigError(f"endpoints: give a list of Endpoint objects, got {type(endpoints).__name__}")
     pool = tuple(endpoints)
     if not pool:
         raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")

@@ -130,6 +130,8 @@ class BudgetGuard:
     def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], spent: Decimal) -> None:
         self._unpriced = [endpoint.name for endpoint in endpoints if endpoint.price is None]
         if budget is not None:
+            if not isinstance(budget, Budget):
+                raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
             self._require_prices("budget")
         self.limit = _limit(budget, "usd_total")
         self.spent = spent
@@ -229,11 +231,12 @@ class Purse:
         left, left_in_all = self._cap_left, self._guard.available
         if self.cap is not None and left is not None and (left_in_all is None or left <= left_in_all):
             return BudgetExceeded(
-                f"no endpoint is affordable within {self.cap} USD for this ask; raise max_usd or ask a cheaper pool",
+                f"no endpoint is affordable within {self.cap:f} USD for this ask (max_usd, or the budget's "
+                "max_usd_per_ask); raise it, lower max_tokens or ask a cheaper pool",
                 limit=self.cap, spent=self.spent, reserved=self.reserved,
             )  # fmt: skip
         limit = self._guard.limit or Decimal(0)
         return BudgetExceeded(
-            f"no endpoint is affordable within what is left of usd_total = {limit} USD; raise it to go on",
+            f"no endpoint is affordable within what is left of usd_total = {limit:f} USD; raise it to go on",
             limit=limit, spent=self._guard.spent, reserved=self._guard.reserved,
         )  # fmt: skip

@@ -63,7 +63,7 @@ class HttpClients:
         place = (asyncio.get_running_loop(), proxy)
         found = self._open.get(place)
         if found is None:
-            for other in [other for other in self._open if other[0].is_closed()]:
+            for other in [other for other in list(self._open) if other[0].is_closed()]:
                 self._open.pop(other, None)
             living = _living(proxy)
             found = self._open[place] = living, await anext(living)
@@ -72,7 +72,7 @@ class HttpClients:
     async def aclose(self) -> None:
         """Close the running loop's transports and their connections. Idempotent."""
         loop = asyncio.get_running_loop()
-        for place in [place for place in self._open if place[0] is loop]:
+        for place in [place for place in list(self._open) if place[0] is loop]:
             living, _ = self._open.pop(place)
             await living.aclose()
 
@@ -225,7 +225,8 @@ class _Http:
         except ClientError as error:  # what the transport has no httpx name for
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
         except (httpx.TransportError, OSError) as error:
-            raise CallFailed(Failure("connection", f"could not reach the service ({type(error).__name__})")) from None
+            cause = type(error.__cause__ or error).__name__  # the transport gives many of them one name
+            raise CallFailed(Failure("connection", f"could not reach the service ({cause})")) from None
         if not 200 <= response.status_code < 300:
             async with contextlib.aclosing(response):
                 raise CallFailed(await self._refused(response, sent))

@@ -18,7 +18,7 @@ from focalroute.answers import AnswerKind
 from focalroute.ask import Ask
 from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
 from focalroute.cost import BudgetGuard, typical_cost
-from focalroute.errors import ConfigError, StoreError, UnknownAnswer
+from focalroute.errors import ConfigError, FeedbackError, StoreError, UnknownAnswer
 from focalroute.learn.reward import USER, credit, judged, outranks
 from focalroute.many import ask_all
 from focalroute.observe import Observer
@@ -30,7 +30,7 @@ from focalroute.query import Prompt, make_query
 from focalroute.records import Answer, Decision, Feedback, Observation, Round
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import Row, StoredAnswer
 
 __all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
 
@@ -164,7 +164,7 @@ class AsyncEnsemble:
             choices: the closed set of answers; None: a free-form question.
             answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply
                 to its normal form. Replies of one normal form are one candidate.
-            task: a topic name, kept with the query.
+            task: a topic name; the policies that are shipped do not look at it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
             deadline_s: instead of the ensemble's.
@@ -176,8 +176,7 @@ class AsyncEnsemble:
             PoolError: every asked endpoint failed (DeadlineExceeded: by the deadline).
             BudgetExceeded: no endpoint is affordable.
         """
-        if self._closed:
-            raise RuntimeError(CLOSED)
+        self._check_open()
         settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
             query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
@@ -194,10 +193,11 @@ class AsyncEnsemble:
         try:
             await self._ask_in_rounds(ask)
             fused = ask.answer()
+            row = ask.stored(fused, texts=self._settings.store_text)
         except BaseException:  # whatever ended it, what was consumed is in the ledger
             self._store.write(*ask.ledger())
             raise
-        return await self._record(ask, fused)
+        return await self._record(fused, row, *ask.ledger())
 
     async def _ask_in_rounds(self, ask: Ask) -> None:
         """Observe, decide, ask, fuse; again until the policy stops, or rounds, endpoints or time are used up.
@@ -206,6 +206,7 @@ class AsyncEnsemble:
         """
         loop = asyncio.get_running_loop()
         while len(ask.rounds) < self._settings.max_rounds or not ask.sight.backs:
+            self._check_open()
             observation = self._observe(ask)
             decision = self._decide(ask, observation)
             replies = await self._pool.ask(decision.picked, ask.query, ask.purse, ask.deadline)
@@ -213,6 +214,10 @@ class AsyncEnsemble:
             ask.late = loop.time() >= ask.deadline
             if ask.late or not replies or len(ask.sight.asked) == len(self._names):
                 break
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(CLOSED)
 
     def _observe(self, ask: Ask) -> Observation:
         return ask.sight.observe(
@@ -246,11 +251,10 @@ class AsyncEnsemble:
         seed = self._settings.seed
         return self._chance if seed is None else random.Random(f"{seed} {next(self._asks)}")  # noqa: S311 - no secret
 
-    async def _record(self, ask: Ask, answer: Answer) -> Answer:
+    async def _record(self, answer: Answer, *rows: Row) -> Answer:
         """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
         try:
-            row = ask.stored(answer, texts=self._settings.store_text)
-            await asyncio.wrap_future(self._store.write(row, *ask.ledger()))
+            await asyncio.wrap_future(self._store.write(*rows))
         except StoreError as error:
             _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
             return replace(answer, durable=False)
@@ -271,7 +275,8 @@ class AsyncEnsemble:
         Args:
             queries: each a query as in `ask`, or a mapping of `ask`'s arguments with the key "query". Read as needed.
             progress: whether to show a progress bar.
-            return_exceptions: put an exception in its answer's place instead of raising the first.
+            return_exceptions: put an exception in its answer's place instead of raising the first, which gives up all
+                others (those already answered are in the store).
             common: arguments of `ask` for all of them.
         """
         return await ask_all(
@@ -295,8 +300,9 @@ class AsyncEnsemble:
         Args:
             answer: the answer or its id; it may come from another process on the same store.
             reward: in [-1, 1], or whether it was right.
-            label: the right answer: a choice's text or index, or a free-form answer. Tells more than a reward.
-            source: who says so. "judge" is outranked by anyone else.
+            label: the right answer: a choice's text or index, or a free-form answer (in normal form already, where a
+                callable made it). Tells more than a reward.
+            source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
 
         Raises:
             FeedbackError: neither or both of reward and label, or a reward out of range.
@@ -306,6 +312,8 @@ class AsyncEnsemble:
             StoreError: it could not be stored.
         """
         answer_id = answer.id if isinstance(answer, Answer) else answer
+        if not isinstance(answer_id, str) or not isinstance(source, str) or not source:
+            raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")
         stored = await asyncio.to_thread(self._store.answer, answer_id)  # it may have to be read
         if stored is None:
             raise UnknownAnswer(
@@ -330,7 +338,8 @@ class AsyncEnsemble:
     # -- looking after it --------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """What was asked, paid and learned so far, by endpoint."""
+        """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
+        self._check_open()
         return stats_of(
             self._names, self._store.totals(), self._observer, self._pool.states(), self._slot.current.version
         )
@@ -343,5 +352,7 @@ class AsyncEnsemble:
         """Finish what is queued, close connections and the store. Idempotent."""
         self._closed = True
         self._slot.close()
-        await self._pool.aclose()
-        self._store.close()
+        try:
+            await self._pool.aclose()
+        finally:
+            self._store.close()

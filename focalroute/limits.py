@@ -11,6 +11,8 @@ from focalroute.records import Failure
 
 __all__ = ["Breaker"]
 
+_REFUSED = (400, 413, 422)
+
 
 class Breaker:
     """Stops calls to an endpoint that keeps failing, and lets single probes find out when it is back.
@@ -35,6 +37,7 @@ class Breaker:
         self._cooldown_s = cooldown_s
         self._open_until: float | None = None
         self._probing = False
+        self._proven = False  # whether any call ever succeeded
 
     @property
     def state(self) -> Literal["closed", "open", "half-open"]:
@@ -51,17 +54,22 @@ class Breaker:
         return open_until is None or (not self._probing and self._clock() >= open_until)
 
     def enter(self) -> None:
-        """A call starts; while half-open it is the one probe."""
+        """A call starts; while half-open it is the one probe. One that is tried while open (a retry) is none."""
         with self._lock:
-            self._probing = self._open_until is not None
+            self._probing = self.state == "half-open"
 
     def leave(self, failure: Failure | None) -> None:
-        """The call ended, with ``failure`` or well. A reply that cannot be used, or that we gave up, is no fault."""
+        """The call ended, with ``failure`` or well.
+
+        A reply that cannot be used, or that we gave up, is no fault; nor is a request that was refused for what it
+        asks, where others have been taken: one caller's parameters must not shut the endpoint for everybody.
+        """
         with self._lock:
             probed, self._probing = self._probing, False
             if failure is None or failure.kind == "unusable":
+                self._proven = True
                 self._failures, self._open_until, self._cooldown_s = 0, None, self._first_cooldown_s
-            elif failure.kind != "cancelled":
+            elif failure.kind != "cancelled" and not (self._proven and failure.status in _REFUSED):
                 self._count_failure(probed)
 
     def _count_failure(self, probed: bool) -> None:

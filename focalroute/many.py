@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
 from typing import Any
 
@@ -31,17 +32,19 @@ async def ask_all(
         ConfigError: ``concurrency`` is below 1, or ``queries`` is a single query.
         Exception: the first that an ask raised, after the others were cancelled, unless ``return_exceptions``.
     """
-    if concurrency < 1:
-        raise ConfigError(f"concurrency: must be at least 1, got {concurrency}")
-    if isinstance(queries, str | Mapping):
+    if not isinstance(concurrency, int) or concurrency < 1:
+        raise ConfigError(f"concurrency: must be a whole number of at least 1, got {concurrency!r}")
+    if isinstance(queries, str | Mapping) or not isinstance(queries, Iterable):
         raise ConfigError("queries: give a list of queries, not a single one")
     waiting = enumerate(queries)
     answers: dict[int, Answer | BaseException] = {}
 
+    known = set(inspect.signature(ask).parameters)
+
     async def work(advance: Callable[[int], object]) -> None:
         for number, item in waiting:
             try:
-                answers[number] = await ask(**{**common, **_arguments(item)})
+                answers[number] = await ask(**{**common, **_arguments(number, item, known)})
             except Exception as error:
                 if not return_exceptions:
                     raise
@@ -60,5 +63,11 @@ async def ask_all(
     return [answers[number] for number in sorted(answers)]
 
 
-def _arguments(item: Item) -> Mapping[str, Any]:
-    return item if isinstance(item, Mapping) else {"query": item}
+def _arguments(number: int, item: Item, known: set[str]) -> Mapping[str, Any]:
+    if not isinstance(item, Mapping):
+        return {"query": item}
+    unknown = sorted(set(item) - known)
+    if unknown or "query" not in item:
+        what = f"unknown key {unknown[0]!r}" if unknown else "no key 'query'"
+        raise ConfigError(f"queries[{number}]: {what}; give arguments of ask, or a list of messages for a conversation")
+    return item

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import tenacity
 
@@ -37,17 +37,26 @@ PROBE = "probe"
 _PROBE_AGAIN_S = 7 * 24 * 3600.0
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
+_LONGEST_ASKED_S = 60.0  # of a service's Retry-After; one that asks for more is not taken at its word
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply whose length nobody bounded: a budget needs a bound
 _SURELY_FREE = ("status", "connection", "unavailable")
 
 
 @dataclass(slots=True)
 class _Call:
-    """One member's part in one round: what it may do, and what its attempts have cost so far."""
+    """One member's part in one round: what it may do, and what its attempts have cost so far.
 
-    plan: Plan
+    Attributes:
+        plan: how to put the query to an endpoint that can do this much.
+        needs_probe: whether that hangs on what it can do at all.
+        started: when its first attempt began (`time.perf_counter`), a probe before it left out.
+    """
+
+    plan: Callable[[Capabilities], Plan]
+    needs_probe: bool
     purse: Purse
     deadline: float
+    started: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
 
 
@@ -61,8 +70,8 @@ class _Seat:
         self._store = store
         self._guard = guard
         self._capabilities = capabilities.declared(endpoint) or self._remembered()
-        self._probes: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = WeakKeyDictionary()
-        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._probes: dict[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = {}
+        self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
 
     def _remembered(self) -> Capabilities | None:
         row = self._store.capabilities(capabilities.key(self.endpoint))
@@ -82,7 +91,15 @@ class _Seat:
         probe = self._probes.get(loop)
         if probe is None or probe.done():
             probe = self._probes[loop] = loop.create_task(self._probe())
+            probe.add_done_callback(self._probed)
         return await asyncio.shield(probe)
+
+    def _probed(self, probe: asyncio.Task[Capabilities]) -> None:
+        """Let go of a probe that ended, and of its loop. Its failure is known to whoever still waited for it."""
+        if self._probes.get(probe.get_loop()) is probe:
+            del self._probes[probe.get_loop()]
+        if not probe.cancelled():
+            probe.exception()
 
     async def _probe(self) -> Capabilities:
         held = upper_bound(capabilities.PROBE, self.endpoint) or Decimal(0)
@@ -112,28 +129,36 @@ class _Seat:
             await asyncio.gather(probe, return_exceptions=True)
 
     async def attempt(self, call: _Call) -> tuple[Reading, Completion]:
-        """One call, reserved before and settled after, whatever becomes of it.
+        """One call, once the endpoint takes one more; whoever gives up before has cost nothing.
 
         Raises:
             CallFailed: it failed, or does not fit the purse.
         """
-        bound = upper_bound(call.plan.request, self.endpoint)
+        plan = call.plan(await self.capabilities() if call.needs_probe else capabilities.NONE)
+        if not call.bills:
+            call.started = time.perf_counter()
+        async with self._gate():
+            return await self._attempt(call, plan)
+
+    async def _attempt(self, call: _Call, plan: Plan) -> tuple[Reading, Completion]:
+        """Reserved before and settled after, whatever becomes of it."""
+        bound = upper_bound(plan.request, self.endpoint)
         held = bound or Decimal(0)
         if not call.purse.reserve(held):
             raise CallFailed(Failure("unavailable", "not affordable any more"))
         self.breaker.enter()
         failure: Failure | None = None
         usage: Usage | None = None
+        completion: Completion | None = None
         try:
-            async with self._gate():
-                completion = await self._client.complete(call.plan.request)
+            completion = await self._client.complete(plan.request)
             usage = completion.usage
-            return call.plan.read(completion), completion
+            return plan.read(completion), completion
         except CallFailed as error:
             failure, usage = error.failure, error.usage or usage
             raise
-        except asyncio.CancelledError:
-            failure = _given_up(call)
+        except BaseException:
+            failure = _given_up(call) if completion is None else None
             raise
         finally:
             self.breaker.leave(failure)
@@ -151,7 +176,13 @@ class _Seat:
     def _gate(self) -> asyncio.Semaphore | _Open:
         if self.endpoint.max_concurrency is None:
             return _OPEN
-        return self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.endpoint.max_concurrency))
+        loop = asyncio.get_running_loop()
+        gate = self._gates.get(loop)
+        if gate is None:
+            for other in [other for other in list(self._gates) if other.is_closed()]:
+                self._gates.pop(other, None)
+            gate = self._gates[loop] = asyncio.Semaphore(self.endpoint.max_concurrency)
+        return gate
 
 
 class _Open:
@@ -175,6 +206,7 @@ class Pool:
         self._seats = tuple(_Seat(endpoint, self._clients, store, guard) for endpoint in endpoints)
         self._attempts = attempts
         self._samples = samples
+        self._closed = False
 
     def available(self) -> tuple[bool, ...]:
         """Which endpoints may be called now. Never none: when every breaker is open, all may be tried."""
@@ -207,21 +239,19 @@ class Pool:
         """
         if len(picked) == 1:
             return (await self._ask(self._seats[picked[0]], query, purse, deadline),)
-        return tuple(await asyncio.gather(*(self._ask(self._seats[i], query, purse, deadline) for i in picked)))
+        return await _together([self._ask(self._seats[i], query, purse, deadline) for i in picked])
 
     async def _ask(self, seat: _Seat, query: Query, purse: Purse, deadline: float) -> Reply:
-        started = time.perf_counter()
-        call: _Call | None = None
+        plan = partial(self._plan, query, bounded=purse.limited)
+        call = _Call(plan, query.choices is not None, purse, deadline)
         try:
             async with asyncio.timeout_at(deadline):
-                able = await seat.capabilities() if query.choices else capabilities.NONE
-                call = _Call(self._plan(query, able, bounded=purse.limited), purse, deadline)
                 answered: tuple[Reading, Completion] = await self._retrying()(seat.attempt, call)
         except CallFailed as error:
-            return _failed(seat, call, error.failure, started)
+            return _reply(seat, call, error=error.failure)
         except TimeoutError:
-            return _failed(seat, call, Failure("timeout", "the deadline of the ask passed"), started)
-        return _replied(seat, call, *answered, started)
+            return _reply(seat, call, error=Failure("timeout", "the deadline of the ask passed"))
+        return _replied(seat, call, *answered)
 
     def _plan(self, query: Query, able: Capabilities, *, bounded: bool) -> Plan:
         plan = elicit.plan(query, able, samples=self._samples)
@@ -232,17 +262,30 @@ class Pool:
     def _retrying(self) -> tenacity.AsyncRetrying:
         return tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._attempts) | _NoTimeLeft(),
-            retry=tenacity.retry_if_exception(_retryable),
+            retry=tenacity.retry_if_exception(lambda error: not self._closed and _retryable(error)),
             wait=_wait,
             sleep=asyncio.sleep,
             reraise=True,
         )
 
     async def aclose(self) -> None:
-        """Close the connections and probes of the running loop."""
+        """Close the connections and probes of the running loop. Calls under way fail, and are not repeated."""
+        self._closed = True
         for seat in self._seats:
             await seat.aclose()
         await self._clients.aclose()
+
+
+async def _together(members: Sequence[Coroutine[Any, Any, Reply]]) -> tuple[Reply, ...]:
+    """What they give; if one raises, only after the others were cancelled and have settled what they spent."""
+    asking = [asyncio.ensure_future(member) for member in members]
+    try:
+        return tuple(await asyncio.gather(*asking))
+    except BaseException:
+        for member in asking:
+            member.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        raise
 
 
 def _given_up(call: _Call) -> Failure:
@@ -257,11 +300,13 @@ def _retryable(error: BaseException) -> bool:
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """What the service asked for, else exponential with full jitter. Seconds."""
+    """What the service asked for, if it is sensible, else exponential with full jitter. Seconds."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.failure.retry_after_s if isinstance(error, CallFailed) else None
     ceiling = min(_FIRST_WAIT_S * 2 ** (state.attempt_number - 1), _MAX_WAIT_S)
-    return random.uniform(0, ceiling) if asked is None else asked  # noqa: S311 - jitter, no secret
+    if asked is not None and asked <= _LONGEST_ASKED_S:
+        return asked
+    return random.uniform(0, ceiling)  # noqa: S311 - jitter, no secret
 
 
 class _NoTimeLeft(tenacity.stop.stop_base):
@@ -272,15 +317,10 @@ class _NoTimeLeft(tenacity.stop.stop_base):
         return asyncio.get_running_loop().time() + state.upcoming_sleep >= call.deadline
 
 
-def _failed(seat: _Seat, call: _Call | None, failure: Failure, started: float) -> Reply:
-    return _reply(seat, call.bills if call else (), started, error=failure)
-
-
-def _replied(seat: _Seat, call: _Call, reading: Reading, completion: Completion, started: float) -> Reply:
+def _replied(seat: _Seat, call: _Call, reading: Reading, completion: Completion) -> Reply:
     return _reply(
         seat,
-        call.bills,
-        started,
+        call,
         text=reading.text,
         choice=reading.choice,
         probabilities=reading.probabilities,
@@ -291,9 +331,14 @@ def _replied(seat: _Seat, call: _Call, reading: Reading, completion: Completion,
     )
 
 
-def _reply(seat: _Seat, bills: Sequence[Bill], started: float, **rest: Any) -> Reply:
-    usage, cost, source = Bill.total(bills)
-    latency_s = time.perf_counter() - started
+def _reply(seat: _Seat, call: _Call, **rest: Any) -> Reply:
+    usage, cost, source = Bill.total(call.bills)
     return Reply(
-        seat.endpoint.name, usage=usage, cost=cost, cost_source=source, latency_s=latency_s, attempts=len(bills), **rest
+        seat.endpoint.name,
+        usage=usage,
+        cost=cost,
+        cost_source=source,
+        latency_s=time.perf_counter() - call.started,
+        attempts=len(call.bills),
+        **rest,
     )

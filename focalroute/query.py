@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from focalroute.answers import AnswerKind, normaliser
+from focalroute.config import RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Query, new_id
 
@@ -35,9 +37,17 @@ def make_query(
         normaliser(answer)
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
+    reserved = RESERVED_PARAMS & set(params or ())
+    if reserved:
+        raise ConfigError(f"params: {min(reserved)}: is set by focalroute; remove it")
+    messages = _messages(prompt)
+    if not isinstance(prompt, str):
+        _require_json("query", [dict(message) for message in messages])
+    if params:
+        _require_json("params", dict(params))
     return Query(
         id=new_id(),
-        messages=_messages(prompt),
+        messages=messages,
         choices=None if choices is None else _choices(choices),
         answer=answer,
         task=task,
@@ -58,8 +68,17 @@ def _messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
     return messages
 
 
+def _require_json(what: str, value: object) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only") from None
+
+
 def _is_message(message: object) -> bool:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    if message["role"] == "user" and not message.get("content"):
         return False
     return isinstance(message.get("content"), str | Sequence | None)
 

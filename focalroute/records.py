@@ -73,7 +73,7 @@ class Query:
         task: a topic name the caller gives; None unless given.
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
-        metadata: the caller's own, kept with the answer.
+        metadata: the caller's own, handed back on the answer.
     """
 
     id: str
@@ -187,7 +187,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the Decider sees before one decision (design: named slices, see `focalroute.observe.layout`).
+    """What the Decider sees before one decision (named slices, see `focalroute.observe.layout`).
 
     Attributes:
         context: float32 (Dc,).
@@ -287,7 +287,7 @@ class Call:
 def _plain(value: Any) -> Any:
     """For json: a record as an object, money as a decimal string."""
     if dataclasses.is_dataclass(value):
-        return {field_.name: getattr(value, field_.name) for field_ in dataclasses.fields(value)}
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
     return str(value)
 
 
@@ -324,7 +324,8 @@ class Answer:
     """The fused answer.
 
     Attributes:
-        text: the answer; for a closed question the choice's text.
+        text: the answer; for a closed question the choice's text, else one member's whole reply.
+        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply.
         choice: index into the choices, None for a free-form question.
         candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers.
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
@@ -337,6 +338,7 @@ class Answer:
 
     id: str
     text: str
+    value: str
     choice: int | None
     candidates: tuple[str, ...]
     probabilities: tuple[float, ...]

@@ -38,7 +38,7 @@ def _blocking(method: Callable[Concatenate[AsyncEnsemble, P], Awaitable[R]]) -> 
     def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> R:
         if not self._close.alive:
             raise RuntimeError(CLOSED)
-        return self._loop.portal().call(partial(method, self._async, *args, **kwargs))
+        return self._loop.run(partial(method, self._async, *args, **kwargs))
 
     return cast("Callable[Concatenate[Ensemble, P], R]", call)
 
@@ -55,11 +55,21 @@ class _Loop:
         """What runs coroutines on it."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="focalroute-loop", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name="focalroute-loop", daemon=True)
                 self._thread.start()
+            elif not self._thread.is_alive():
+                raise RuntimeError("this ensemble was used before a fork; make one after it")
         return self._portal.result()
 
-    def _run(self) -> None:
+    def run(self, work: Callable[[], Awaitable[R]]) -> R:
+        """What the coroutine gives. Interrupted (Ctrl-C), it is cancelled: nobody waits for it, nor should pay."""
+        future = self.portal().start_task_soon(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _serve(self) -> None:
         async def serve() -> None:
             from anyio.from_thread import BlockingPortal
 
@@ -70,7 +80,9 @@ class _Loop:
         asyncio.run(serve())
 
     def finish(self, last: Callable[[], Awaitable[None]]) -> None:
-        """Run this one last thing and end the thread."""
+        """Run this one last thing and end the thread; after a fork only the parent has one to end."""
+        if self._thread is not None and not self._thread.is_alive():
+            return
         portal = self.portal()
         portal.call(last)
         portal.call(portal.stop)

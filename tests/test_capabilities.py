@@ -151,8 +151,9 @@ def test_a_service_that_goes_down_midway_teaches_nothing() -> None:
     async def tires(_: web.Request, body: Any) -> web.StreamResponse:
         return json_reply({}, 503) if body.get("stream") else json_reply(completion())
 
-    with serving(tires) as server, pytest.raises(CallFailed):
+    with serving(tires) as server, pytest.raises(CallFailed) as caught:
         probe(server)
+    assert caught.value.usage is not None, "the calls that got through are paid for"
 
 
 def test_a_fully_declared_endpoint_needs_no_probe_and_a_partly_declared_one_overrides_it() -> None:

@@ -67,6 +67,15 @@ def test_what_the_user_can_correct_is_named_with_exit_code_2(pool_file: Path, ar
     assert "Traceback" not in result.stderr
 
 
+def test_the_version_and_the_module_are_there() -> None:
+    from focalroute import __version__
+
+    result = subprocess.run(
+        [sys.executable, "-m", "focalroute", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout.strip()) == (0, __version__)
+
+
 def test_a_pool_that_does_not_answer_is_exit_code_1(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')

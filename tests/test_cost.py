@@ -302,6 +302,12 @@ def test_a_budget_needs_every_price(budget: Budget) -> None:
         BudgetGuard(budget, [endpoint(), UNPRICED], ZERO)
 
 
+@pytest.mark.parametrize("budget", [{"usd_total": 1}, 5, "1"])
+def test_what_is_no_budget_is_not_taken_for_none(budget: Any) -> None:
+    with pytest.raises(ConfigError, match="give a Budget"):
+        BudgetGuard(budget, [endpoint()], ZERO)
+
+
 def test_so_does_a_cap_on_one_ask() -> None:
     with pytest.raises(ConfigError, match="max_usd: cannot be kept, the price of unpriced is unknown"):
         BudgetGuard(None, [endpoint(), UNPRICED], ZERO).purse("0.01")

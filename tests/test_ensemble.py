@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from focalroute import (
     Answer,
@@ -36,9 +42,11 @@ from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
-from focalroute.sim import SimulatedModel, SimulatedPool, stream
+from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store import sqlite
 from focalroute.store.sqlite import SqliteStore
+from tests.loopback import completion, json_reply, serving
+from tests.policies import ask_everybody
 
 QUESTION = "What is 17 + 25?"
 CHOICES = ["32", "42", "44", "52"]
@@ -67,6 +75,11 @@ def dead(name: str) -> Endpoint:
     return Endpoint(
         name, base_url=f"http://127.0.0.1:{free_port()}/v1", model="none", input_usd_per_1m=0, output_usd_per_1m=0
     )
+
+
+def plain(name: str, url: str, **settings: Any) -> Endpoint:
+    """An endpoint of the loopback server, which need not be probed for free-form questions."""
+    return Endpoint(name, base_url=url, model=name, input_usd_per_1m=1, output_usd_per_1m=1, **settings)
 
 
 def publish_cold(root: Path, parent: int | None = None) -> int:
@@ -183,7 +196,9 @@ def test_a_number_is_read_out_of_free_text_and_equal_answers_are_one_candidate(p
         answer = ensemble.ask(QUESTION, answer="number")
         assert answer.choice is None
         assert len(answer.candidates) == len(answer.probabilities) <= len(answer.replies)
-        ensemble.feedback(answer, label="42.0")
+        assert answer.value.lstrip("-").isdigit()
+        assert answer.value in answer.text
+        ensemble.feedback(answer, label=42)
         with pytest.raises(BadLabel):
             ensemble.feedback(answer, label="no number here", source="other")
 
@@ -298,6 +313,110 @@ def test_a_cancelled_ask_leaves_its_costs_in_the_ledger(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "s.db")
     assert store.totals()["slow"].cost > 0
     store.close()
+
+
+def test_when_an_ask_raises_no_member_is_left_running_and_all_is_in_the_ledger(tmp_path: Path) -> None:
+    """The caller's own function fails on the quick reply while the slow member is still under way."""
+
+    async def handler(_: web.Request, body: Any) -> web.StreamResponse:
+        if body["model"] == "slow":
+            await asyncio.sleep(5)
+        return json_reply(completion())
+
+    def refuse(_: str) -> str:
+        raise LookupError
+
+    async def run(url: str) -> None:
+        members = [plain("quick", url), plain("slow", url)]
+        async with AsyncEnsemble(members, policy=ask_everybody(tmp_path), explore=False) as ensemble:
+            with pytest.raises(ConfigError, match="callable failed"):
+                await ensemble.ask(QUESTION, answer=refuse, max_usd=1)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            kept = ensemble.stats().endpoints
+            assert [kept[name].calls for name in ("quick", "slow")] == [1, 1]
+            assert kept["slow"].cost > kept["quick"].cost > 0  # given up: at its reservation
+
+    with serving(handler) as server:
+        asyncio.run(run(server.url))
+
+
+def test_who_only_waited_for_a_place_has_cost_nothing_and_the_endpoint_is_not_to_blame() -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.sleep(1)
+        return json_reply(completion())
+
+    async def run(url: str) -> None:
+        async with AsyncEnsemble([plain("busy", url, max_concurrency=1)], budget=Budget(usd_total=1)) as ensemble:
+            first = asyncio.create_task(ensemble.ask(QUESTION))
+            await asyncio.sleep(0.1)
+            waiting = [ensemble.ask(QUESTION, deadline_s=0.1) for _ in range(6)]
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(one, DeadlineExceeded) for one in ended)
+            assert ensemble.stats().endpoints["busy"].breaker == "closed"
+            assert ensemble.stats().cost == 0
+            assert (await first).cost == ensemble.stats().cost
+
+    with serving(handler) as server:
+        asyncio.run(run(server.url))
+
+
+def test_a_probe_that_fails_when_nobody_waits_any_more_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.sleep(0.3)
+        return json_reply({}, 401)
+
+    async def run(url: str) -> None:
+        async with AsyncEnsemble([plain("locked", url)]) as ensemble:
+            with pytest.raises(DeadlineExceeded):
+                await ensemble.ask(QUESTION, choices=CHOICES, deadline_s=0.1)
+            await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+    with serving(handler) as server:
+        asyncio.run(run(server.url))
+    gc.collect()
+    assert not caplog.records
+
+
+def test_an_interrupted_ask_ends_at_once_and_pays_for_no_more() -> None:
+    """Ctrl-C while a blocking ensemble waits."""
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.sleep(20)
+        return json_reply(completion())
+
+    code = """
+import sys
+from focalroute import Endpoint, Ensemble
+with Ensemble([Endpoint("slow", base_url=sys.argv[1], model="m")]) as ensemble:
+    ensemble.ask("Which?")
+"""
+    with serving(handler) as server:
+        process = subprocess.Popen([sys.executable, "-c", code, server.url], stderr=subprocess.PIPE, text=True)
+        assert server.arrived.wait(30)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
+        assert time.monotonic() - began < 10
+        assert len(server.received) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_is_told_to_make_its_own_ensemble(pool: SimulatedPool) -> None:
+    code = f"""
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from focalroute import Endpoint, Ensemble
+ensemble = Ensemble([Endpoint("small", base_url={pool.endpoints[0].base_url!r}, model="small")])
+ensemble.ask({QUESTION!r}, answer="number")
+if os.fork() == 0:
+    try:
+        ensemble.ask({QUESTION!r})
+    except RuntimeError as error:
+        os._exit(0 if "before a fork" in str(error) else 1)  # as multiprocessing does: onnxruntime's exit would hang
+    os._exit(2)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 # -- budgets ----------------------------------------------------------------------------------------------------------
@@ -420,6 +539,21 @@ with Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none"
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_callers_bad_parameters_do_not_shut_an_endpoint_for_everybody(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints[:1], attempts=1) as ensemble:
+        ensemble.ask(QUESTION, choices=CHOICES)
+        for _ in range(7):
+            with pytest.raises(PoolError):
+                ensemble.ask(QUESTION, choices=CHOICES, params={"temprature": 1})
+        assert ensemble.stats().endpoints["small"].breaker == "closed"
+
+
+def test_the_first_closed_question_is_retried_though_it_needs_a_probe() -> None:
+    with SimulatedPool([SimulatedModel("one")]) as fresh, Ensemble(fresh.endpoints) as ensemble:
+        fresh.set("one", faults=Fault("status", status=503, count=1))
+        assert ensemble.ask(QUESTION, choices=CHOICES).replies[0].ok
 
 
 def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(

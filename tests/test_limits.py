@@ -151,3 +151,11 @@ def test_no_failure_is_lost_between_threads(threshold: int, state: str) -> None:
     for thread in threads:
         thread.join()
     assert bench.breaker.state == state
+
+
+def test_a_retry_right_after_a_failed_probe_does_not_prolong_the_outage() -> None:
+    bench = Bench()
+    bench.call(times=3)
+    bench.now = 2.0
+    bench.call(times=3)  # the probe, and two retries of the same ask
+    assert bench.cooldown() == 4.0

@@ -21,8 +21,8 @@ def run(ask: Ask, queries: Iterable[Any], **options: Any) -> list[Any]:
     return asyncio.run(ask_all(ask, queries, common, **settings))
 
 
-async def echo(query: str, **arguments: Any) -> Any:
-    return (query, arguments) if arguments else query
+async def echo(query: str, *, task: str | None = None) -> Any:
+    return (query, {"task": task}) if task else query
 
 
 def test_answers_come_in_the_order_of_the_queries_whatever_finishes_first() -> None:
@@ -128,7 +128,7 @@ def test_exceptions_take_their_answers_place_if_wanted() -> None:
     answers = run(ask, ["a", "bad", "b", {"task": "no query"}], return_exceptions=True, concurrency=2)
     assert (answers[0], answers[2]) == ("a", "b")
     assert isinstance(answers[1], RuntimeError)
-    assert isinstance(answers[3], TypeError)
+    assert isinstance(answers[3], ConfigError)
 
 
 def test_an_iterator_that_fails_is_raised_all_the_same() -> None:
@@ -167,7 +167,7 @@ def test_cancelling_it_cancels_every_ask() -> None:
 
 @pytest.mark.parametrize("concurrency", [0, -1])
 def test_a_concurrency_below_one_is_a_config_error(concurrency: int) -> None:
-    with pytest.raises(ConfigError, match="concurrency: must be at least 1"):
+    with pytest.raises(ConfigError, match="concurrency: must be a whole number of at least 1"):
         run(echo, ["a"], concurrency=concurrency)
 
 

@@ -136,3 +136,12 @@ def test_the_text_of_multimodal_content_is_that_of_its_text_parts() -> None:
 )
 def test_without_user_text_it_is_empty(messages: list[dict[str, Any]]) -> None:
     assert text_of(*messages) == ""
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_is_reserved() -> None:
+    with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
+        make_query("Which?", params={"seed": object()})
+    with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
+        make_query("Which?", params={"temperature": float("nan")})
+    with pytest.raises(ConfigError, match="query: cannot be sent as JSON"):
+        make_query([{**USER, "name": b"bytes"}])

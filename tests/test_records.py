@@ -130,7 +130,9 @@ def test_no_digit_of_the_cost_is_lost_in_json(cost: Decimal | None) -> None:
 
 
 def answer(**changes: Any) -> Answer:
-    made = Answer("id", "x", 0, ("x", "y"), (0.9, 0.1), 0.9, None, receipt(CALL), (Reply("a", text="SECRET TEXT"),))
+    made = Answer(
+        "id", "x", "x", 0, ("x", "y"), (0.9, 0.1), 0.9, None, receipt(CALL), (Reply("a", text="SECRET TEXT"),)
+    )
     return dataclasses.replace(made, **changes)
 
 

@@ -1,4 +1,4 @@
-"""From what somebody says of an answer to what it teaches about each member: credit (design section 4)."""
+"""From what somebody says of an answer to what it teaches about each member: credit."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def reward_of(reward: float | bool) -> float:
 
 
 def label_key(label: str | int, answer: StoredAnswer) -> str:
-    """The key of the candidate that the label names: a choice's text or index, or a free-form answer's text.
+    """The key of the candidate that the label names: a choice's text or index, or a free-form answer.
+
+    Where the caller's own callable made the candidates, the label is taken to be in its normal form already.
 
     Raises:
         BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
     """
     if isinstance(label, int) and not isinstance(label, bool):
         if answer.kind != "choice":
-            raise BadLabel(
-                f"label: this question had no choices, so {label} is no index; give the right answer as text"
-            )
+            return label_key(str(label), answer)
         if not 0 <= label < len(answer.keys):
             raise BadLabel(
                 f"label: index {label} is not among the {len(answer.keys)} choices; give a choice's index or text"

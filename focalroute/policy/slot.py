@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ class PolicySlot:
         self._path = None if root is None else Path(root) / CURRENT
         self._seen: tuple[int, int] | None = None
         self._next_check = 0.0
+        self._refreshing = threading.Lock()  # two at a time could end with the older of two bundles
         self._worker = ThreadPoolExecutor(1, "focalroute-policy")
 
     @classmethod
@@ -50,6 +52,10 @@ class PolicySlot:
 
         Where that cannot be served the fallback is, and ``error`` says why.
         """
+        if root is not None and not Path(root).exists():
+            _log.warning(
+                "policy folder %s does not exist: the cold start serves until a bundle is published there", root
+            )
         slot = cls(Fallback(), root)
         slot._seen = slot._stamp()
         slot._try(lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load(root))
@@ -76,11 +82,13 @@ class PolicySlot:
         """
         if self._path is None:
             return False
-        root, stamp = self._path.parent, self._stamp()  # before loading: what is published meanwhile is not missed
-        if stamp == self._seen:
-            return False
-        self._seen = stamp
-        return self._try(lambda: load(root))
+        root = self._path.parent
+        with self._refreshing:
+            stamp = self._stamp()  # before loading: what is published meanwhile is not missed
+            if stamp == self._seen:
+                return False
+            self._seen = stamp
+            return self._try(lambda: load(root))
 
     def refresh_soon(self) -> None:
         """Where it is stale, refresh on the slot's own thread; returns at once."""

@@ -94,9 +94,8 @@ def test_a_free_form_label_without_an_answer_in_it_is_a_bad_label() -> None:
         label_key("a dozen", FREE)
 
 
-def test_a_free_form_question_has_no_indices() -> None:
-    with pytest.raises(BadLabel, match="had no choices, so 0 is no index; give the right answer as text"):
-        label_key(0, FREE)
+def test_a_whole_number_labels_a_free_form_question_as_its_text_does() -> None:
+    assert label_key(7, FREE) == label_key("7", FREE)
 
 
 @STEADY

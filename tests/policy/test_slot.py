@@ -96,6 +96,32 @@ def test_every_publish_and_rollback_is_noticed_and_nothing_else(tmp_path: Path, 
     assert slot.current.version == 1
 
 
+def test_two_refreshes_at_once_end_with_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that began first loads slowly: it must not put its older bundle over the newer one."""
+    slot = PolicySlot.open(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(root: Path) -> Policy:
+        policy = load(root)
+        if policy.version == 1:
+            begun.set()
+            go_on.wait(5)
+        return policy
+
+    monkeypatch.setattr(slot_module, "load", slow)
+    again(tmp_path)
+    first, second = threading.Thread(target=slot.refresh), threading.Thread(target=slot.refresh)
+    first.start()
+    begun.wait(5)
+    again(tmp_path, parent=1)
+    second.start()
+    second.join(0.2)
+    go_on.set()
+    first.join()
+    second.join()
+    assert slot.current.version == 2
+
+
 def test_the_folder_is_looked_at_once_a_second_at_most(tmp_path: Path) -> None:
     again(tmp_path)
     slot = PolicySlot.open(tmp_path)

@@ -1,0 +1,8 @@
+"""``python -m focalroute`` is the ``focalroute`` command."""
+
+from focalroute.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    main()
