@@ -1,4 +1,4 @@
-"""The command line: ``focalroute demo`` and ``focalroute ask``."""
+"""The command line: ``focalroute demo``, ``ask`` and ``eval``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -86,6 +86,38 @@ def ask(
     typer.echo(f"confidence {fused.confidence:.2f}, cost {cost}, asked {asked}", err=True)
     for shortfall in fused.degraded:
         typer.echo(f"note: {shortfall}", err=True)
+
+
+@app.command("eval")
+def evaluate(
+    log: Annotated[
+        Path, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
+    ],
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) with the endpoints' prices.")],
+    split: Annotated[
+        Literal["stream", "per-task"], typer.Option(help="Cut the log once, or every task of it.")
+    ] = "stream",
+    train_fraction: Annotated[float, typer.Option(help="How much of it, from the start, is for training.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Same seed, same report.")] = 0,
+    feedback: Annotated[
+        Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
+    ] = "label",
+    show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
+) -> None:
+    """Replay recorded answers: focalroute beside honest baselines, every query answered before its outcome is shown."""
+    from focalroute.evaluate.command import evaluate_command
+
+    evaluate_command(
+        log,
+        pool,
+        split=split,
+        train_fraction=train_fraction,
+        seed=seed,
+        feedback=feedback,
+        show_task=show_task,
+        json_file=json_file,
+    )
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
+from tests.evaluate.logs import stream as recorded
+from tests.evaluate.logs import write_log, write_pool
 
 
 def focalroute(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -65,6 +67,17 @@ def test_what_the_user_can_correct_is_named_with_exit_code_2(pool_file: Path, ar
     assert result.returncode == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_eval_replays_a_log_and_writes_its_report(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", [dict(line) for line in recorded(60, {"a": 0.9, "b": 0.6})])
+    pool = write_pool(tmp_path / "pool.toml", {"a": 1.0, "b": 0.1})
+    result = focalroute("eval", str(log), "--pool", str(pool), "--json", str(tmp_path / "report.json"))
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["n_train"], report["n_test"]) == (48, 12)
+    assert {"plurality", "oracle", "shuffled", "log-linear-online"} <= {row["name"] for row in report["methods"]}
+    assert "plurality" in result.stdout
 
 
 def test_the_version_and_the_module_are_there() -> None:

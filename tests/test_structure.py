@@ -33,7 +33,7 @@ ENGINES = {
 ENGINES_TO_COME = ("torch", "redis", "opentelemetry", "starlette")
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
-HUBS = {"__init__", "cli", "demo", "ensemble", "sync"}
+HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "sync"}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "records"}
 BEYOND = {
@@ -42,6 +42,7 @@ BEYOND = {
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "wire"},
     "endpoint": {"wire"},
+    "evaluate": {"ask", "cost", "learn", "observe", "policy", "progress", "store"},
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
     "observe": {"answers"},

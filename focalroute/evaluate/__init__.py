@@ -1,0 +1,10 @@
+"""Evaluation on recorded answers: what would this policy, and every honest baseline, have scored and paid?
+
+`outcomes` reads an outcome log, `table` joins it with the pool, `replay` plays a strategy through it (answer, reveal,
+learn), `serving` is focalroute itself as a strategy, `lineup` lists the baselines (`singles`, `votes`, `subsets`,
+`textual`; `training` is what they may learn from), `metrics` compares, `report` and `command` put it together.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,47 @@
+"""``focalroute eval``: what the command line calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+from focalroute.errors import ConfigError
+from focalroute.evaluate.replay import FeedbackKind
+from focalroute.evaluate.report import SplitKind, evaluate, show
+
+__all__ = ["evaluate_command"]
+
+
+def evaluate_command(
+    log: Path,
+    pool: Path,
+    *,
+    split: str = "stream",
+    train_fraction: float = 0.8,
+    seed: int = 0,
+    feedback: str = "label",
+    show_task: bool = False,
+    json_file: Path | None = None,
+) -> None:
+    """Evaluate (see `focalroute.evaluate.report.evaluate`) with a progress bar, print the table, write the JSON.
+
+    Raises:
+        ConfigError: an argument, the log or the pool is wrong, or the JSON cannot be written.
+    """
+    report = evaluate(
+        log,
+        pool,
+        split_by=cast(SplitKind, split),  # checked there, like everything else
+        train_fraction=train_fraction,
+        seed=seed,
+        feedback=cast(FeedbackKind, feedback),
+        show_task=show_task,
+        progress=True,
+    )
+    show(report)
+    if json_file is not None:
+        try:
+            json_file.write_text(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n", "utf-8")
+        except OSError as error:
+            raise ConfigError(f"{json_file}: cannot be written: {error.strerror}") from None

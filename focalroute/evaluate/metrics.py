@@ -1,0 +1,97 @@
+"""Accuracy, cost and calls of what was played, with bootstrap intervals; paired comparisons.
+
+Rows come as a stream and neighbours are alike, so blocks of 50 consecutive test rows are resampled, not single rows
+(Künsch 1989, non-overlapping as in Carlstein 1986); a last block that is shorter is one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.evaluate.replay import Played
+
+__all__ = ["BLOCK", "Comparison", "Score", "compare", "interval", "score"]
+
+F64 = NDArray[np.float64]
+
+#: Consecutive test rows in one block of the bootstrap.
+BLOCK = 50
+_RESAMPLES = 2000
+_WORSE = -0.01  # a lower bound above this is "no worse"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a method did on the test part.
+
+    Attributes:
+        accuracy: share of right answers; the mean score where there are no labels.
+        accuracy_ci95: its 95 % interval.
+        cost_usd_per_query: float64 USD.
+        cost_ratio: all it paid / what asking everybody costs, a ratio of sums; 0 where everything is free.
+        calls_per_query: endpoints asked.
+    """
+
+    name: str
+    accuracy: float
+    accuracy_ci95: tuple[float, float]
+    cost_usd_per_query: float
+    cost_ratio: float
+    calls_per_query: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One method's accuracy minus another's on the same rows.
+
+    Attributes:
+        difference: the mean.
+        ci95: its 95 % interval, paired.
+        beats: the lower bound is above 0.
+        no_worse: the lower bound is above -1 point.
+    """
+
+    difference: float
+    ci95: tuple[float, float]
+    beats: bool
+    no_worse: bool
+
+
+def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile interval of the mean of all values; each array is one run's rows, in order."""
+    blocks = [run[at : at + BLOCK] for run in values for at in range(0, len(run), BLOCK)]
+    sums, sizes = np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks])
+    drawn = np.random.default_rng(seed).integers(len(blocks), size=(_RESAMPLES, len(blocks)))
+    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    low, high = np.percentile(means, (2.5, 97.5)).tolist()
+    return low, high
+
+
+def score(name: str, played: Played, everybody_usd: float, *, seed: int = 0) -> Score:
+    """Score what was played; ``everybody_usd`` is what asking everybody on the same rows costs."""
+    paid = float(played.usd.sum())
+    return Score(
+        name=name,
+        accuracy=float(played.worth.mean()),
+        accuracy_ci95=interval([played.worth], seed=seed),
+        cost_usd_per_query=paid / len(played.usd),
+        cost_ratio=paid / everybody_usd if everybody_usd else 0.0,
+        calls_per_query=float(played.asked.sum(axis=1).mean()),
+    )
+
+
+def compare(one: Sequence[Played], other: Sequence[Played], *, seed: int = 0) -> Comparison:
+    """Compare two methods played on the same rows, one `Played` a seed.
+
+    Raises:
+        ValueError: the rows do not pair up.
+    """
+    if len(one) != len(other) or any(len(a.worth) != len(b.worth) for a, b in zip(one, other, strict=False)):
+        raise ValueError("both methods must be played on the same rows, with as many seeds")
+    differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
+    low, high = interval(differences, seed=seed)
+    return Comparison(float(np.concatenate(differences).mean()), (low, high), low > 0, low > _WORSE)

@@ -1,0 +1,197 @@
+"""focalroute itself as a strategy: the code that serves, asked over recorded replies instead of HTTP.
+
+Observer, Sight, policy, decider, fusion, `Ask`, credit: all as in `focalroute.ensemble`. Only the pool is replaced.
+Any policy plugs in: the cold start, a bundle, or another one set as ``policy`` between two turns.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from focalroute.ask import Ask
+from focalroute.config import Endpoint
+from focalroute.cost import BudgetGuard, typical_cost
+from focalroute.errors import PoolError
+from focalroute.evaluate.replay import Heard, Revealed, Turn
+from focalroute.learn.reward import USER, credit, judged
+from focalroute.observe import Observer
+from focalroute.policy.bundle import Policy
+from focalroute.policy.decider import decide
+from focalroute.policy.fallback import Fallback, Guarded
+from focalroute.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
+from focalroute.store.base import StoredAnswer
+
+__all__ = ["Serving", "Shuffled"]
+
+
+class Serving:
+    """Serves a policy with the settings of `focalroute.AsyncEnsemble`, and learns whom to ask and to believe.
+
+    Args:
+        policy: what serves; may be replaced between turns.
+        endpoints: the pool.
+        seed: of the sampled decisions.
+        max_rounds: as in `focalroute.AsyncEnsemble`, and so all that follow.
+
+    Attributes:
+        policy: what serves.
+        history: the endpoints decided on, by round, of every turn so far.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | Fallback,
+        endpoints: Sequence[Endpoint],
+        *,
+        seed: int,
+        max_rounds: int = 3,
+        explore: bool = True,
+        price_of_money: float = 0.1,
+        window: int = 500,
+    ) -> None:
+        self.policy = policy
+        self.history: list[tuple[tuple[int, ...], ...]] = []
+        self._names = tuple(endpoint.name for endpoint in endpoints)
+        self._observer = Observer(self._names, [typical_cost(e) for e in endpoints], window=window)
+        self._guard = BudgetGuard(None, endpoints, Decimal(0))
+        self._seed = seed
+        self._max_rounds = max_rounds
+        self._explore = explore
+        self._price_of_money = price_of_money
+        self._stored: StoredAnswer | None = None
+
+    def answer(self, turn: Turn) -> int:
+        """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
+        ask = self._begin(turn)
+        while turn.available and (len(ask.rounds) < self._max_rounds or not ask.sight.backs):
+            observation = ask.sight.observe(
+                round=len(ask.rounds) + 1, price_of_money=self._price_of_money, budget_left=ask.purse.share_left
+            )
+            decision = self._decide(ask, observation, turn)
+            replies = tuple(self._reply(turn, i) for i in decision.picked)
+            ask.take(Round(observation, decision, replies))
+            if not replies or len(ask.sight.asked) == len(turn.available):
+                break
+        self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
+        return self._end(ask, turn)
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Credit every member, as the ensemble does with feedback."""
+        stored = self._stored
+        if stored is None:
+            return
+        if revealed.text is not None or (turn.choices and revealed.label is not None):
+            reward, key = judged(stored, reward=None, label=revealed.label if revealed.text is None else revealed.text)
+        else:
+            reward, key = judged(stored, reward=2 * revealed.worth - 1, label=None)
+        outcome = credit(stored, Feedback(stored.id, reward, key, USER, 0.0))
+        self._observer.learn(outcome if key is not None else self._graded(outcome, revealed))
+
+    def _graded(self, outcome: Outcome, revealed: Revealed) -> Outcome:
+        """With the members' own scores, where they are said; a reward alone credits only those who agree."""
+        scores = {self._names[i]: value for i, value in revealed.values.items()}
+        unsaid = {name: value for name, value in outcome.right.items() if name not in scores}
+        return replace(outcome, right={**unsaid, **scores}, inferred=outcome.inferred & unsaid.keys())
+
+    def _begin(self, turn: Turn) -> Ask:
+        query = _askable(turn.query)
+        return Ask(
+            query,
+            policy=Guarded(self.policy, self._names),
+            sight=self._observer.begin(query),
+            purse=self._guard.purse(None),
+            deadline=math.inf,
+            rng=random.Random(f"{self._seed} {len(self.history)}"),  # noqa: S311 - exploration, no secret
+        )
+
+    def _decide(self, ask: Ask, observation: Observation, turn: Turn) -> Decision:
+        return decide(
+            ask.policy.decider_logits(observation),
+            round=len(ask.rounds) + 1,
+            must_pick=not ask.sight.backs,
+            order=self._observer.order(),
+            eligible=lambda endpoint, picked: endpoint in turn.available and endpoint not in ask.sight.asked,
+            explore=self._explore and not ask.policy.failed,
+            rng=ask.rng,
+        )
+
+    def _end(self, ask: Ask, turn: Turn) -> int:
+        try:
+            answer = ask.answer() if ask.rounds else None
+        except PoolError:
+            answer = None
+        self._stored = None if answer is None else ask.stored(answer, texts=False)
+        if answer is None:
+            return -1
+        if answer.choice is not None:
+            return answer.choice
+        best = answer.candidates.index(answer.text)
+        return next(turn.heard[i].candidate for i, backed in ask.sight.backs.items() if backed == best)
+
+    def _reply(self, turn: Turn, endpoint: int) -> Reply:
+        return _reply(self._names[endpoint], turn.ask(endpoint), turn)
+
+
+class Shuffled(Serving):
+    """The control for `Serving`: asks, in its turns, whom the decisions on *other* queries named.
+
+    If it does as well, the decisions carry no information about the query.
+
+    Args:
+        plan: the decisions, one tuple of rounds a turn.
+        start: the turn, from 0, of the first of them; before, and when they are used up, it decides by itself.
+        given: as for `Serving`.
+    """
+
+    def __init__(self, *given: Any, plan: Sequence[tuple[tuple[int, ...], ...]], start: int, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self._plan = plan
+        self._start = start
+
+    def _decide(self, ask: Ask, observation: Observation, turn: Turn) -> Decision:
+        at, done = len(self.history) - self._start, len(ask.rounds)
+        if not 0 <= at < len(self._plan):
+            return super()._decide(ask, observation, turn)
+        wanted = self._plan[at][done] if done < len(self._plan[at]) else ()
+        picked = tuple(i for i in wanted if i in turn.available)
+        if not picked and not ask.sight.backs:  # somebody has to answer
+            return super()._decide(ask, observation, turn)
+        return Decision(done + 1, False, (), (), (0.0,) * len(self._names), picked, None)
+
+
+def _same(text: str) -> str:
+    """Answers of a log are in normal form."""
+    return text
+
+
+def _askable(query: Query) -> Query:
+    """The logged query as `ask` would make it; choices of equal text, which `ask` refuses, are numbered."""
+    if query.choices is None:
+        return replace(query, answer=_same)
+    if len(set(query.choices)) < len(query.choices):
+        return replace(query, choices=tuple(f"{i}. {choice}" for i, choice in enumerate(query.choices)))
+    return query
+
+
+def _reply(name: str, heard: Heard, turn: Turn) -> Reply:
+    output = heard.output
+    usable = heard.candidate >= 0
+    failure = None if usable else Failure("unusable", output.error or "no answer in the reply")
+    text = output.answer if isinstance(output.answer, str) else name
+    return Reply(
+        endpoint=name,
+        text=text if usable else None,
+        choice=heard.candidate if usable and turn.choices else None,
+        probabilities=output.probabilities,
+        usage=Usage(output.prompt_tokens, output.completion_tokens),
+        cost=Decimal(heard.usd),
+        cost_source="price" if output.cost_usd is None else "provider",
+        latency_s=output.latency_s or 0.0,
+        attempts=1,
+        error=failure,
+    )

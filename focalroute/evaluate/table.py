@@ -1,0 +1,163 @@
+"""An outcome log joined with its pool, as arrays: T rows (queries), N endpoints, float64 USD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.config import Endpoint, PoolFile
+from focalroute.errors import ConfigError
+from focalroute.evaluate.outcomes import LoggedQuery, Output
+from focalroute.records import Query
+
+__all__ = ["F64", "I64", "Split", "Table", "join", "split"]
+
+#: Values and USD.
+F64 = NDArray[np.float64]
+#: Row indices and counts.
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything that was recorded; read-only by agreement.
+
+    A candidate is an index: of a closed question into its choices, else into the different answers given, in pool order
+    (where only scores are known every output is an answer of its own).
+
+    Attributes:
+        queries: T lines of the log; ``texts``: the text of each, empty where there is none.
+        endpoints: N endpoints, pool order.
+        there: (T, N) whether the log holds an output.
+        failed: (T, N) whether that call failed.
+        candidate: (T, N) the candidate it backs, -1 without a usable answer.
+        size: (T,) number of candidates.
+        label: (T,) the right candidate; -1 where nobody gave it or only scores are known.
+        value: (T, N) what this endpoint's answer is worth, 1 right, 0 wrong, or its score; NaN where there is none.
+        usd: (T, N) what the call cost; 0 where there was none.
+    """
+
+    queries: tuple[LoggedQuery, ...]
+    texts: tuple[str, ...]
+    endpoints: tuple[Endpoint, ...]
+    there: Bools
+    failed: Bools
+    candidate: I64
+    size: I64
+    label: I64
+    value: F64
+    usd: F64
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The endpoints' names, pool order."""
+        return tuple(endpoint.name for endpoint in self.endpoints)
+
+    def worth(self, row: int, candidate: int) -> float:
+        """What an answer is worth: 1 or 0 by the label, else the mean score of those who gave it; no answer (-1): 0."""
+        if candidate < 0:
+            return 0.0
+        if self.queries[row].label is not None:
+            return float(candidate == self.label[row])
+        backed = self.candidate[row] == candidate
+        return float(self.value[row, backed].mean()) if backed.any() else 0.0
+
+    def accuracy(self, rows: I64) -> F64:
+        """(N,) mean value of each endpoint over the rows in which it did not fail; 0 where there is none."""
+        known = self.there[rows] & ~self.failed[rows]
+        total = np.where(known, self.value[rows], 0.0).sum(axis=0)
+        mean: F64 = total / np.maximum(known.sum(axis=0), 1)
+        return mean
+
+    def rank(self, rows: I64) -> tuple[int, ...]:
+        """The endpoints by accuracy on these rows, best first; of equals in pool order."""
+        return tuple(np.argsort(-self.accuracy(rows), kind="stable").tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Row indices of the training and of the test part, each in the order in which they are played."""
+
+    train: I64
+    test: I64
+
+
+def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Table:
+    """Join a log with its pool.
+
+    Raises:
+        ConfigError: an output's endpoint is not in the pool, or its cost cannot be known; names file, line and field.
+    """
+    endpoints = pool.endpoints
+    index = {endpoint.name: i for i, endpoint in enumerate(endpoints)}
+    shape = (len(queries), len(endpoints))
+    there, failed = np.zeros(shape, bool), np.zeros(shape, bool)
+    candidate, value, usd = np.full(shape, -1), np.full(shape, np.nan), np.zeros(shape)
+    size, label = np.zeros(shape[0], np.int64), np.full(shape[0], -1)
+    for t, query in enumerate(queries):
+        for name, output in query.outputs.items():
+            if name not in index:
+                raise ConfigError(f"{path}:{query.line}: outputs.{name}: is not in the pool; add it to the pool file")
+            i = index[name]
+            there[t, i], failed[t, i] = True, output.error is not None
+            usd[t, i] = _usd(output, endpoints[i], f"{path}:{query.line}: outputs.{name}")
+        outputs = [query.outputs.get(endpoint.name) for endpoint in endpoints]
+        candidate[t], size[t], label[t] = _candidates(query, outputs)
+        value[t] = [np.nan if o is None else _value(query, o) for o in outputs]
+    texts = tuple(Query(query.id, query.messages).text for query in queries)
+    return Table(tuple(queries), texts, endpoints, there, failed, candidate, size, label, value, usd)
+
+
+def split(table: Table, *, per_task: bool, fraction: float) -> Split:
+    """Cut once, or cut every task and put all first parts before all rests.
+
+    Raises:
+        ConfigError: one of the parts would be empty.
+    """
+    groups: dict[str | None, list[int]] = {}
+    for t, query in enumerate(table.queries):
+        groups.setdefault(query.task if per_task else None, []).append(t)
+    train: list[int] = []
+    for rows in groups.values():
+        train += rows[: int(len(rows) * fraction + 1e-9)]
+    test = sorted(set(range(len(table.queries))) - set(train))
+    if not train or not test:
+        raise ConfigError(f"train_fraction: {fraction} leaves {len(train)} queries to train on and {len(test)} to test")
+    return Split(np.array(sorted(train)), np.array(test))
+
+
+def _usd(output: Output, endpoint: Endpoint, where: str) -> float:
+    if output.cost_usd is not None:
+        return output.cost_usd
+    if endpoint.price is None:
+        raise ConfigError(f"{where}: its cost is unknown; give cost_usd, or the endpoint's prices in the pool file")
+    price = endpoint.price
+    return float(output.prompt_tokens * price.prompt + output.completion_tokens * price.completion) / 1e6
+
+
+def _candidates(query: LoggedQuery, outputs: Sequence[Output | None]) -> tuple[list[int], int, int]:
+    """The candidate of each output, how many there are, and the right one."""
+    if query.choices is not None:
+        backed = [o.answer if o and not o.error and isinstance(o.answer, int) else -1 for o in outputs]
+        return backed, len(query.choices), query.label if isinstance(query.label, int) else -1
+    answers: dict[int | str, int] = {}
+    found = []
+    for i, output in enumerate(outputs):
+        key = None if output is None or output.error else output.answer
+        if key is None and output is not None and not output.error and query.label is None:
+            key = i  # only its score is known: an answer of its own
+        found.append(-1 if key is None else answers.setdefault(key, len(answers)))
+    return found, len(answers), answers.get(query.label, -1) if query.label is not None else -1
+
+
+def _value(query: LoggedQuery, output: Output) -> float:
+    if output.error is not None:
+        return 0.0
+    if query.label is None:
+        return output.score or 0.0
+    return float(output.answer == query.label)

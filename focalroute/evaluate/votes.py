@@ -1,0 +1,182 @@
+"""Baselines that ask everybody and combine the votes. Ties go to the candidate with the best backer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.evaluate.replay import Heard, Revealed, Turn, play
+from focalroute.evaluate.training import Training, best_setting
+
+__all__ = ["LogLinear", "Mean", "Vote", "Weighted", "elect", "evidence_weight", "log_linear_online", "prior_counts"]
+
+F64 = NDArray[np.float64]
+_PRIOR = 10.0
+
+
+def elect(scores: Mapping[int, float], heard: Mapping[int, Heard], rank: Sequence[int]) -> int:
+    """The candidate with the highest score; of equals the one with the best-ranked backer; -1 without candidates.
+
+    Scores within 1e-9 of each other are equal: sums of floats depend on their order.
+    """
+    if not scores:
+        return -1
+    place = {endpoint: n for n, endpoint in enumerate(rank)}
+    backer = {c: min((place[i] for i, h in heard.items() if h.candidate == c), default=len(place)) for c in scores}
+    most = max(scores.values())
+    return min((c for c, score in scores.items() if score >= most - 1e-9), key=lambda c: (backer[c], c))
+
+
+def evidence_weight(accuracy: float, candidates: int) -> float:
+    """The naive Bayes weight of a vote, ln((K - 1) a / (1 - a)), a kept within [0.02, 0.98]."""
+    a = max(0.02, min(0.98, accuracy))
+    return math.log((max(candidates, 2) - 1) * a / (1 - a))
+
+
+def prior_counts(training: Training) -> tuple[list[float], list[float]]:
+    """Each endpoint's (sum of values, number of them) on the training part, a prior of 10 at the pool's mean added."""
+    table, rows = training.table, training.rows
+    known = table.there[rows] & ~table.failed[rows]
+    total, count = np.where(known, table.value[rows], 0.0).sum(axis=0), known.sum(axis=0)
+    mean = total.sum() / max(count.sum(), 1)
+    return (total + _PRIOR * mean).tolist(), (count + _PRIOR).tolist()
+
+
+class Vote:
+    """``plurality``: a vote each.
+
+    Args:
+        rank: endpoints by accuracy on the training part, for ties.
+        members: whom to ask; None: everybody.
+    """
+
+    def __init__(self, rank: Sequence[int], members: Sequence[int] | None = None) -> None:
+        self._rank = tuple(rank)
+        self._members = None if members is None else frozenset(members)
+
+    def answer(self, turn: Turn) -> int:
+        """Ask them all, elect."""
+        there = [i for i in turn.available if self._members is None or i in self._members]
+        for i in there or turn.available[:1]:
+            turn.ask(i)
+        return elect(self._scores(turn), turn.heard, self._rank)
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Nothing to learn."""
+
+    def _scores(self, turn: Turn) -> dict[int, float]:
+        scores: dict[int, float] = {}
+        for i, heard in turn.heard.items():
+            if heard.candidate >= 0:
+                scores[heard.candidate] = scores.get(heard.candidate, 0.0) + self._weight(i, turn)
+        return scores
+
+    def _weight(self, endpoint: int, turn: Turn) -> float:
+        return 1.0
+
+
+class Mean(Vote):
+    """``mean``: the mean of the members' probabilities; a member that gave none counts as sure of its answer."""
+
+    def _scores(self, turn: Turn) -> dict[int, float]:
+        scores: dict[int, float] = {}
+        for heard in turn.heard.values():
+            mass = heard.output.probabilities if heard.output.error is None else None
+            sure = {heard.candidate: 1.0} if heard.candidate >= 0 else {}
+            for candidate, p in sure.items() if mass is None else enumerate(mass):
+                scores[candidate] = scores.get(candidate, 0.0) + p
+        return scores
+
+
+class Weighted(Vote):
+    """``weighted-vote``: naive Bayes, each vote with its member's accuracy so far, training part included."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training.rank)
+        self._total, self._count = prior_counts(training)
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Count."""
+        for i, value in revealed.values.items():
+            self._total[i] += value
+            self._count[i] += 1
+
+    def _weight(self, endpoint: int, turn: Turn) -> float:
+        return evidence_weight(self._total[endpoint] / self._count[endpoint], _candidates(turn))
+
+
+class LogLinear(Vote):
+    """``log-linear-online``: q(c) = softmax of the summed weights of c's backers, by online gradient ascent.
+
+    On log q(right) where the right one is known among the candidates, on log(1 - q(answer)) where only that the answer
+    was wrong is known, and on the expected score where answers are graded. Weights start at 1, a plurality vote.
+
+    Args:
+        rate: the step size.
+
+    Attributes:
+        weights: of each endpoint's vote.
+    """
+
+    def __init__(self, rank: Sequence[int], size: int, rate: float) -> None:
+        super().__init__(rank)
+        self.weights = [1.0] * size
+        self._rate = rate
+        self._said = -1
+
+    def answer(self, turn: Turn) -> int:
+        """Ask them all, elect."""
+        self._said = super().answer(turn)
+        return self._said
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """One step."""
+        q = self._posterior(turn)
+        slope = self._slope(q, turn, revealed)
+        for i, heard in turn.heard.items():
+            if heard.candidate >= 0:
+                self.weights[i] += self._rate * slope.get(heard.candidate, 0.0)
+
+    def _posterior(self, turn: Turn) -> dict[int, float]:
+        scores = dict.fromkeys(range(turn.choices), 0.0) | self._scores(turn)
+        most = max(scores.values(), default=0.0)
+        masses = {c: math.exp(score - most) for c, score in scores.items()}
+        total = sum(masses.values())
+        return {c: mass / total for c, mass in masses.items()}
+
+    def _slope(self, q: Mapping[int, float], turn: Turn, revealed: Revealed) -> dict[int, float]:
+        """The gradient with respect to each candidate's score."""
+        if revealed.label is not None:
+            return {c: (c == revealed.label) - p for c, p in q.items()}
+        if revealed.text is not None:  # nobody gave the right answer: nothing to tell them apart by
+            return {}
+        if len(revealed.values) == len(turn.heard) > 1:  # every member's score is known
+            worth = {turn.heard[i].candidate: value for i, value in revealed.values.items()}
+            mean = sum(p * worth.get(c, 0.0) for c, p in q.items())
+            return {c: p * (worth.get(c, 0.0) - mean) for c, p in q.items()}
+        if revealed.worth == 0 and self._said in q:
+            odds = q[self._said] / max(1 - q[self._said], 1e-6)
+            return {c: -min(odds, 1.0) * ((c == self._said) - p) for c, p in q.items()}
+        return {}
+
+    def _weight(self, endpoint: int, turn: Turn) -> float:
+        return self.weights[endpoint]
+
+
+def log_linear_online(training: Training) -> LogLinear:
+    """``log-linear-online``: trained by one pass over the training part, its rate chosen on the last fifth of it."""
+    rate = best_setting(training, (0.03, 0.01, 0.003), _passed)
+    return _passed(training, rate)
+
+
+def _passed(training: Training, rate: float) -> LogLinear:
+    model = LogLinear(training.rank, len(training.table.endpoints), rate)
+    play(model, training.table, training.rows, feedback="label")
+    return model
+
+
+def _candidates(turn: Turn) -> int:
+    return turn.choices or len({heard.candidate for heard in turn.heard.values() if heard.candidate >= 0})

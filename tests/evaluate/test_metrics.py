@@ -1,0 +1,70 @@
+"""Scores and paired comparisons: ratios of sums, blocks, and what "beats" means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from focalroute.evaluate.metrics import BLOCK, compare, interval, score
+from focalroute.evaluate.replay import Played
+
+
+def _played(worth: object, usd: float = 1.0, calls: int = 2) -> Played:
+    values = np.asarray(worth, np.float64)
+    asked = np.zeros((len(values), 4), bool)
+    asked[:, :calls] = True
+    return Played(values, np.full(len(values), usd), asked)
+
+
+def test_a_score_is_means_and_a_ratio_of_sums() -> None:
+    scored = score("m", _played([1, 0, 0.5, 0.5], usd=0.25), everybody_usd=4.0)
+    assert (scored.name, scored.accuracy, scored.cost_usd_per_query) == ("m", 0.5, 0.25)
+    assert (scored.cost_ratio, scored.calls_per_query) == (0.25, 2.0)
+
+
+def test_a_free_pool_has_cost_ratio_zero() -> None:
+    assert score("m", _played([1], usd=0.0), everybody_usd=0.0).cost_ratio == 0
+
+
+def test_the_interval_of_independent_rows_is_the_normal_one() -> None:
+    """1,000 blocks of coin flips: mean +- 1.96 sd / sqrt(n), within the bootstrap's own noise."""
+    flips = np.random.default_rng(0).integers(2, size=1000 * BLOCK).astype(np.float64)
+    low, high = interval([flips])
+    half = 1.96 * flips.std() / np.sqrt(len(flips))
+    assert (high - low) / 2 == pytest.approx(half, rel=0.1)
+    assert low < flips.mean() < high
+
+
+def test_rows_that_come_in_runs_widen_the_interval() -> None:
+    """The same values sorted into blocks carry far less evidence."""
+    mixed = np.tile([0.0, 1.0], 20 * BLOCK)
+    low, high = interval([np.sort(mixed)])
+    assert high - low > 0.2
+    assert interval([mixed]) == (0.5, 0.5)
+
+
+def test_the_interval_is_the_same_every_time() -> None:
+    flips = np.random.default_rng(1).integers(2, size=500).astype(np.float64)
+    assert interval([flips], seed=4) == interval([flips], seed=4)
+
+
+def test_beats_and_no_worse_go_by_the_lower_bound() -> None:
+    rng = np.random.default_rng(2)
+    base = rng.integers(2, size=4000).astype(np.float64)
+    better = np.where(rng.random(4000) < 0.1, 1.0, base)
+    up, down, same = (compare([_played(a)], [_played(b)]) for a, b in ((better, base), (base, better), (base, base)))
+    assert up.beats
+    assert up.no_worse
+    assert not down.beats
+    assert not down.no_worse
+    assert (same.difference, same.beats, same.no_worse) == (0, False, True)
+    assert up.ci95[0] < up.difference < up.ci95[1]
+
+
+def test_seeds_are_pooled_and_rows_must_pair_up() -> None:
+    ones, zeros = _played(np.ones(100)), _played(np.zeros(100))
+    assert compare([ones, zeros], [zeros, zeros]).difference == 0.5
+    with pytest.raises(ValueError, match="same rows"):
+        compare([ones], [ones, zeros])
+    with pytest.raises(ValueError, match="same rows"):
+        compare([ones], [_played([1.0])])

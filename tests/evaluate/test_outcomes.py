@@ -1,0 +1,118 @@
+"""The outcome log's reader: everything the format has, and a clear error for everything it has not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from focalroute.errors import ConfigError
+from focalroute.evaluate.outcomes import read_log
+from tests.evaluate.logs import Line, closed, output, write_log
+
+
+def test_a_closed_question_is_read_whole(tmp_path: Path) -> None:
+    given = output(1, probabilities=[0.1, 0.7, 0.2], score=0.5, cost_usd=0.001, latency_s=0.25)
+    line = closed(1, {}, 2, task="sums") | {"outputs": {"a": given, "b": {"error": "timed out"}, "c": output(None)}}
+    (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
+    assert (query.id, query.task, query.choices, query.label, query.line) == ("q1", "sums", ("A", "B", "C"), 2, 1)
+    assert query.messages == ({"role": "user", "content": "question 1"},)
+    a = query.outputs["a"]
+    assert (a.answer, a.probabilities, a.score, a.cost_usd, a.latency_s) == (1, (0.1, 0.7, 0.2), 0.5, 0.001, 0.25)
+    assert (a.prompt_tokens, a.completion_tokens, a.error) == (100, 10, None)
+    assert query.outputs["b"].error == "timed out"
+    assert query.outputs["c"].answer is None
+
+
+def test_free_form_scores_and_messages_are_read(tmp_path: Path) -> None:
+    lines: list[Line | str] = [
+        {"id": "1", "messages": [{"role": "user", "content": "hi"}], "label": "x", "outputs": {"a": output("x")}},
+        {"id": "2", "outputs": {"a": {"score": 0.5, "cost_usd": 0}}},
+    ]
+    first, second = read_log(write_log(tmp_path / "log.jsonl", lines))
+    assert first.label == "x"
+    assert first.outputs["a"].answer == "x"
+    assert second.messages == ()
+    assert second.outputs["a"].score == 0.5
+
+
+def test_a_gzip_file_reads_the_same(tmp_path: Path) -> None:
+    plain = write_log(tmp_path / "log.jsonl", [closed(1, {"a": 0}), closed(2, {"a": 1})])
+    packed = tmp_path / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_log(packed) == read_log(plain)
+
+
+def _with(field: str, value: Any) -> Line:
+    return closed(7, {"a": 0}) | {field: value}
+
+
+def _answering(**fields: Any) -> Line:
+    return closed(7, {}) | {"outputs": {"a": output(0) | fields}}
+
+
+_UNLABELLED = {"id": "7", "outputs": {"a": output("x")}}
+_NO_TOKENS = {"id": "7", "label": "x", "outputs": {"a": {"answer": "x", "completion_tokens": 1}}}
+_SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "completion_tokens": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("{", "JSON"),
+        ("", "JSON"),
+        ("[]", "object"),
+        ('{"id": NaN}', "NaN"),
+        ('{"id": "7", "id": "8", "outputs": {}}', "id"),
+        (_with("id", None), "id"),
+        (_with("id", 7), "id"),
+        (_with("id", "q1"), "id"),
+        (_with("task", 1), "task"),
+        (_with("prompt", 1), "prompt"),
+        (_with("messages", []), "messages"),
+        (_with("choices", ["A"]), "choices"),
+        (_with("choices", "AB"), "choices"),
+        (_with("label", 3), "label"),
+        (_with("label", -1), "label"),
+        (_with("label", "A"), "label"),
+        (_with("label", True), "label"),
+        (_with("outputs", None), "outputs"),
+        (_with("outputs", {"a": 1}), "outputs.a"),
+        (_answering(answer=3), "outputs.a.answer"),
+        (_answering(answer="A"), "outputs.a.answer"),
+        (_answering(probabilities=[0.5, 0.5]), "outputs.a.probabilities"),
+        (_answering(probabilities=[0.9, 0.9, 0]), "outputs.a.probabilities"),
+        (_answering(probabilities=[-0.1, 0.5, 0.5]), "outputs.a.probabilities"),
+        (_answering(score=1.5), "outputs.a.score"),
+        (_answering(prompt_tokens=-1), "outputs.a.prompt_tokens"),
+        (_answering(completion_tokens=1.5), "outputs.a.completion_tokens"),
+        (_answering(cost_usd=-1), "outputs.a.cost_usd"),
+        (_answering(latency_s="fast"), "outputs.a.latency_s"),
+        (_answering(error=5), "outputs.a.error"),
+        (_UNLABELLED, "outputs.a.score"),
+        (_NO_TOKENS, "outputs.a.prompt_tokens"),
+        (_SILENT, "outputs.a.answer"),
+    ],
+    ids=str,
+)
+def test_a_breach_names_file_line_and_field(tmp_path: Path, line: Line | str, field: str) -> None:
+    """And nothing is read: the good lines around it neither."""
+    log = write_log(tmp_path / "log.jsonl", [closed(1, {"a": 0}), line, closed(2, {"a": 0})])
+    with pytest.raises(ConfigError) as caught:
+        read_log(log)
+    assert str(caught.value).startswith(f"{log}:2: ")
+    assert field in str(caught.value)
+
+
+def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
+    empty, latin, torn = tmp_path / "empty.jsonl", tmp_path / "latin.jsonl", tmp_path / "torn.jsonl.gz"
+    empty.touch()
+    latin.write_bytes(b'{"id": "\xe9"}\n')
+    lines = "".join(json.dumps(closed(n, {"a": n % 3})) + "\n" for n in range(2000))
+    torn.write_bytes(gzip.compress(lines.encode())[:-200])
+    for path, why in ((empty, "no query"), (latin, "UTF-8"), (torn, "damaged"), (tmp_path / "none", "cannot be read")):
+        with pytest.raises(ConfigError, match=why):
+            read_log(path)

@@ -1,0 +1,160 @@
+"""focalroute replayed: the same decisions and answers as in service, and the outcomes learned from."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from focalroute import AsyncEnsemble
+from focalroute.config import PoolFile
+from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.replay import FeedbackKind, Turn, play
+from focalroute.evaluate.serving import Serving, Shuffled
+from focalroute.evaluate.table import join
+from focalroute.policy.bundle import cold, load
+from focalroute.policy.fallback import Fallback
+from focalroute.records import Answer
+from focalroute.sim import Question, SimulatedPool
+from focalroute.sim import stream as questions
+from tests.evaluate.logs import Line, closed, output, stream, table_of, write_log
+from tests.policies import ask_everybody
+
+PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
+SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
+
+
+async def _served(pool: SimulatedPool, asked: list[Question]) -> tuple[list[Answer], list[list[Answer]]]:
+    """The ensemble's answers, each followed by its label; and every endpoint's own answers."""
+    ours = []
+    async with AsyncEnsemble(pool.endpoints, seed=5) as ensemble:
+        for q in asked:
+            ours.append(await ensemble.ask(q.text, choices=q.choices))
+            await ensemble.feedback(ours[-1], label=q.label)
+    alone = []
+    for endpoint in pool.endpoints:
+        async with AsyncEnsemble([endpoint]) as single:
+            alone.append([await single.ask(q.text, choices=q.choices) for q in asked])
+    return ours, alone
+
+
+def _recorded(n: int, question: Question, answers: list[Answer]) -> Line:
+    outputs: dict[str, Any] = {}
+    for (reply,) in (answer.replies for answer in answers):
+        usage = reply.usage
+        assert usage is not None
+        outputs[reply.endpoint] = {
+            "answer": reply.choice, "probabilities": reply.probabilities, "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens, "latency_s": reply.latency_s,
+        }  # fmt: skip
+    return {"id": str(n), "prompt": question.text, "choices": list(question.choices), "label": question.label,
+            "outputs": outputs}  # fmt: skip
+
+
+def test_replay_decides_and_answers_as_the_ensemble_does(tmp_path: Path) -> None:
+    """40 queries over HTTP with feedback, and the recorded outputs replayed: same calls, rounds, answers and cost."""
+    asked = list(questions(40, seed=1))
+    with SimulatedPool() as pool:
+        ours, alone = asyncio.run(_served(pool, asked))
+        lines = [_recorded(n, q, [column[n] for column in alone]) for n, q in enumerate(asked)]
+        log = write_log(tmp_path / "log.jsonl", lines)
+        table = join(read_log(log), PoolFile(tuple(pool.endpoints), {}, None), log)
+        serving = Serving(cold(), pool.endpoints, seed=5)
+        played = play(serving, table, np.arange(40))
+    names = [endpoint.name for endpoint in table.endpoints]
+    called = [tuple(call.endpoint for call in answer.receipt.calls) for answer in ours]
+    assert [tuple(names[i] for round_ in rounds for i in round_) for rounds in serving.history] == called
+    assert played.usd.tolist() == pytest.approx([float(answer.cost or 0) for answer in ours])
+    assert played.worth.tolist() == [float(a.choice == q.label) for a, q in zip(ours, asked, strict=True)]
+
+
+@pytest.mark.parametrize("feedback", ["label", "reward"])
+def test_it_learns_whom_to_ask(tmp_path: Path, feedback: FeedbackKind) -> None:
+    """A good endpoint is asked ever more, a bad one ever less; without feedback they are not told apart."""
+    table = table_of(tmp_path, stream(600, {"a": 0.1, "b": 0.95, "c": 0.1, "d": 0.1}), dict.fromkeys("abcd", 1.0))
+    learned, blind = (
+        play(Serving(cold(), table.endpoints, seed=0), table, np.arange(600), feedback=kind)
+        for kind in (feedback, "none")
+    )
+    shares = learned.asked[-200:].mean(axis=0)
+    assert shares[1] > 0.8
+    assert shares[1] > blind.asked[-200:, 1].mean()
+    assert learned.worth[-200:].mean() > blind.worth[-200:].mean() + 0.1
+
+
+def test_graded_scores_are_credited_to_every_member(tmp_path: Path) -> None:
+    """Where only scores are known it still finds the endpoint with the best ones."""
+    scores = {"a": 0.2, "b": 0.9, "c": 0.3, "d": 0.2}
+    lines = [{"id": str(n), "outputs": {e: output(None, score=s) for e, s in scores.items()}} for n in range(300)]
+    table = table_of(tmp_path, lines, dict.fromkeys("abcd", 1.0))
+    played = play(Serving(cold(), table.endpoints, seed=0), table, np.arange(300))
+    assert played.worth[-100:].mean() > 0.85
+
+
+def test_failed_members_are_asked_round_and_nobody_left_is_no_answer(tmp_path: Path) -> None:
+    down = {"error": "down", "prompt_tokens": 100, "completion_tokens": 0}
+    some = closed(0, {}) | {"outputs": {"a": down, "b": output(None), "c": output(0)}}
+    none = closed(1, {}) | {"outputs": {"a": down, "b": down}}
+    table = table_of(tmp_path, [some, none, closed(2, {})], PRICES)
+    serving = Serving(cold(), table.endpoints, seed=0)
+    played = play(serving, table, np.arange(3))
+    assert played.worth.tolist() == [1, 0, 0]
+    assert played.asked.tolist()[1:] == [[True, True, False], [False, False, False]]
+
+
+def test_free_form_answers_are_clustered_by_equal_text(tmp_path: Path) -> None:
+    """Case and empty text included: they are in normal form already."""
+    answers = {"a": "x", "b": "X", "c": "X"}
+    line = {"id": "1", "prompt": "?", "label": "X", "outputs": {e: output(text) for e, text in answers.items()}}
+    empty = {"id": "2", "prompt": "?", "label": "", "outputs": {e: output("") for e in answers}}
+    table = table_of(tmp_path, [line, empty], PRICES)
+    everybody = Serving(load(ask_everybody(tmp_path / "policy")), table.endpoints, seed=0, explore=False)
+    assert play(everybody, table, np.arange(2)).worth.tolist() == [1, 1]
+
+
+def test_choices_of_equal_text_stay_apart(tmp_path: Path) -> None:
+    line = closed(0, {"a": 1, "b": 1, "c": 1}, 1) | {"choices": ["same", "same", "other"]}
+    table = table_of(tmp_path, [line], PRICES)
+    assert play(Serving(cold(), table.endpoints, seed=0), table, np.arange(1)).worth.tolist() == [1]
+
+
+def test_any_policy_plugs_in(tmp_path: Path) -> None:
+    """A bundle, the fallback, and another one between two turns."""
+    table = table_of(tmp_path, stream(20, SKILLS), PRICES)
+    serving = Serving(load(ask_everybody(tmp_path / "policy")), table.endpoints, seed=0, explore=False)
+    assert play(serving, table, np.arange(10)).asked.all()
+    serving.policy = Fallback()
+    assert play(serving, table, np.arange(10, 20)).asked.sum() == 30
+
+
+def test_the_same_seed_gives_the_same_play_and_another_one_another(tmp_path: Path) -> None:
+    table = table_of(tmp_path, stream(50, SKILLS), PRICES)
+    asked = [play(Serving(cold(), table.endpoints, seed=s), table, np.arange(50)).asked.tolist() for s in (1, 1, 2)]
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_shuffled_follows_the_plan_from_its_start(tmp_path: Path) -> None:
+    """Before it, and where nobody of it can be asked, it decides by itself."""
+    lines = stream(6, SKILLS)
+    lines[5]["outputs"].pop("c")
+    table = table_of(tmp_path, lines, PRICES)
+    plan = [((2,),), ((0, 1), (2,)), ((2,),)]
+    control = Shuffled(cold(), table.endpoints, seed=0, plan=plan, start=3)
+    plain = Serving(cold(), table.endpoints, seed=0)
+    asked = play(control, table, np.arange(6)).asked
+    play(plain, table, np.arange(3))
+    assert control.history[:3] == plain.history
+    assert control.history[3:5] == [((2,), ()), plan[1]]
+    assert asked[3:5].tolist() == [[False, False, True], [True, True, True]]
+    assert asked[5].any()
+    assert not asked[5, 2]
+
+
+def test_a_turn_without_outputs_asks_nobody(tmp_path: Path) -> None:
+    table = table_of(tmp_path, [closed(0, {})], PRICES)
+    turn = Turn(table, 0)
+    assert Serving(cold(), table.endpoints, seed=0).answer(turn) == -1
+    assert turn.heard == {}

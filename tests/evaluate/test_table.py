@@ -1,0 +1,76 @@
+"""The log joined with its pool: candidates, worth, money, splits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from focalroute.config import load_pool
+from focalroute.errors import ConfigError
+from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.table import join, split
+from tests.evaluate.logs import closed, output, stream, table_of, write_log
+
+PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
+
+
+def test_closed_questions_are_right_by_index(tmp_path: Path) -> None:
+    """No usable answer is wrong; an endpoint that was not asked is neither."""
+    table = table_of(tmp_path, [closed(1, {"a": 2, "b": None}, 2)], PRICES)
+    assert table.candidate.tolist() == [[2, -1, -1]]
+    assert table.value[0, :2].tolist() == [1.0, 0.0]
+    assert table.there.tolist() == [[True, True, False]]
+    assert [table.worth(0, candidate) for candidate in (-1, 0, 2)] == [0, 0, 1]
+    assert table.accuracy(np.arange(1)).tolist() == [1, 0, 0]
+
+
+def test_equal_texts_are_one_candidate(tmp_path: Path) -> None:
+    line = {"id": "1", "label": "7", "outputs": {"a": output("8"), "b": output("7"), "c": output("7")}}
+    table = table_of(tmp_path, [line], PRICES)
+    assert table.candidate.tolist() == [[0, 1, 1]]
+    assert (table.size[0], table.label[0]) == (2, 1)
+    assert [table.worth(0, candidate) for candidate in (0, 1)] == [0, 1]
+
+
+def test_where_only_scores_are_known_every_output_is_its_own_answer(tmp_path: Path) -> None:
+    scored = {name: {"score": s, "prompt_tokens": 1, "completion_tokens": 1} for name, s in (("a", 0.25), ("c", 1.0))}
+    table = table_of(tmp_path, [{"id": "1", "outputs": scored}], PRICES)
+    assert table.candidate.tolist() == [[0, -1, 1]]
+    assert [table.worth(0, candidate) for candidate in (0, 1)] == [0.25, 1.0]
+
+
+def test_a_failed_call_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    lines = [closed(1, {"a": 0}), closed(2, {}) | {"outputs": {"a": {"error": "timeout"}}}]
+    table = table_of(tmp_path, lines, PRICES)
+    assert table.accuracy(np.arange(2))[0] == 1.0
+    assert table.candidate[1, 0] == -1
+
+
+def test_what_the_call_cost_wins_over_price_times_tokens(tmp_path: Path) -> None:
+    line = closed(1, {}) | {"outputs": {"a": output(0), "b": output(0, cost_usd=0.5)}}
+    table = table_of(tmp_path, [line], PRICES)
+    assert table.usd[0].tolist() == pytest.approx([110e-6, 0.5, 0])
+
+
+def test_an_unknown_cost_is_not_zero(tmp_path: Path) -> None:
+    """It is an error that says what to do; so is an endpoint that is not in the pool."""
+    pool = tmp_path / "pool.toml"
+    pool.write_text('[[endpoint]]\nname = "a"\nmodel = "m"\n')
+    for line, said in ((closed(1, {"a": 0}), "outputs.a: its cost is unknown"), (closed(1, {"z": 0}), "outputs.z")):
+        log = write_log(tmp_path / "log.jsonl", [line])
+        with pytest.raises(ConfigError, match=said):
+            join(read_log(log), load_pool(pool), log)
+
+
+def test_a_stream_is_cut_once_and_tasks_are_cut_each(tmp_path: Path) -> None:
+    table = table_of(tmp_path, stream(10, {"a": 0.5}), PRICES)
+    once = split(table, per_task=False, fraction=0.6)
+    assert (once.train.tolist(), once.test.tolist()) == ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9])
+    each = split(table, per_task=True, fraction=0.4)
+    assert (each.train.tolist(), each.test.tolist()) == ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])
+    lopsided = table_of(tmp_path, [*stream(8, {"a": 0.5}), closed(8, {"a": 0}, task="odd")], PRICES)
+    assert split(lopsided, per_task=True, fraction=0.5).train.tolist() == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match="train_fraction"):
+        split(table, per_task=False, fraction=0.01)
