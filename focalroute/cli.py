@@ -1,10 +1,11 @@
-"""The command line: ``focalroute demo``, ``ask`` and ``eval``."""
+"""The command line: ``focalroute demo``, ``ask``, ``update`` and ``eval``."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,7 +40,7 @@ def common(
 
 @app.command()
 def demo(
-    queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 600,
+    queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 1200,
     seed: Annotated[int, typer.Option(help="Same seed, same questions and same simulated models.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
@@ -86,6 +87,30 @@ def ask(
     typer.echo(f"confidence {fused.confidence:.2f}, cost {cost}, asked {asked}", err=True)
     for shortfall in fused.degraded:
         typer.echo(f"note: {shortfall}", err=True)
+
+
+@app.command()
+def update(
+    store: Annotated[Path, typer.Option(help="The SQLite file with the answers and their feedback.")],
+    policy: Annotated[Path, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
+    seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+) -> None:
+    """Learn from the feedback in a store and publish the new policy, if it passes its gate.
+
+    A process that serves with this folder notices within a second of its next question.
+    """
+    from focalroute.learn.online import update_policy
+    from focalroute.store import open_store
+
+    if not store.exists():
+        raise ConfigError(f"{store}: there is no such store")
+    with closing(open_store(store)) as opened:
+        report = update_policy(opened, policy, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+    else:
+        typer.echo(f"{report.status}: version {report.version}; {report.reason}")
 
 
 @app.command("eval")

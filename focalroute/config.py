@@ -283,6 +283,7 @@ class Settings:
     deadline_s: Annotated[float, Field(gt=0, le=86_400)]
     attempts: Annotated[int, Field(ge=1, le=10)]
     samples: Annotated[int, Field(ge=1, le=128)]
+    update_every: Annotated[int, Field(ge=1)] | None
     store_text: bool
     durability: Literal["normal", "full"]
     seed: int | None

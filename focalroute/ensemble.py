@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from focalroute.answers import AnswerKind
 from focalroute.ask import Ask
@@ -31,6 +31,10 @@ from focalroute.records import Answer, Decision, Feedback, Observation, Round
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import Row, StoredAnswer
+from focalroute.updates import Updater
+
+if TYPE_CHECKING:
+    from focalroute.learn.online import UpdateReport
 
 __all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
 
@@ -69,6 +73,8 @@ class AsyncEnsemble:
         window: how many past outcomes the observation looks back on.
         deadline_s: for one whole ask, all rounds.
         attempts: calls to one member at the most, retries included.
+        update_every: feedbacks between two updates of the policies, learned in the background and published to
+            ``policy``; None: only by `update`. Let one process of several on a store do it.
         samples: how many samples stand in for log-probabilities that an endpoint does not give.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
@@ -93,6 +99,7 @@ class AsyncEnsemble:
         deadline_s: float = 60.0,
         attempts: int = 3,
         samples: int = 10,
+        update_every: int | None = None,
         store_text: bool = False,
         durability: Literal["normal", "full"] = "normal",
         seed: int | None = None,
@@ -105,6 +112,7 @@ class AsyncEnsemble:
             deadline_s=deadline_s,
             attempts=attempts,
             samples=samples,
+            update_every=update_every,
             store_text=store_text,
             durability=durability,
             seed=seed,
@@ -115,17 +123,20 @@ class AsyncEnsemble:
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
         self._sources: dict[str, str] = {}
         self._closed = False
+        self._started = False  # what the store holds from before is known, but not news
         self._store = open_store(store, durability=durability)
         try:
             spent = sum((row.cost for row in self._store.totals().values()), Decimal(0))
             self._guard = BudgetGuard(budget, self.endpoints, spent)
             self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
+            self._slot = PolicySlot.open(policy)
+            self._updater = Updater(self._store, self._slot, policy, every=update_every, seed=seed)
             self._store.subscribe(self._absorb, last=window)
             self._pool = Pool(self.endpoints, self._store, self._guard, attempts=attempts, samples=samples)
-            self._slot = PolicySlot.open(policy)
         except BaseException:
             self._store.close()
             raise
+        self._started = True
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
@@ -322,6 +333,18 @@ class AsyncEnsemble:
         said, key = judged(stored, reward=reward, label=label)
         await asyncio.wrap_future(self._store.write(Feedback(answer_id, said, key, source, time.time())))
 
+    async def update(self) -> UpdateReport:
+        """Learn from the feedback in the store now, off the event loop, and serve the outcome if it passes its gate.
+
+        A new policy that is surely worse is rejected, and kept back while there is too little evidence to tell.
+
+        Raises:
+            ConfigError: there is no policy folder to publish to.
+            PolicyError: the current bundle is damaged, or the new one cannot be written.
+        """
+        self._check_open()
+        return await asyncio.to_thread(self._updater.run)
+
     def _absorb(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Feedback was committed, here or by another process: let the observer learn each outcome."""
         for stored, feedback in rows:
@@ -329,6 +352,8 @@ class AsyncEnsemble:
             if known is None or outranks(feedback.source, known):
                 self._observer.learn(credit(stored, feedback))
                 self._remember(stored.id, feedback.source)
+        if self._started:
+            self._updater.heard(len(rows))
 
     def _remember(self, answer_id: str, source: str) -> None:
         self._sources[answer_id] = source
@@ -351,6 +376,7 @@ class AsyncEnsemble:
     async def aclose(self) -> None:
         """Finish what is queued, close connections and the store. Idempotent."""
         self._closed = True
+        self._updater.close()
         self._slot.close()
         try:
             await self._pool.aclose()

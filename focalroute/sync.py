@@ -111,6 +111,7 @@ class Ensemble:
     ask = _blocking(AsyncEnsemble.ask)
     ask_many = _blocking(AsyncEnsemble.ask_many)
     feedback = _blocking(AsyncEnsemble.feedback)
+    update = _blocking(AsyncEnsemble.update)
     reload = _blocking(AsyncEnsemble.reload)
 
     @property

@@ -12,6 +12,7 @@ import pytest
 
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
+from focalroute.store.sqlite import SqliteStore
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
 
@@ -78,6 +79,15 @@ def test_eval_replays_a_log_and_writes_its_report(tmp_path: Path) -> None:
     assert (report["n_train"], report["n_test"]) == (48, 12)
     assert {"plurality", "oracle", "shuffled", "log-linear-online"} <= {row["name"] for row in report["methods"]}
     assert "plurality" in result.stdout
+
+
+def test_update_says_what_came_of_it(tmp_path: Path) -> None:
+    missing = focalroute("update", "--store", str(tmp_path / "s.db"), "--policy", str(tmp_path / "policy"))
+    assert (missing.returncode, "no such store" in missing.stderr) == (2, True)
+    SqliteStore(tmp_path / "s.db").close()
+    result = focalroute("update", "--store", str(tmp_path / "s.db"), "--policy", str(tmp_path / "policy"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("insufficient: version 0;")
 
 
 def test_the_version_and_the_module_are_there() -> None:

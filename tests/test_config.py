@@ -25,6 +25,7 @@ SETTINGS: dict[str, Any] = {
     "deadline_s": 60.0,
     "attempts": 3,
     "samples": 10,
+    "update_every": None,
     "store_text": False,
     "durability": "normal",
     "seed": None,

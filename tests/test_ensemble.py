@@ -613,6 +613,47 @@ def test_a_broken_bundle_is_not_served_and_every_answer_says_so(pool: SimulatedP
     assert answer.choice is not None
 
 
+def taught(ensemble: Ensemble, n: int, seed: int = 12) -> None:
+    """Ask n questions and give each its label."""
+    questions = list(stream(n, seed=seed))
+    answers = ensemble.ask_many([{"query": q.text, "choices": q.choices} for q in questions], concurrency=8)
+    for answer, question in zip(answers, questions, strict=True):
+        assert isinstance(answer, Answer)
+        ensemble.feedback(answer, label=question.label)
+
+
+def test_an_update_is_learned_published_and_served(pool: SimulatedPool, tmp_path: Path) -> None:
+    with Ensemble(pool.endpoints, policy=tmp_path / "policy", store=tmp_path / "s.db", seed=0) as ensemble:
+        taught(ensemble, 20)
+        early = ensemble.update()
+        assert (early.status, early.version) == ("insufficient", 0)
+        taught(ensemble, 380)
+        report = ensemble.update()
+        assert (report.status, report.version) == ("published", 1)
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+        assert answer.receipt.policy_version == 1
+        assert answer.degraded == ()
+    with Ensemble(pool.endpoints, policy=tmp_path / "policy") as again:
+        assert again.stats().policy_version == 1
+
+
+def test_updates_in_the_background_happen_every_so_many_feedbacks(pool: SimulatedPool, tmp_path: Path) -> None:
+    with Ensemble(pool.endpoints, policy=tmp_path, update_every=200, seed=0) as ensemble:
+        taught(ensemble, 420)
+        for _ in range(200):
+            if ensemble.stats().policy_version:
+                break
+            threading.Event().wait(0.05)
+        assert ensemble.stats().policy_version >= 1
+
+
+def test_an_update_needs_a_folder_to_publish_to(pool: SimulatedPool) -> None:
+    with pytest.raises(ConfigError, match="policy"):
+        Ensemble(pool.endpoints, update_every=100)
+    with Ensemble(pool.endpoints) as ensemble, pytest.raises(ConfigError, match="policy"):
+        ensemble.update()
+
+
 # -- the store --------------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,7 @@ BEYOND = {
     "policy": {"observe"},
     "pool": {"capabilities", "cost", "elicit", "endpoint", "limits", "store", "wire"},
     "query": {"answers"},
+    "updates": {"learn", "policy", "store"},
     "stats": {"observe", "store"},
 }
 

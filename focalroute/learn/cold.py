@@ -32,7 +32,7 @@ def cold_decider() -> DeciderNet:
     return dataclasses.replace(
         DeciderNet.initial(np.random.default_rng(_SEED)),
         skip_context=_weights(layout.CONTEXT, {"log_pool": -1.3 * 4, "first": 0.35, "margin": -3.0}),
-        skip_endpoint=_weights(layout.ENDPOINT, {"accuracy": 3.0, "seen": -0.3, "price": -0.8}),
+        skip_endpoint=_weights(layout.ENDPOINT, {"accuracy": 8.0, "seen": -0.3, "price": -0.8}),
         bias=np.array([1.3 * np.log(5.75) - 0.35], np.float32),
     )
 

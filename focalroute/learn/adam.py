@@ -1,0 +1,89 @@
+"""Adam (Kingma & Ba 2015, arXiv 1412.6980) with clipping by the gradient's global norm (Pascanu et al. 2013)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.learn.backward import Floats, Gradients
+
+__all__ = ["Adam", "Moments"]
+
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What Adam remembers between updates.
+
+    Attributes:
+        steps: steps taken.
+        first: by parameter, the running mean of its gradient.
+        second: likewise of the gradient's square.
+    """
+
+    steps: int
+    first: Mapping[str, Floats]
+    second: Mapping[str, Floats]
+
+    @classmethod
+    def zero(cls, parameters: Mapping[str, Floats]) -> Moments:
+        """Before the first step."""
+        return cls(0, *({key: np.zeros_like(value) for key, value in parameters.items()} for _ in range(2)))
+
+
+class Adam:
+    """Minimises, one gradient at a time; the parameters given are left as they are.
+
+    All parameters lie in one vector, since at these sizes an operation costs more than its arithmetic.
+
+    Args:
+        parameters: where to start.
+        moments: what an earlier update left, of the same names and shapes.
+        learning_rate: eta.
+        max_norm: a longer gradient is scaled down to this length.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Floats], moments: Moments, *, learning_rate: float, max_norm: float
+    ) -> None:
+        self._shapes = {key: value.shape for key, value in parameters.items()}
+        self._at = self._vector(parameters)
+        self._first, self._second = self._vector(moments.first), self._vector(moments.second)
+        self._steps = moments.steps
+        self._learning_rate, self._max_norm = learning_rate, max_norm
+
+    @property
+    def parameters(self) -> Gradients:
+        """Where it is now, by name; later steps do not change what was given out."""
+        return self._split(self._at)
+
+    @property
+    def moments(self) -> Moments:
+        """What to go on from later."""
+        return Moments(self._steps, self._split(self._first), self._split(self._second))
+
+    def step(self, gradients: Mapping[str, Floats]) -> None:
+        """One step against the gradients."""
+        gradient = self._vector(gradients)
+        norm = float(np.sqrt(gradient @ gradient))
+        if norm > self._max_norm:
+            gradient *= self._max_norm / norm
+        self._steps += 1
+        self._first = _BETA_1 * self._first + (1 - _BETA_1) * gradient
+        self._second = _BETA_2 * self._second + (1 - _BETA_2) * gradient * gradient
+        rate = self._learning_rate / (1 - _BETA_1**self._steps)
+        scale = np.sqrt(self._second / (1 - _BETA_2**self._steps)) + _EPSILON
+        self._at = self._at - rate * self._first / scale
+
+    def _vector(self, values: Mapping[str, Floats]) -> Floats:
+        return np.concatenate([values[key].ravel() for key in self._shapes])
+
+    def _split(self, vector: Floats) -> Gradients:
+        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()])
+        parts: list[NDArray[np.floating[Any]]] = np.split(vector, ends[:-1])
+        return {key: part.reshape(shape) for (key, shape), part in zip(self._shapes.items(), parts, strict=True)}

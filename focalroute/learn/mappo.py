@@ -1,0 +1,280 @@
+"""One MAPPO update (Yu et al. 2022, arXiv 2103.01955): Decider, Fusion and central critic, from one batch of episodes.
+
+Read `update` from top to bottom. Nothing given is changed; the same batch and the same random generator give the same
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.backward import Floats, Gradients, decider_pass, fusion_pass
+from focalroute.learn.critic import CriticNet, critic_parameters, critic_pass, values
+from focalroute.learn.gae import GAE_LAMBDA, GAMMA, gae
+from focalroute.learn.likelihood import Likelihood, likelihood
+from focalroute.learn.losses import FusionLoss, SurrogateLoss, fusion_loss, log_posterior, surrogate_loss
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.trajectory import Batch, Decisions, Steps
+
+__all__ = ["Diagnostics", "Hyperparameters", "Learner", "update"]
+
+_Net = TypeVar("_Net", DeciderNet, FusionNet, CriticNet)
+_Policy = TypeVar("_Policy", DeciderNet, FusionNet)
+_Rows = NDArray[Any]
+
+_HALVINGS, _SLACK = 8, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """How to learn.
+
+    Attributes:
+        decider_rate: Adam's learning rate for the Decider; likewise ``fusion_rate`` and ``critic_rate``.
+        clip: eps of the surrogate.
+        entropy: weight of the Decider's entropy bonus.
+        max_weight: largest w = pi_old / mu.
+        epochs: passes over the batch.
+        minibatch: about how many rows one gradient step takes.
+        target_kl: the Decider stops for this update once a minibatch's approx_kl is beyond it; never does it end
+            further than 1.5 times this.
+        fusion_penalty: weight of the Fusion's KL(q_old || q).
+        fusion_target_kl: likewise for the Fusion's KL(q_old || q).
+        max_norm: longest gradient.
+        gae_lambda: lambda of the advantage estimate.
+    """
+
+    decider_rate: float = 0.005
+    fusion_rate: float = 0.005
+    critic_rate: float = 0.005
+    clip: float = 0.2
+    entropy: float = 0.003
+    max_weight: float = 2.0
+    epochs: int = 4
+    minibatch: int = 256
+    target_kl: float = 0.03
+    fusion_penalty: float = 0.5
+    fusion_target_kl: float = 0.05
+    max_norm: float = 1.0
+    gae_lambda: float = GAE_LAMBDA
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """The three nets, and what Adam remembers of each: all that learning goes on from.
+
+    Attributes:
+        moments: by "decider", "fusion" and "critic".
+    """
+
+    decider: DeciderNet
+    fusion: FusionNet
+    critic: CriticNet
+    moments: Mapping[str, Moments]
+
+    @classmethod
+    def fresh(cls, decider: DeciderNet, fusion: FusionNet, critic: CriticNet) -> Learner:
+        """Before the first update."""
+        nets: dict[str, Mapping[str, Floats]] = {
+            "decider": parameters(decider),
+            "fusion": parameters(fusion),
+            "critic": critic_parameters(critic),
+        }
+        return cls(decider, fusion, critic, {name: Moments.zero(arrays) for name, arrays in nets.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """How an update went. Losses are means in nats, values in units of reward.
+
+    Attributes:
+        episodes: queries in the batch.
+        decisions: sampled decisions, which the surrogate is over; all of the Decider's figures are 0 if there are none.
+        policy_loss: the surrogate at the end, its sign turned. Advantages are normalised: compare it with nothing else.
+        approx_kl: mean of (rho - 1) - log rho at the end: how far the Decider went; beyond ``target_kl`` it stopped.
+        clip_fraction: share of decisions whose ratio rho ended beyond 1 +- eps; far over 0.3: too large a step.
+        entropy: of a decision at the end, in nats, added up over its heads; falling to 0: it no longer explores.
+        effective_sample_size: (sum w)^2 / sum w^2 of w = min(pi_old / mu, 2): how many fresh decisions these are worth.
+        value_loss: mean squared error / 2 of the critic before the update.
+        explained_variance: 1 - Var(return - V) / Var(return) before the update: 1 perfect, 0 no better than a constant,
+            below 0 worse.
+        fusion_loss: negative log-likelihood of the feedback under the Fusion before the update.
+        fusion_loss_after: likewise after it.
+        fusion_kl: mean of KL(q_old || q) at the end.
+    """
+
+    episodes: int
+    decisions: int
+    policy_loss: float
+    approx_kl: float
+    clip_fraction: float
+    entropy: float
+    effective_sample_size: float
+    value_loss: float
+    explained_variance: float
+    fusion_loss: float
+    fusion_loss_after: float
+    fusion_kl: float
+
+
+def update(
+    learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator
+) -> tuple[Learner, Diagnostics]:
+    """Learn from a batch: advantages by the critic as it is, then each net on its own, for some epochs.
+
+    Returns:
+        The next learner, and how it went.
+    """
+    steps = batch.steps
+    before = values(learner.critic, steps.states)
+    advantages = gae(steps.rewards, np.where(steps.taken, before, 0), gamma=GAMMA, lam=settings.gae_lambda)
+    returns = advantages + before
+
+    decider, decider_moments, on_decider = _learn_to_decide(learner, batch.decisions, advantages, settings, rng)
+    critic, critic_moments = _learn_to_value(learner, steps, returns, settings, rng)
+    fusion, fusion_moments, on_fusion = _learn_to_fuse(learner, batch, settings, rng)
+
+    moments = {"decider": decider_moments, "fusion": fusion_moments, "critic": critic_moments}
+    return Learner(decider, fusion, critic, moments), Diagnostics(
+        episodes=len(steps.taken),
+        decisions=len(batch.decisions.log_mu),
+        **on_decider,
+        **_on_values(before[steps.taken], returns[steps.taken]),
+        **on_fusion,
+    )
+
+
+def _learn_to_decide(
+    learner: Learner, decisions: Decisions, advantages: Floats, settings: Hyperparameters, rng: np.random.Generator
+) -> tuple[DeciderNet, Moments, dict[str, float]]:
+    """By the clipped surrogate, from where ``mu`` decided; stops when it has gone far enough."""
+    net, moments = learner.decider, learner.moments["decider"]
+    names = ("policy_loss", "approx_kl", "clip_fraction", "entropy", "effective_sample_size")
+    if not len(decisions.log_mu):
+        return net, moments, dict.fromkeys(names, 0.0)
+    everyone = np.arange(len(decisions.log_mu))
+    old = _law(net, decisions, everyone)[0].log_pi
+    weights = np.minimum(np.exp(old - decisions.log_mu), settings.max_weight)
+    goodness = _normalised(advantages[decisions.episode, decisions.step].astype(np.float64))
+
+    def gradients(net: DeciderNet, rows: _Rows) -> Gradients | None:
+        law, pull = _law(net, decisions, rows)
+        surrogate = surrogate_loss(
+            law, old[rows], weights[rows], goodness[rows], clip=settings.clip, entropy=settings.entropy
+        )
+        return None if surrogate.approx_kl > settings.target_kl else pull(surrogate.d_logits)
+
+    def whole(net: DeciderNet) -> SurrogateLoss:
+        law, _ = _law(net, decisions, everyone)
+        return surrogate_loss(law, old, weights, goodness, clip=settings.clip, entropy=settings.entropy)
+
+    far, moments = _fit(net, parameters(net), moments, gradients, everyone, settings, settings.decider_rate, rng)
+    net = _within(net, far, lambda net: whole(net).approx_kl, settings.target_kl)
+    law, end = _law(net, decisions, everyone)[0], whole(net)
+    size = float(weights.sum() ** 2 / (weights**2).sum())
+    figures = (end.loss, end.approx_kl, end.clip_fraction, float(law.entropy.mean()), size)
+    return net, moments, dict(zip(names, figures, strict=True))
+
+
+def _learn_to_value(
+    learner: Learner, steps: Steps, returns: Floats, settings: Hyperparameters, rng: np.random.Generator
+) -> tuple[CriticNet, Moments]:
+    """By least squares on the lambda-returns of all steps."""
+    states, targets = steps.states[steps.taken], returns[steps.taken]
+
+    def gradients(net: CriticNet, rows: _Rows) -> Gradients:
+        now, pull = critic_pass(net, states[rows])
+        return pull((now - targets[rows]) / np.float32(len(rows)))
+
+    net, moments = learner.critic, learner.moments["critic"]
+    everyone = np.arange(len(targets))
+    return _fit(net, critic_parameters(net), moments, gradients, everyone, settings, settings.critic_rate, rng)
+
+
+def _learn_to_fuse(
+    learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator
+) -> tuple[FusionNet, Moments, dict[str, float]]:
+    """By the likelihood of the feedback; stops when it has gone far enough."""
+    fusions, net = batch.fusions, learner.fusion
+    everyone = np.arange(len(fusions.answered))
+    old = log_posterior(net.forward(fusions.members, fusions.candidates, fusions.ids), fusions.offered)
+    penalty = settings.fusion_penalty
+
+    def gradients(net: FusionNet, rows: _Rows) -> Gradients | None:
+        logits, pull = fusion_pass(net, fusions.members[rows], fusions.candidates[rows], fusions.ids[rows])
+        loss = fusion_loss(logits, fusions, rows, old[rows], penalty=penalty)
+        return None if loss.kl > settings.fusion_target_kl else pull(loss.d_logits.astype(logits.dtype))
+
+    def whole(net: FusionNet) -> FusionLoss:
+        logits = net.forward(fusions.members, fusions.candidates, fusions.ids)
+        return fusion_loss(logits, fusions, everyone, old, penalty=penalty)
+
+    start, moments = whole(net), learner.moments["fusion"]
+    far, moments = _fit(net, parameters(net), moments, gradients, everyone, settings, settings.fusion_rate, rng)
+    net = _within(net, far, lambda net: whole(net).kl, settings.fusion_target_kl)
+    end = whole(net)
+    return net, moments, {"fusion_loss": start.loss, "fusion_loss_after": end.loss, "fusion_kl": end.kl}
+
+
+def _fit(
+    net: _Net,
+    arrays: Mapping[str, Floats],
+    moments: Moments,
+    gradients: Callable[[_Net, _Rows], Gradients | None],
+    everyone: _Rows,
+    settings: Hyperparameters,
+    rate: float,
+    rng: np.random.Generator,
+) -> tuple[_Net, Moments]:
+    """Steps over shuffled minibatches, epoch by epoch; no gradients (None) end it."""
+    adam = Adam(arrays, moments, learning_rate=rate, max_norm=settings.max_norm)
+    for _ in range(settings.epochs):
+        for rows in np.array_split(rng.permutation(everyone), max(1, round(len(everyone) / settings.minibatch))):
+            found = gradients(net, rows)
+            if found is None:
+                return net, adam.moments
+            adam.step(found)
+            net = replace(net, **adam.parameters)
+    return net, adam.moments
+
+
+def _within(net: _Policy, far: _Policy, distance: Callable[[_Policy], float], target: float) -> _Policy:
+    """The last net on the way from ``net`` to ``far``, halved again and again, that went no further than 1.5 target.
+
+    A minibatch notices that it is too far only after the step; where gradients had been small for long, one step of
+    Adam can be a leap.
+    """
+    start, end = parameters(net), parameters(far)
+    for halvings in range(_HALVINGS):
+        share = np.float32(0.5**halvings)
+        between = replace(far, **{key: start[key] + share * (end[key] - start[key]) for key in start})
+        if distance(between) <= _SLACK * target:
+            return between
+    return net
+
+
+def _law(net: DeciderNet, decisions: Decisions, rows: _Rows) -> tuple[Likelihood, Callable[[Floats], Gradients]]:
+    """The law of these decisions, and the pull of d/dlogits, in the nets' own type."""
+    logits, pull = decider_pass(net, decisions.context[rows], decisions.endpoints[rows], decisions.ids[rows])
+    return likelihood(logits, decisions.heads.take(rows)), lambda d: pull(d.astype(logits.dtype))
+
+
+def _normalised(advantages: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean 0, standard deviation 1; zero where all are equal."""
+    centred = advantages - advantages.mean()
+    deviation = float(centred.std())
+    return centred / deviation if deviation > 1e-9 else np.zeros_like(centred)
+
+
+def _on_values(before: Floats, returns: Floats) -> dict[str, float]:
+    variance = float(returns.var())
+    return {
+        "value_loss": float(np.mean((returns - before) ** 2) / 2),
+        "explained_variance": 1 - float((returns - before).var()) / variance if variance > 0 else 0.0,
+    }

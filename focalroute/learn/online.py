@@ -1,0 +1,184 @@
+"""Learning online (the paper's Algorithm 2): from the store to the next policy, if it passes the gate.
+
+It runs on any thread or in a process of its own, and never on the event loop. Read `update_policy` from top to bottom.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.errors import PolicyError
+from focalroute.learn.critic import CriticNet
+from focalroute.learn.episodes import Costs, Episode, deciding, episode
+from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
+from focalroute.learn.gate import ENOUGH, MARGIN, Comparison, compare
+from focalroute.learn.mappo import Diagnostics, Hyperparameters, Learner, update
+from focalroute.learn.state import pack, unpack, uses
+from focalroute.learn.trajectory import batch, grown, vocabulary
+from focalroute.policy import bundle
+from focalroute.policy.publish import publish
+from focalroute.records import Feedback
+from focalroute.store.base import Store, StoredAnswer
+
+__all__ = ["MAX_LAG", "MAX_USES", "WINDOW", "UpdateReport", "update_policy"]
+
+#: The latest rewarded answers that an update reads.
+WINDOW = 1_000
+#: How many versions an episode's policy may differ from the current one.
+MAX_LAG = 3
+#: How many updates may learn from an episode.
+MAX_USES = 3
+
+_HELD_OUT = 5  # one in so many is held out for the gate
+_REACH = 4 * WINDOW  # answers looked at to find the rewarded ones
+
+_log = logging.getLogger("focalroute")
+
+Status = Literal["published", "rejected", "insufficient"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """What an update came to.
+
+    Attributes:
+        status: "published"; "rejected": surely worse than the old policy; "insufficient": too little evidence to tell.
+            In both of the latter cases the old policy stays.
+        version: the version that is current now.
+        parent: the version it started from.
+        episodes: how many it learned from.
+        held_out: how many were kept for the gate.
+        reason: the status in words.
+        comparison: the gate's estimate; None if there was nothing to learn from.
+        diagnostics: how learning went; None likewise.
+    """
+
+    status: Status
+    version: int
+    parent: int
+    episodes: int
+    held_out: int
+    reason: str
+    comparison: Comparison | None = None
+    diagnostics: Diagnostics | None = None
+
+
+def update_policy(
+    store: Store, root: str | Path, *, settings: Hyperparameters | None = None, seed: int | None = None
+) -> UpdateReport:
+    """Run one update on what the store holds, and publish the new policy unless the gate keeps the old one.
+
+    Args:
+        store: where answers and their feedback are.
+        root: the folder of bundles; the shipped policy is the start as long as it holds none.
+        settings: how to learn; None: the defaults.
+        seed: for the split and the minibatches; None: new chance every time. The same seed, store and folder give the
+            same weights.
+
+    Raises:
+        PolicyError: the current bundle does not pass its checks, or the new one cannot be written.
+        StoreError: the store cannot be read.
+    """
+    settings = settings or Hyperparameters()
+    rng = np.random.default_rng(seed)
+    policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
+    state = _state(root, policy.version)
+    rows = _rewarded(store)
+    costs = Costs.of(answer for answer, _ in rows)
+    episodes = [found for answer, said in rows if (found := episode(answer, said, costs))]
+    held, rest = _split(episodes, rng)
+    used = uses(state)
+    fresh = [one for one in rest if used.get(one.id, 0) < MAX_USES and _lag(one, policy.version) <= MAX_LAG]
+    if not fresh or not held:
+        reason = f"only {len(fresh)} rewarded answers to learn from and {len(held)} to test on"
+        return UpdateReport("insufficient", policy.version, policy.version, len(fresh), len(held), reason)
+
+    names = vocabulary(policy.names, episodes)
+    learner = _resumed(state, policy, len(names), rng)
+    learned, diagnostics = update(learner, batch(fresh, names), settings, rng)
+    comparison = compare(learner, learned, batch(held, names))
+    status, reason = _verdict(comparison)
+    version = policy.version
+    if status == "published":
+        version = publish(
+            root,
+            decider=decider_model(learned.decider),
+            fusion=fusion_model(learned.fusion),
+            names=names,
+            parent=policy.version,
+            hyperparameters={**asdict(settings), "seed": seed, "usd_per_call": dict(costs.usd)},
+            metrics={**asdict(diagnostics), "gate": asdict(comparison)},
+            learner=pack(learned, _counted(used, fresh, episodes)),
+        )
+    return UpdateReport(status, version, policy.version, len(fresh), len(held), reason, comparison, diagnostics)
+
+
+def _rewarded(store: Store) -> list[tuple[StoredAnswer, Feedback]]:
+    """The latest answers that a policy decided and somebody judged, oldest first."""
+    judged = [
+        (answer, said)
+        for answer, feedback in store.recent(_REACH)
+        if answer.trajectory is not None and (said := deciding(feedback)) is not None
+    ]
+    return judged[-WINDOW:]
+
+
+def _split(episodes: Sequence[Episode], rng: np.random.Generator) -> tuple[list[Episode], list[Episode]]:
+    """A random fifth, and the rest; both in order."""
+    held = set(rng.permutation(len(episodes))[: len(episodes) // _HELD_OUT].tolist())
+    parts: tuple[list[Episode], list[Episode]] = [], []
+    for place, one in enumerate(episodes):
+        parts[place not in held].append(one)
+    return parts
+
+
+def _lag(one: Episode, version: int) -> int:
+    """How many versions lie between; after a rollback the episode's may be the later one."""
+    return abs(version - one.trajectory.version)
+
+
+def _state(root: str | Path, version: int) -> Mapping[str, NDArray[Any]]:
+    """What the learner left with this version; nothing where it left none, or what it left is damaged."""
+    if version not in bundle.versions(root):  # the shipped one
+        return {}
+    try:
+        return bundle.learner(root, version) or {}
+    except PolicyError as error:
+        _log.warning("the critic starts anew: %s", error)
+        return {}
+
+
+def _resumed(state: Mapping[str, NDArray[Any]], policy: bundle.Policy, names: int, rng: np.random.Generator) -> Learner:
+    """The policy's nets, grown to so many names, with the critic and the moments that were left."""
+    decider = grown(decider_net(policy.decider_onnx), names, rng)
+    fusion = grown(fusion_net(policy.fusion_onnx), names, rng)
+    if state:
+        try:
+            return unpack(state, decider, fusion)
+        except PolicyError as error:
+            _log.warning("the critic starts anew: %s", error)
+    return Learner.fresh(decider, fusion, CriticNet.initial(rng))
+
+
+def _verdict(comparison: Comparison) -> tuple[Status, str]:
+    size, gain = comparison.effective_sample_size, f"{comparison.gain:+.1f} points"
+    interval = f"{gain} ({comparison.low:+.1f} to {comparison.high:+.1f})"
+    if not comparison.enough:
+        return "insufficient", f"an effective sample size of {size:.0f} is under {ENOUGH:.0f}: the old policy stays"
+    if comparison.worse:
+        return "rejected", f"surely worse: {interval}, more than {MARGIN:.0f} lost; the old policy stays"
+    return "published", f"{interval} on an effective sample size of {size:.0f}"
+
+
+def _counted(used: Mapping[str, int], fresh: Iterable[Episode], episodes: Iterable[Episode]) -> dict[str, int]:
+    """The uses after this update, of the episodes that a later one may still meet."""
+    now = {one.id for one in fresh}
+    counts = {one.id: used.get(one.id, 0) + (one.id in now) for one in episodes}
+    return {key: count for key, count in counts.items() if count}

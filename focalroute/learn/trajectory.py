@@ -1,0 +1,229 @@
+"""From episodes to arrays: the padded batch an update learns from, and nets that know every endpoint in it.
+
+Letters as in `focalroute.records`, and: B episodes, T their largest number of steps, S sampled decisions in all, P the
+largest number of heads visited, Ds the width of the critic's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.learn.critic import STATE, decider_state, fusion_state
+from focalroute.learn.episodes import Episode
+from focalroute.learn.likelihood import Bools, Heads
+from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet
+from focalroute.observe import layout
+from focalroute.records import Decision, Observation
+
+__all__ = ["Batch", "Decisions", "Fusions", "Steps", "batch", "grown", "vocabulary"]
+
+_Net = TypeVar("_Net", DeciderNet, FusionNet)
+
+_LAMBDA = layout.slices(layout.CONTEXT)["price_of_money"].start
+_SMALL = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The sampled decisions; greedy ones have no probability and stay out.
+
+    Attributes:
+        context: (S, Dc).
+        endpoints: (S, P, De) of the heads in visiting order.
+        ids: (S, P) their rows in the nets' tables.
+        heads: what was chosen from.
+        log_mu: (S,) log-probability under the policy that chose.
+        episode: (S,) the row of `Steps`.
+        step: (S,) the column of `Steps`.
+    """
+
+    context: F32
+    endpoints: F32
+    ids: I64
+    heads: Heads
+    log_mu: NDArray[np.float64]
+    episode: I64
+    step: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """All steps, greedy ones too; an episode fills its row from the right, its Fusion step in the last column.
+
+    Attributes:
+        states: (B, T, Ds) what the critic sees.
+        rewards: (B, T): -lambda c_k / C at Decider steps, u at the Fusion step.
+        taken: (B, T) a step, not padding.
+    """
+
+    states: F32
+    rewards: F32
+    taken: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Fusions:
+    """The Fusion steps.
+
+    Attributes:
+        members: (B, K, m, Fm); zeros (``present`` too) where an episode has fewer.
+        candidates: (B, K, Fc).
+        ids: (B, m) the members' rows in the nets' tables.
+        offered: (B, K) a candidate, not padding.
+        answered: (B,) index of the answer given.
+        right: (B,) index of the right candidate; -1: not known, or none is.
+        labelled: (B,) whether there was a label.
+        reward: (B,) u of the answer given.
+    """
+
+    members: F32
+    candidates: F32
+    ids: I64
+    offered: Bools
+    answered: I64
+    right: I64
+    labelled: Bools
+    reward: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B episodes as arrays."""
+
+    decisions: Decisions
+    steps: Steps
+    fusions: Fusions
+
+
+def vocabulary(names: Sequence[str], episodes: Iterable[Episode]) -> tuple[str, ...]:
+    """The names known so far, then those that first appear in the episodes, in their order."""
+    known = dict.fromkeys(names)
+    for one in episodes:
+        known.update(dict.fromkeys(one.trajectory.endpoints))
+    return tuple(known)
+
+
+def grown(net: _Net, size: int, rng: np.random.Generator) -> _Net:
+    """The net with tables over ``size`` names: an embedding starts small and random, a vote weight at zero.
+
+    Zero embeddings would never move: where the weights that read them are zero too, so are both gradients.
+    """
+    new = size + 1 - len(net.names)
+    embeddings = (_SMALL * rng.standard_normal((new, net.names.shape[1]))).astype(net.names.dtype)
+    names = np.concatenate([net.names, embeddings])
+    if isinstance(net, FusionNet):
+        return replace(net, names=names, vote=np.concatenate([net.vote, np.zeros(new, net.vote.dtype)]))
+    return replace(net, names=names)
+
+
+def batch(episodes: Sequence[Episode], names: Sequence[str], *, price_of_money: float | None = None) -> Batch:
+    """The episodes as arrays.
+
+    Args:
+        episodes: at least one.
+        names: every endpoint's name, in the order of the nets' tables.
+        price_of_money: lambda for all; None: for each decision the one that it saw.
+    """
+    rows = {name: row for row, name in enumerate(names, 1)}
+    ids = [np.array([rows[name] for name in one.trajectory.endpoints], np.int64) for one in episodes]
+    return Batch(_decisions(episodes, ids), _steps(episodes, price_of_money), _fusions(episodes, ids))
+
+
+def _decisions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Decisions:
+    steps = _width(episodes)
+    sampled = [
+        (row, steps - 1 - len(one.trajectory.decisions) + place, observation, decision, decision.log_mu)
+        for row, one in enumerate(episodes)
+        for place, (observation, decision) in enumerate(one.trajectory.decisions)
+        if decision.log_mu is not None
+    ]
+    size, places = len(sampled), max((len(decision.order) for *_, decision, _ in sampled), default=1)
+    context = np.zeros((size, layout.width(layout.CONTEXT)), np.float32)
+    endpoints = np.zeros((size, places, layout.width(layout.ENDPOINT)), np.float32)
+    rows = np.zeros((size, places), np.int64)
+    for s, (row, _, observation, decision, _) in enumerate(sampled):
+        order = list(decision.order)
+        context[s] = observation.context
+        endpoints[s, : len(order)] = observation.endpoints[order]
+        rows[s, : len(order)] = ids[row][order]
+    return Decisions(
+        context=context,
+        endpoints=endpoints,
+        ids=rows,
+        heads=_heads([(observation, decision) for _, _, observation, decision, _ in sampled], places),
+        log_mu=np.array([log_mu for *_, log_mu in sampled], np.float64),
+        episode=np.array([row for row, *_ in sampled], np.int64),
+        step=np.array([column for _, column, *_ in sampled], np.int64),
+    )
+
+
+def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Heads:
+    visited, eligible, picked = (np.zeros((len(sampled), places), np.bool_) for _ in range(3))
+    for s, (_, decision) in enumerate(sampled):
+        count = len(decision.order)
+        visited[s, :count] = True
+        eligible[s, :count] = decision.eligible
+        picked[s, :count] = [head in decision.picked for head in decision.order]
+    return Heads(
+        visited,
+        eligible,
+        picked,
+        must_pick=np.array([decision.must_pick for _, decision in sampled], np.bool_),
+        pool=np.array([len(observation.endpoints) for observation, _ in sampled], np.int64),
+    )
+
+
+def _steps(episodes: Sequence[Episode], price_of_money: float | None) -> Steps:
+    size, width = len(episodes), _width(episodes)
+    states = np.zeros((size, width, STATE), np.float32)
+    rewards = np.zeros((size, width), np.float32)
+    taken = np.zeros((size, width), np.bool_)
+    for row, one in enumerate(episodes):
+        seen = [observation for observation, _ in one.trajectory.decisions]
+        first = width - 1 - len(seen)
+        taken[row, first:] = True
+        for column, (observation, share) in enumerate(zip(seen, one.shares, strict=True), first):
+            states[row, column] = decider_state(observation)
+            rewards[row, column] = -share * (_lambda(observation) if price_of_money is None else price_of_money)
+        states[row, -1] = fusion_state(seen[-1] if seen else None, one.trajectory.evidence)
+        rewards[row, -1] = one.reward
+    return Steps(states, rewards, taken)
+
+
+def _fusions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Fusions:
+    evidence = [one.trajectory.evidence for one in episodes]
+    size = len(episodes)
+    k, m = (max(seen.members.shape[axis] for seen in evidence) for axis in (0, 1))
+    members = np.zeros((size, k, m, layout.width(layout.MEMBER)), np.float32)
+    candidates = np.zeros((size, k, layout.width(layout.CANDIDATE)), np.float32)
+    rows, offered = np.zeros((size, m), np.int64), np.zeros((size, k), np.bool_)
+    for row, seen in enumerate(evidence):
+        count, replied = seen.members.shape[:2]
+        members[row, :count, :replied] = seen.members
+        candidates[row, :count] = seen.candidates
+        rows[row, :replied] = ids[row][list(seen.endpoints)]
+        offered[row, :count] = True
+    return Fusions(
+        members=members,
+        candidates=candidates,
+        ids=rows,
+        offered=offered,
+        answered=np.array([one.trajectory.fused for one in episodes], np.int64),
+        right=np.array([-1 if one.right is None else one.right for one in episodes], np.int64),
+        labelled=np.array([one.labelled for one in episodes], np.bool_),
+        reward=np.array([one.reward for one in episodes], np.float32),
+    )
+
+
+def _width(episodes: Iterable[Episode]) -> int:
+    """T: the most decisions of any episode, and the Fusion step."""
+    return 1 + max(len(one.trajectory.decisions) for one in episodes)
+
+
+def _lambda(observation: Observation) -> float:
+    return float(10.0 ** (4.0 * observation.context[_LAMBDA]))

@@ -1,0 +1,89 @@
+"""Updates of a serving ensemble's policies: on demand, or in the background every so many feedbacks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from focalroute.errors import ConfigError, FocalrouteError
+from focalroute.policy.slot import PolicySlot
+from focalroute.store.base import Store
+
+if TYPE_CHECKING:
+    from focalroute.learn.online import UpdateReport
+
+__all__ = ["Updater"]
+
+_log = logging.getLogger("focalroute")
+
+
+class Updater:
+    """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
+
+    Args:
+        root: the policy folder; None: there is nowhere to publish, so nothing is updated.
+        every: feedbacks between two updates in the background; None: only on demand.
+        seed: of the updates, together with their number; None: chance.
+
+    Raises:
+        ConfigError: ``every`` is given without a folder.
+    """
+
+    def __init__(
+        self, store: Store, slot: PolicySlot, root: str | Path | None, *, every: int | None, seed: int | None
+    ) -> None:
+        if every is not None and root is None:
+            raise ConfigError("update_every: needs a policy folder to publish to; give policy")
+        self._store = store
+        self._slot = slot
+        self._root = root
+        self._every = every
+        self._seed = seed
+        self._runs = 0
+        self._heard = 0
+        self._one_at_a_time = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, "focalroute-update")
+
+    def run(self) -> UpdateReport:
+        """Update now, on the calling thread; tens of milliseconds of work.
+
+        Raises:
+            ConfigError: there is no policy folder.
+            PolicyError: the current bundle is damaged, or the new one cannot be written.
+        """
+        from threadpoolctl import threadpool_limits
+
+        from focalroute.learn.online import update_policy
+
+        if self._root is None:
+            raise ConfigError("policy: give a folder; it is where an update is published")
+        with self._one_at_a_time, threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
+            seed = None if self._seed is None else self._seed + self._runs
+            self._runs += 1
+            report = update_policy(self._store, self._root, seed=seed)
+        self._slot.refresh()
+        return report
+
+    def heard(self, feedbacks: int) -> None:
+        """So many more were committed. Quick: an update that is due runs on the updater's own thread."""
+        if self._every is None:
+            return
+        self._heard += feedbacks
+        if self._heard >= self._every:
+            self._heard = 0
+            self._worker.submit(self._run_quietly)
+
+    def _run_quietly(self) -> None:
+        try:
+            report = self.run()
+        except FocalrouteError as error:
+            _log.warning("the policies could not be updated, the old ones stay: %s", error)
+        else:
+            _log.info("update of the policies: %s, version %d: %s", report.status, report.version, report.reason)
+
+    def close(self) -> None:
+        """Wait for an update under way and let go of the thread; what is still due is dropped. Idempotent."""
+        self._worker.shutdown(cancel_futures=True)

@@ -1,0 +1,171 @@
+"""Nets, decisions and a small world with a known optimum, for the tests of learning."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import numpy as np
+
+from focalroute.learn.backward import Floats, Gradients
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.critic import CriticNet
+from focalroute.learn.episodes import Costs, Episode, episode
+from focalroute.learn.mappo import Hyperparameters, Learner, update
+from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.trajectory import batch, grown
+from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
+from focalroute.policy.decider import decide
+from focalroute.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
+from focalroute.store.base import StoredAnswer
+
+Net = TypeVar("Net", DeciderNet, FusionNet, CriticNet)
+
+NAMES = ("left", "right", "useless")
+USD = {"left": 0.3, "right": 0.3, "useless": 0.4}
+PRICE_OF_MONEY = 0.5
+SETTINGS = Hyperparameters(minibatch=64)
+OPTIMUM = 1 - PRICE_OF_MONEY * 0.3
+
+
+def randomised(net: Net, seed: int, dtype: type = np.float64, scale: float = 0.3) -> Net:
+    """The net with every array random, row 0 of its tables zero."""
+    rng = np.random.default_rng(seed)
+    arrays = {f.name: (scale * rng.standard_normal(getattr(net, f.name).shape)).astype(dtype) for f in fields(net)}
+    for table in ("names", "vote"):
+        if table in arrays:
+            arrays[table][0] = 0
+    return replace(net, **arrays)
+
+
+def slope(f: Callable[[Mapping[str, Floats]], float], at: Mapping[str, Floats], name: str, seed: int) -> Any:
+    """(direction, central difference of f along it) for one array; row 0 of a table stays where it is."""
+    direction = np.random.default_rng(seed).standard_normal(at[name].shape)
+    if name in ("names", "vote"):
+        direction[0] = 0
+    h = 1e-5
+    up, down = ({**at, name: at[name] + sign * h * direction} for sign in (1, -1))
+    return direction, (f(up) - f(down)) / (2 * h)
+
+
+def check_gradients(f: Callable[[Mapping[str, Floats]], float], at: Mapping[str, Floats], found: Gradients) -> None:
+    """Every array's gradient against finite differences along random directions, to 1e-6."""
+    assert found.keys() == at.keys()
+    for name in at:
+        assert found[name].shape == at[name].shape
+        for seed in range(3):
+            direction, expected = slope(f, at, name, seed)
+            assert math.isclose(float((found[name] * direction).sum()), expected, rel_tol=1e-6, abs_tol=1e-9), name
+
+
+def random_decision(rng: random.Random, logits: Any) -> Decision:
+    """A sampled decision with some heads unavailable, and a budget for at most a few."""
+    n = len(logits)
+    order = rng.sample(range(n), n)
+    closed = {i for i in range(n) if rng.random() < 0.2}
+    most = rng.choice([1, 2, n])
+
+    def eligible(i: int, picked: tuple[int, ...]) -> bool:
+        return i not in closed and len(picked) < most
+
+    must = rng.random() < 0.5
+    return decide(logits, round=1 if must else 2, must_pick=must, order=order, eligible=eligible, explore=True, rng=rng)
+
+
+def fresh_learner(seed: int = 0, vocabulary: int = 3) -> Learner:
+    """Nets that know nothing; random embeddings."""
+    rng = np.random.default_rng(seed)
+    decider, fusion = DeciderNet.initial(rng, vocabulary=vocabulary), FusionNet.initial(rng, vocabulary=vocabulary)
+    names = rng.standard_normal((vocabulary + 1, decider.names.shape[1])).astype(np.float32) * 0.1
+    names[0] = 0
+    return Learner.fresh(replace(decider, names=names), replace(fusion, names=names), CriticNet.initial(rng))
+
+
+def cold_learner() -> Learner:
+    """The shipped policy's nets, with rows for the small world's names."""
+    rng = np.random.default_rng(0)
+    return Learner.fresh(grown(cold_decider(), 3, rng), grown(cold_fusion(), 3, rng), CriticNet.initial(rng))
+
+
+def context(x: float, price_of_money: float = PRICE_OF_MONEY) -> Any:
+    """An observation's context with one query feature."""
+    seen = np.zeros(width(CONTEXT), np.float32)
+    seen[slices(CONTEXT)["first"]] = 1
+    seen[slices(CONTEXT)["log_pool"]] = math.log(3) / 4
+    seen[slices(CONTEXT)["price_of_money"]] = math.log10(price_of_money) / 4
+    seen[slices(CONTEXT)["query"].start] = x
+    return seen
+
+
+def evidence(votes: Mapping[int, int], k: int = 4) -> Evidence:
+    """What the Fusion sees of members that vote."""
+    members = np.zeros((k, len(votes), width(MEMBER)), np.float32)
+    members[:, :, slices(MEMBER)["present"]] = 1
+    for j, candidate in enumerate(votes.values()):
+        members[candidate, j, slices(MEMBER)["vote"]] = 1
+    return Evidence(members, np.zeros((k, width(CANDIDATE)), np.float32), tuple(votes))
+
+
+def play(
+    learner: Learner, number: int, seed: int, *, version: int = 0, explore: bool = True, label: bool = True
+) -> list[tuple[StoredAnswer, Feedback]]:
+    """Answers of a small world: "left" is right if x = -1, "right" if x = 1, "useless" never; four choices, one round.
+
+    The optimum: ask "left" alone if x = -1 and "right" alone if x = 1. Wrong votes fall anywhere.
+    """
+    rng = random.Random(seed)
+    ids = np.arange(1, 4)
+    played = []
+    for i in range(number):
+        x, right = rng.choice([-1, 1]), rng.randrange(4)
+        seen = Observation(context(x), np.zeros((3, width(ENDPOINT)), np.float32))
+        logits = learner.decider.forward(seen.context[None], seen.endpoints[None], ids)[0]
+        made = decide(
+            logits,
+            round=1,
+            must_pick=True,
+            order=(1, 2, 0),
+            eligible=lambda *_: True,
+            explore=explore,
+            rng=rng,
+        )
+        off = [(right + rng.randrange(1, 4)) % 4 for _ in NAMES]
+        votes = {j: right if (x < 0, x > 0, False)[j] else off[j] for j in made.picked}
+        shown = evidence(votes)
+        q = learner.fusion.forward(shown.members[None], shown.candidates[None], ids[list(made.picked)][None])[0]
+        answered = int(q.argmax())
+        members = {
+            NAMES[j]: Member(1, candidate, 5, 0.1, Decimal(str(USD[NAMES[j]]))) for j, candidate in votes.items()
+        }
+        name = f"{seed}-{i}"
+        steps = Trajectory(version, NAMES, ((seen, made),), shown, answered)
+        answer = StoredAnswer(
+            name, 1.0 + i, ("k0", "k1", "k2", "k3"), "choice", answered, (0.25,) * 4, members, steps, "{}"
+        )
+        reward = 1.0 if answered == right else -1.0
+        played.append((answer, Feedback(name, reward, f"k{right}" if label else None, "user", 2.0)))
+    return played
+
+
+def episodes_of(played: list[tuple[StoredAnswer, Feedback]]) -> list[Episode]:
+    """As an update makes them, at the world's true costs."""
+    return [found for answer, said in played if (found := episode(answer, said, Costs(USD)))]
+
+
+def learned(updates: int, seed: int, *, label: bool = True) -> Learner:
+    """A learner that knew nothing, after updates on 300 episodes of its own each."""
+    learner, rng = fresh_learner(seed), np.random.default_rng(seed)
+    for number in range(updates):
+        played = play(learner, 300, 1000 * seed + number, label=label)
+        learner, _ = update(learner, batch(episodes_of(played), NAMES), SETTINGS, rng)
+    return learner
+
+
+def value(learner: Learner, number: int = 400, *, explore: bool = False) -> float:
+    """Mean return of the learner's policy."""
+    played = episodes_of(play(learner, number, 999, explore=explore))
+    return float(np.mean([one.reward - PRICE_OF_MONEY * sum(one.shares) for one in played]))

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from focalroute.learn.episodes import Costs, deciding, episode
+from focalroute.records import Feedback, Observation
+from tests.learn.made import NAMES, USD, fresh_learner, play
+
+ANSWER, SAID = play(fresh_learner(), 1, 0)[0]
+
+
+def call(endpoint: str, round: int, cost: str | None, attempts: int = 1) -> dict[str, object]:
+    return {"endpoint": endpoint, "round": round, "cost": cost, "attempts": attempts}
+
+
+def receipt(*calls: dict[str, object]) -> str:
+    return json.dumps({"calls": calls})
+
+
+def said(source: str, reward: float) -> Feedback:
+    return Feedback("x", reward, None, source, 0.0)
+
+
+def test_a_round_costs_its_calls_as_a_share_of_asking_all() -> None:
+    """Calls of other rounds do not count; failed ones do."""
+    answer = replace(ANSWER, receipt=receipt(call("left", 1, "0.3"), call("right", 1, "0.1"), call("left", 2, "9")))
+    assert ANSWER.trajectory is not None
+    assert Costs(USD).shares(answer, ANSWER.trajectory) == pytest.approx((0.4,))
+
+
+def test_an_unknown_cost_is_the_typical_one_and_a_call_never_made_costs_nothing() -> None:
+    answer = replace(ANSWER, receipt=receipt(call("left", 1, None), call("right", 1, None, attempts=0)))
+    assert ANSWER.trajectory is not None
+    assert Costs(USD).shares(answer, ANSWER.trajectory) == pytest.approx((0.3,))
+
+
+def test_without_any_price_a_call_costs_an_nth_and_a_free_pool_nothing() -> None:
+    answer = replace(ANSWER, receipt=receipt(call("left", 1, None), call("right", 1, None)))
+    assert ANSWER.trajectory is not None
+    assert Costs({}).shares(answer, ANSWER.trajectory) == pytest.approx((2 / 3,))
+    free = replace(ANSWER, receipt=receipt(call("left", 1, "0")))
+    assert Costs(dict.fromkeys(NAMES, 0.0)).shares(free, ANSWER.trajectory) == (0.0,)
+
+
+def test_typical_costs_are_means_over_known_calls_of_receipts_or_else_of_members() -> None:
+    answers = [
+        replace(ANSWER, receipt=receipt(call("left", 1, "0.2"), call("left", 2, "0.4"), call("right", 1, None))),
+        ANSWER,
+    ]
+    costs = Costs.of(answers)
+    expected = (0.2 + 0.4 + 0.3) / 3 if "left" in ANSWER.members else 0.3
+    assert costs.usd["left"] == pytest.approx(expected)
+    assert costs.typical("new") == pytest.approx(sum(costs.usd.values()) / len(costs.usd))
+
+
+def test_a_label_names_the_right_candidate_if_one_is_right() -> None:
+    found = episode(ANSWER, replace(SAID, label="k2"), Costs(USD))
+    nobody = episode(ANSWER, replace(SAID, label="other"), Costs(USD))
+    bare = episode(ANSWER, replace(SAID, label=None), Costs(USD))
+    assert found is not None
+    assert nobody is not None
+    assert bare is not None
+    assert (found.right, found.labelled) == (2, True)
+    assert (nobody.right, nobody.labelled) == (None, True)
+    assert (bare.right, bare.labelled) == (None, False)
+
+
+def test_what_no_policy_decided_or_another_layout_saw_is_no_episode() -> None:
+    steps = ANSWER.trajectory
+    assert steps is not None
+    seen, made = steps.decisions[0]
+    other = Observation(np.zeros(3, np.float32), seen.endpoints)
+    assert episode(replace(ANSWER, trajectory=None), SAID, Costs(USD)) is None
+    assert episode(replace(ANSWER, trajectory=replace(steps, decisions=((other, made),))), SAID, Costs(USD)) is None
+
+
+def test_a_users_word_outranks_a_judges_and_later_outranks_earlier() -> None:
+    assert deciding([]) is None
+    assert deciding([said("user", 1), said("judge", -1)]) == said("user", 1)
+    assert deciding([said("judge", -1), said("user", 1)]) == said("user", 1)
+    assert deciding([said("user", 1), said("ops", -1)]) == said("ops", -1)

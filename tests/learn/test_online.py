@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from focalroute.errors import PolicyError
+from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
+from focalroute.learn.mappo import Hyperparameters, Learner
+from focalroute.learn.online import MAX_LAG, MAX_USES, UpdateReport, update_policy
+from focalroute.learn.state import pack, unpack, uses
+from focalroute.policy import bundle
+from focalroute.policy.publish import publish, rollback
+from focalroute.records import Feedback
+from focalroute.store import open_store
+from focalroute.store.base import Store, StoredAnswer
+from tests.learn.made import NAMES, OPTIMUM, cold_learner, learned, play, value
+
+SETTINGS = Hyperparameters(minibatch=64, decider_rate=0.02, fusion_rate=0.02)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    opened = open_store(None)
+    yield opened
+    opened.close()
+
+
+def fill(store: Store, played: list[tuple[StoredAnswer, Feedback]]) -> None:
+    store.write(*[row for pair in played for row in pair]).result()
+
+
+def current(root: Path) -> Learner:
+    """What the folder serves, as a player of the small world."""
+    if not bundle.versions(root):
+        return cold_learner()
+    policy = bundle.load(root)
+    assert policy.names == NAMES
+    return replace(cold_learner(), decider=decider_net(policy.decider_onnx), fusion=fusion_net(policy.fusion_onnx))
+
+
+def put(root: Path, learner: Learner, state: Mapping[str, ArrayLike] | None = None) -> None:
+    """Publish a learner's nets."""
+    decider, fusion = decider_model(learner.decider), fusion_model(learner.fusion)
+    publish(root, decider=decider, fusion=fusion, names=NAMES, parent=None, learner=state)
+
+
+def test_an_empty_store_is_insufficient(store: Store, tmp_path: Path) -> None:
+    report = update_policy(store, tmp_path / "policy", seed=0)
+    assert (report.status, report.version, report.episodes, report.held_out) == ("insufficient", 0, 0, 0)
+    assert report.diagnostics is None
+    assert not (tmp_path / "policy").exists()
+
+
+def test_too_little_evidence_keeps_the_old_policy(store: Store, tmp_path: Path) -> None:
+    """A fifth of 100 answers cannot have an effective sample size of 50."""
+    fill(store, play(cold_learner(), 100, 0))
+    report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    assert (report.status, report.version, report.episodes, report.held_out) == ("insufficient", 0, 80, 20)
+    assert "under 50" in report.reason
+    assert not bundle.versions(tmp_path)
+
+
+def test_a_policy_that_passes_is_published_with_what_it_came_from(store: Store, tmp_path: Path) -> None:
+    fill(store, play(cold_learner(), 500, 0))
+    report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    policy = bundle.load(tmp_path)
+    assert (report.status, report.version, report.parent) == ("published", 1, 0)
+    assert (report.episodes, report.held_out) == (400, 100)
+    assert (policy.version, policy.parent, policy.names) == (1, 0, NAMES)
+    assert policy.hyperparameters["seed"] == 0
+    assert policy.hyperparameters["usd_per_call"] == pytest.approx({"left": 0.3, "right": 0.3, "useless": 0.4})
+    assert report.diagnostics is not None
+    assert report.comparison is not None
+    assert policy.metrics["entropy"] == report.diagnostics.entropy
+    assert policy.metrics["gate"]["gain"] == report.comparison.gain
+    state = bundle.learner(tmp_path, 1)
+    assert state is not None
+    assert sorted(uses(state).values()) == [1] * 400
+
+
+def test_from_update_to_update_it_finds_the_optimum(tmp_path: Path) -> None:
+    """The whole loop, from the shipped policy: play, store, learn, pass the gate, serve, play on."""
+    before, version = value(cold_learner()), 0
+    for number in range(14):
+        with_store = open_store(None)
+        try:
+            fill(with_store, play(current(tmp_path), 300, number, version=version, label=number % 2 == 0))
+            report = update_policy(with_store, tmp_path, settings=SETTINGS, seed=number)
+        finally:
+            with_store.close()
+        version = report.version
+    assert value(current(tmp_path)) == pytest.approx(OPTIMUM)
+    assert before < OPTIMUM - 0.3
+
+
+def test_the_same_seed_gives_the_same_weights(store: Store, tmp_path: Path) -> None:
+    fill(store, play(cold_learner(), 400, 0))
+    for root, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert update_policy(store, tmp_path / root, settings=SETTINGS, seed=seed).status == "published"
+    a, b, c = (bundle.load(tmp_path / root) for root in "abc")
+    assert (a.decider_onnx, a.fusion_onnx) == (b.decider_onnx, b.fusion_onnx)
+    assert a.decider_onnx != c.decider_onnx
+
+
+def test_it_goes_on_from_the_learners_state_and_uses_an_episode_three_times_at_most(
+    store: Store, tmp_path: Path
+) -> None:
+    """Without new answers it stops by itself: the old ones are used up, or of too old a version."""
+    fill(store, play(cold_learner(), 600, 0))
+    gentle = replace(SETTINGS, decider_rate=0.001, fusion_rate=0.001)
+    reports: list[UpdateReport] = []
+    steps = []
+    while not reports or reports[-1].status == "published":
+        reports.append(update_policy(store, tmp_path, settings=gentle, seed=len(reports)))
+        state = bundle.learner(tmp_path, reports[-1].version)
+        assert state is not None
+        steps.append(int(state["critic.steps"]))
+        assert max(uses(state).values()) <= MAX_USES
+    assert [report.version for report in reports] == [1, 2, 3, 4, 4]
+    assert reports[-1].episodes == 0
+    assert len(reports) == MAX_LAG + 2
+    assert steps[:4] == sorted(set(steps[:4]))
+
+
+def test_a_policy_that_is_surely_worse_is_rejected(store: Store, tmp_path: Path) -> None:
+    """A learning rate that breaks the Fusion does not get past the gate."""
+    good = learned(4, 0)
+    put(tmp_path, good)
+    fill(store, play(good, 500, 0, version=1))
+    broken = replace(SETTINGS, fusion_rate=30.0, fusion_target_kl=1e9, decider_rate=1e-6, epochs=1)
+    report = update_policy(store, tmp_path, settings=broken, seed=0)
+    assert (report.status, report.version) == ("rejected", 1)
+    assert report.comparison is not None
+    assert report.comparison.high < -1
+    assert bundle.versions(tmp_path) == (1,)
+
+
+def test_only_judged_answers_of_a_policy_count_and_a_user_outranks_a_judge(store: Store, tmp_path: Path) -> None:
+    played = play(cold_learner(), 40, 0)
+    fill(store, played[:20])
+    store.write(*[answer for answer, _ in played[20:30]]).result()
+    fill(store, [(replace(answer, trajectory=None), said) for answer, said in played[30:]])
+    store.write(*[Feedback(answer.id, 0.0, None, "judge", 3.0) for answer, _ in played[:20]]).result()
+    report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    assert (report.episodes, report.held_out) == (16, 4)
+    assert report.diagnostics is not None
+    assert report.diagnostics.fusion_loss > 0
+
+
+def test_episodes_of_far_versions_are_for_the_gate_only(store: Store, tmp_path: Path) -> None:
+    """Also after a rollback, when their version is the later one."""
+    fill(store, play(cold_learner(), 50, 0, version=0))
+    fill(store, play(cold_learner(), 50, 1, version=MAX_LAG))
+    fill(store, play(cold_learner(), 50, 2, version=MAX_LAG + 1))
+    report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    assert report.held_out == 30
+    assert 70 < report.episodes < 90
+
+
+def test_a_damaged_learner_state_costs_the_critic_only(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(store, play(cold_learner(), 500, 0))
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 1
+    (tmp_path / "v000001" / "learner.npz").write_bytes(b"nonsense")
+    with caplog.at_level(logging.WARNING, "focalroute"):
+        report = update_policy(store, tmp_path, settings=SETTINGS, seed=1)
+    assert report.version == 2
+    assert "the critic starts anew" in caplog.text
+
+
+def test_a_state_of_other_shapes_costs_the_critic_only(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, cold_learner(), {"critic.hidden": np.zeros((3, 3))})
+    fill(store, play(cold_learner(), 500, 0, version=1))
+    with caplog.at_level(logging.WARNING, "focalroute"):
+        assert update_policy(store, tmp_path, settings=SETTINGS, seed=1).version == 2
+    assert "the critic starts anew" in caplog.text
+
+
+def test_a_new_endpoint_gets_a_row_and_the_others_keep_theirs(store: Store, tmp_path: Path) -> None:
+    """Names seen earlier keep their place, and Adam remembers them."""
+    fill(store, play(cold_learner(), 500, 0))
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 1
+    renamed = [
+        (replace(answer, trajectory=replace(answer.trajectory, endpoints=("left", "new", "useless"))), said)
+        for answer, said in play(current(tmp_path), 500, 1, version=1)
+        if answer.trajectory is not None
+    ]
+    fill(store, renamed)
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=1).version == 2
+    policy = bundle.load(tmp_path)
+    assert policy.names == (*NAMES, "new")
+    state = bundle.learner(tmp_path, 2)
+    assert state is not None
+    assert state["decider.second.names"].shape[0] == 5
+
+
+def test_a_broken_bundle_is_an_error_and_a_rolled_back_one_the_start(store: Store, tmp_path: Path) -> None:
+    fill(store, play(cold_learner(), 500, 0))
+    for seed in range(2):
+        update_policy(store, tmp_path, settings=SETTINGS, seed=seed)
+    assert rollback(tmp_path) == 1
+    report = update_policy(store, tmp_path, settings=SETTINGS, seed=2)
+    assert (report.parent, report.version) == (1, 3)
+    (tmp_path / "v000003" / "decider.onnx").write_bytes(b"")
+    with pytest.raises(PolicyError, match="SHA-256"):
+        update_policy(store, tmp_path, settings=SETTINGS, seed=3)
+
+
+def test_what_is_packed_is_unpacked_if_it_fits() -> None:
+    learner = cold_learner()
+    used = {"a": 1, "b": 3}
+    arrays = pack(learner, used)
+    again = unpack(arrays, learner.decider, learner.fusion)
+    assert uses(arrays) == used
+    assert uses({}) == {}
+    assert again.critic.hidden.tobytes() == learner.critic.hidden.tobytes()
+    assert again.moments["fusion"].first.keys() == learner.moments["fusion"].first.keys()
+    with pytest.raises(PolicyError, match="does not fit"):
+        unpack({**arrays, "decider.first.bias": np.zeros(2)}, learner.decider, learner.fusion)
