@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.config import RESERVED_PARAMS
 from focalroute.errors import ConfigError
-from focalroute.records import Query, new_id
+from focalroute.records import Query
 
-__all__ = ["Prompt", "make_query"]
+__all__ = ["Prompt", "make_query", "new_id"]
 
 Prompt = str | Sequence[Mapping[str, Any]]
+
+
+def new_id() -> str:
+    """A unique id that sorts by time: 12 hex digits of milliseconds, 20 of randomness."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 def make_query(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -38,7 +36,6 @@ __all__ = [
     "Round",
     "Trajectory",
     "Usage",
-    "new_id",
 ]
 
 F32 = NDArray[np.float32]
@@ -54,11 +51,6 @@ FailureKind = Literal[
 ]
 Method = Literal["logprobs", "samples", "parsed", "text"]
 CostSource = Literal["provider", "price", "reserved", "unknown"]
-
-
-def new_id() -> str:
-    """A unique id that sorts by time: 12 hex digits of milliseconds, 20 of randomness."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 @dataclass(frozen=True, slots=True)

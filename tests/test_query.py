@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from focalroute.errors import ConfigError
-from focalroute.query import make_query
+from focalroute.query import make_query, new_id
 from focalroute.records import Query
 
 USER = {"role": "user", "content": "Which?"}
@@ -145,3 +146,25 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_reserved() -> None:
         make_query("Which?", params={"temperature": float("nan")})
     with pytest.raises(ConfigError, match="query: cannot be sent as JSON"):
         make_query([{**USER, "name": b"bytes"}])
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_id_begins_with_its_time_so_that_ids_sort_by_it() -> None:
+    before = time.time_ns() // 1_000_000
+    made = int(new_id()[:12], 16)
+    assert before <= made <= time.time_ns() // 1_000_000
+
+
+def test_later_ids_sort_later() -> None:
+    first = new_id()
+    while time.time_ns() // 1_000_000 == int(first[:12], 16):
+        pass
+    assert first < new_id()
+
+
+def test_ids_are_32_hex_digits_and_unique() -> None:
+    ids = [new_id() for _ in range(10_000)]
+    assert len(set(ids)) == len(ids)
+    assert all(len(one) == 32 and int(one, 16) for one in ids)

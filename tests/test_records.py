@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from decimal import Decimal
 from typing import Any
 
@@ -12,28 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.records import Answer, Call, Failure, Receipt, Reply, Usage, new_id
+from focalroute.records import Answer, Call, Failure, Receipt, Reply, Usage
 
 STEADY = settings(deadline=None, derandomize=True)
-
-
-def test_an_id_begins_with_its_time_so_that_ids_sort_by_it() -> None:
-    before = time.time_ns() // 1_000_000
-    made = int(new_id()[:12], 16)
-    assert before <= made <= time.time_ns() // 1_000_000
-
-
-def test_later_ids_sort_later() -> None:
-    first = new_id()
-    while time.time_ns() // 1_000_000 == int(first[:12], 16):
-        pass
-    assert first < new_id()
-
-
-def test_ids_are_32_hex_digits_and_unique() -> None:
-    ids = [new_id() for _ in range(10_000)]
-    assert len(set(ids)) == len(ids)
-    assert all(len(one) == 32 and int(one, 16) for one in ids)
 
 
 def test_usage_adds_up_field_by_field() -> None:
