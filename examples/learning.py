@@ -5,12 +5,15 @@ import tempfile
 from focalroute import Ensemble
 from focalroute.sim import SimulatedPool, stream
 
-with tempfile.TemporaryDirectory() as folder, SimulatedPool() as pool:
+with (
+    tempfile.TemporaryDirectory() as folder,
+    SimulatedPool() as pool,
     # update_every=100 would do it in the background; `focalroute update` does it from another process
-    with Ensemble(pool.endpoints, policy=folder, seed=0) as ensemble:
-        for question in stream(400, seed=2):
-            answer = ensemble.ask(question.text, choices=question.choices)
-            ensemble.feedback(answer, label=question.label)
-        report = ensemble.update()
-        print(f"{report.status}: version {report.version}; {report.reason}")
-        print(f"now serving version {ensemble.ask('What is 17 + 25?', answer='number').receipt.policy_version}")
+    Ensemble(pool.endpoints, policy=folder, seed=0) as ensemble,
+):
+    for question in stream(400, seed=2):
+        answer = ensemble.ask(question.text, choices=question.choices)
+        ensemble.feedback(answer, label=question.label)
+    report = ensemble.update()
+    print(f"{report.status}: version {report.version}; {report.reason}")
+    print(f"now serving version {ensemble.ask('What is 17 + 25?', answer='number').receipt.policy_version}")

@@ -10,13 +10,15 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Callable[[int], object]]:
-    """A bar on the terminal, if ``shown``; gives the function that moves it on by a number of steps."""
+    """A bar on standard error, if that is a terminal and it is to be ``shown``; gives the function that moves it on."""
     if not shown:
         yield lambda _: None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda steps: bar.advance(task, steps)

@@ -185,4 +185,4 @@ def test_a_progress_bar_counts_the_answers_on_a_terminal(
     monkeypatch.setenv("TERM", "xterm")
     queries = ["a", "b", "c"]
     assert run(echo, queries if sized else iter(queries), progress=True) == queries
-    assert ("3/3" if sized else "3/?") in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert ("3/3" if sized else "3/?") in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)

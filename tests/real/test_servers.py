@@ -51,7 +51,8 @@ def chat(client: httpx.Client, server: Server, **fields: Any) -> Any:
 
 def stream(client: httpx.Client, server: Server, **fields: Any) -> list[Any]:
     body = {"model": server.model, "messages": QUESTION, "max_tokens": 4, "stream": True} | fields
-    with client.stream("POST", "/chat/completions", json=body) as response:
+    # llama-server hangs up after a stream though it announced to keep the connection alive
+    with client.stream("POST", "/chat/completions", json=body, headers={"Connection": "close"}) as response:
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     return [json.loads(event) for event in events]
