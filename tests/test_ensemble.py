@@ -45,6 +45,7 @@ from focalroute.policy.publish import publish, rollback
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store import sqlite
 from focalroute.store.sqlite import SqliteStore
+from tests.interruptible import heed_interrupts
 from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_everybody
 
@@ -391,7 +392,8 @@ with Ensemble([Endpoint("slow", base_url=sys.argv[1], model="m")]) as ensemble:
     ensemble.ask("Which?")
 """
     with serving(handler) as server:
-        process = subprocess.Popen([sys.executable, "-c", code, server.url], stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", code, server.url]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
         assert server.arrived.wait(30)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)

@@ -21,6 +21,7 @@ from focalroute.config import Endpoint, load_pool
 from focalroute.errors import ConfigError
 from focalroute.sim import Fault, ModelStats, SimulatedModel, SimulatedPool, default_models, stream
 from focalroute.sim.process import pool_toml
+from tests.interruptible import heed_interrupts
 from tests.sim.conftest import Client
 
 ASKED = "What is 17 + 25?\n\nA. 32\nB. 42\n\nAnswer with the letter of one choice only."
@@ -208,7 +209,7 @@ def test_a_pool_can_be_used_from_async_code() -> None:
 
 def test_by_hand_it_prints_a_pool_file_and_serves_it(tmp_path: Path, http: httpx.Client) -> None:
     command = [sys.executable, "-m", "focalroute.sim", "--dialect", "vllm"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed_interrupts) as server:
         assert server.stdout is not None
         lines: list[str] = []
         while sum(line.startswith("output_usd_per_1m") for line in lines) < len(default_models()):
@@ -221,7 +222,10 @@ def test_by_hand_it_prints_a_pool_file_and_serves_it(tmp_path: Path, http: httpx
         assert endpoints[0].dialect == "vllm"
         assert http.get(f"{endpoints[0].base_url}/models").status_code == 200
         server.send_signal(signal.SIGINT)
-        assert server.wait(10) == 0
+        try:
+            assert server.wait(10) == 0
+        finally:
+            server.kill()  # or leaving the block would wait for ever
 
 
 def test_a_printed_pool_file_is_toml_with_exact_prices() -> None:
