@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench real verify clean
+.PHONY: help demo test lint bench evaluate real verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -25,11 +25,17 @@ lint: $(READY) ## ruff and mypy
 bench: $(READY) ## what one ask costs beside the wire, as a table
 	$(BIN)/python -m tests.benchmarks.overhead
 
+evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there are any
+	@for log in ../shared/data/*.jsonl.gz; do \
+		[ -e "$$log" ] || { echo "no recorded answers in ../shared/data"; continue; }; \
+		$(BIN)/focalroute eval "$$log" --pool "$${log%.jsonl.gz}.pool.toml" || exit 1; \
+	done
+
 real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
 	$(BIN)/python tests/real/build.py
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test bench ## the long checks: the real servers must be there, then the benchmark
+verify: real test evaluate bench ## the long checks: real servers (they must be there), recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
