@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## a simulated pool on this machine: no key, no network
+demo: $(READY) ## a simulated pool on this machine: no key, and nothing leaves it
 	@$(BIN)/focalroute demo
 
 test: lint ## lint, types, tests, doctests, examples
