@@ -16,9 +16,21 @@ from focalroute.answers import KINDS, candidate_key, normal_form
 from focalroute.cost import Purse, total
 from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError
 from focalroute.observe import Sight
+from focalroute.policy.decider import Eligible, decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
-from focalroute.records import Answer, Call, Evidence, Query, Receipt, Reply, Round, Trajectory
+from focalroute.records import (
+    Answer,
+    Call,
+    Decision,
+    Evidence,
+    Observation,
+    Query,
+    Receipt,
+    Reply,
+    Round,
+    Trajectory,
+)
 from focalroute.store.base import LedgerRow, StoredAnswer
 
 __all__ = ["Ask"]
@@ -69,6 +81,25 @@ class Ask:
             return self.purse.exceeded()
         reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
         return PoolError(f"every asked endpoint failed ({reasons})", replies)
+
+    def observe(self, price_of_money: float) -> Observation:
+        """What the Decider sees before the next decision, at this lambda."""
+        return self.sight.observe(
+            round=len(self.rounds) + 1, price_of_money=price_of_money, budget_left=self.purse.share_left
+        )
+
+    def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
+        """Whom to ask next: those not asked yet that are eligible, visited in this order (see `decide`)."""
+        asked = self.sight.asked
+        return decide(
+            self.policy.decider_logits(observation),
+            round=len(self.rounds) + 1,
+            must_pick=not self.sight.backs,
+            order=[endpoint for endpoint in order if endpoint not in asked],
+            eligible=eligible,
+            explore=explore and not self.policy.failed,
+            rng=self.rng,
+        )
 
     def take(self, round_: Round) -> None:
         """Take in a round: its replies, and what the Fusion makes of them and all before."""
@@ -179,6 +210,7 @@ class Ask:
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
             evidence=self.fused.evidence,
             fused=answer.candidates.index(answer.text),
+            features=self.sight.features,
         )
 
     def _texts(self, answer: Answer) -> str:

@@ -22,7 +22,6 @@ from focalroute.errors import ConfigError, FeedbackError, StoreError, UnknownAns
 from focalroute.learn.reward import USER, credit, judged, outranks
 from focalroute.many import ask_all
 from focalroute.observe import Observer
-from focalroute.policy.decider import decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
@@ -193,9 +192,11 @@ class AsyncEnsemble:
             query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
         )
         self._slot.refresh_soon()
+        policy = self._slot.current
+        self._observer.adopt(policy.experience)
         ask = Ask(
             asked,
-            policy=Guarded(self._slot.current, self._names),
+            policy=Guarded(policy, self._names),
             sight=self._observer.begin(asked),
             purse=self._guard.purse(max_usd),
             deadline=asyncio.get_running_loop().time() + settings.deadline_s,
@@ -218,7 +219,7 @@ class AsyncEnsemble:
         loop = asyncio.get_running_loop()
         while len(ask.rounds) < self._settings.max_rounds or not ask.sight.backs:
             self._check_open()
-            observation = self._observe(ask)
+            observation = ask.observe(self._settings.price_of_money)
             decision = self._decide(ask, observation)
             replies = await self._pool.ask(decision.picked, ask.query, ask.purse, ask.deadline)
             ask.take(Round(observation, decision, replies))
@@ -230,32 +231,17 @@ class AsyncEnsemble:
         if self._closed:
             raise RuntimeError(CLOSED)
 
-    def _observe(self, ask: Ask) -> Observation:
-        return ask.sight.observe(
-            round=len(ask.rounds) + 1,
-            price_of_money=self._settings.price_of_money,
-            budget_left=ask.purse.share_left,
-        )
-
     def _decide(self, ask: Ask, observation: Observation) -> Decision:
         """Whom to ask now, among those not asked, not failing and affordable together."""
         available = self._pool.available()
         bounds = self._pool.upper_bounds(ask.query) if ask.purse.limited else None
 
         def eligible(endpoint: int, picked: tuple[int, ...]) -> bool:
-            if endpoint in ask.sight.asked or not available[endpoint]:
+            if not available[endpoint]:
                 return False
             return bounds is None or ask.purse.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
 
-        return decide(
-            ask.policy.decider_logits(observation),
-            round=len(ask.rounds) + 1,
-            must_pick=not ask.sight.backs,
-            order=self._observer.order(),
-            eligible=eligible,
-            explore=self._settings.explore and not ask.policy.failed,
-            rng=ask.rng,
-        )
+        return ask.decide(observation, order=self._observer.order(), eligible=eligible, explore=self._settings.explore)
 
     def _dice(self) -> random.Random:
         """Chance for one ask. With a seed it hangs on the number of the ask alone, whatever runs at the same time."""

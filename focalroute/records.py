@@ -249,6 +249,7 @@ class Trajectory:
         evidence: what the Fusion saw at the end.
         fused: index of the candidate it answered with.
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
+        features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
     """
 
     version: int
@@ -257,6 +258,7 @@ class Trajectory:
     evidence: Evidence
     fused: int
     fusion_log_mu: float | None = None
+    features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +371,7 @@ class Member:
     """How one endpoint took part in one answered query; only usable replies count.
 
     Attributes:
-        round: the round it was asked in, 1-based.
+        round: that it was asked in, 1-based.
         candidate: index of the candidate it backs.
         completion_tokens: length of its reply.
         usd: what it cost, None if unknown.
@@ -391,9 +393,11 @@ class Outcome:
         members: endpoint -> how it took part. Members not asked, failed or cancelled are absent.
         right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward; absent where nothing is known.
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
+        features: of the query's text, as on `Trajectory`; None: not kept.
     """
 
     answer_id: str
     members: Mapping[str, Member]
     right: Mapping[str, float]
     inferred: frozenset[str] = frozenset()
+    features: F32 | None = None

@@ -21,7 +21,6 @@ from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
 from focalroute.observe import Observer
 from focalroute.policy.bundle import Policy
-from focalroute.policy.decider import decide
 from focalroute.policy.fallback import Fallback, Guarded
 from focalroute.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
 from focalroute.store.base import StoredAnswer
@@ -69,9 +68,7 @@ class Serving:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
         ask = self._begin(turn)
         while turn.available and (len(ask.rounds) < self._max_rounds or not ask.sight.backs):
-            observation = ask.sight.observe(
-                round=len(ask.rounds) + 1, price_of_money=self._price_of_money, budget_left=ask.purse.share_left
-            )
+            observation = ask.observe(self._price_of_money)
             decision = self._decide(ask, observation, turn)
             replies = tuple(self._reply(turn, i) for i in decision.picked)
             ask.take(Round(observation, decision, replies))
@@ -100,6 +97,7 @@ class Serving:
 
     def _begin(self, turn: Turn) -> Ask:
         query = _askable(turn.query)
+        self._observer.adopt(self.policy.experience)
         return Ask(
             query,
             policy=Guarded(self.policy, self._names),
@@ -110,14 +108,11 @@ class Serving:
         )
 
     def _decide(self, ask: Ask, observation: Observation, turn: Turn) -> Decision:
-        return decide(
-            ask.policy.decider_logits(observation),
-            round=len(ask.rounds) + 1,
-            must_pick=not ask.sight.backs,
+        return ask.decide(
+            observation,
             order=self._observer.order(),
-            eligible=lambda endpoint, picked: endpoint in turn.available and endpoint not in ask.sight.asked,
-            explore=self._explore and not ask.policy.failed,
-            rng=ask.rng,
+            eligible=lambda endpoint, picked: endpoint in turn.available,
+            explore=self._explore,
         )
 
     def _end(self, ask: Ask, turn: Turn) -> int:

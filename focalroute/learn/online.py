@@ -115,6 +115,7 @@ def update_policy(
             parent=policy.version,
             hyperparameters={**asdict(settings), "seed": seed, "usd_per_call": dict(costs.usd)},
             metrics={**asdict(diagnostics), "gate": asdict(comparison)},
+            experience=policy.experience,
             learner=pack(learned, _counted(used, fresh, episodes)),
         )
     return UpdateReport(status, version, policy.version, len(fresh), len(held), reason, comparison, diagnostics)

@@ -87,11 +87,12 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     tells, on a closed question: after a full 1, that they are wrong; after a full -1, that member j is right with
     probability q(j's candidate) / (1 - q(answer)), which is inferred unless there were but two choices.
     """
+    features = None if answer.trajectory is None else answer.trajectory.features
     if feedback.label is not None:
         right = {
             name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
         }
-        return Outcome(answer.id, answer.members, right)
+        return Outcome(answer.id, answer.members, right, features=features)
     infer = _inference(answer, feedback.reward)
     right, inferred = {}, set()
     for name, member in answer.members.items():
@@ -100,7 +101,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
             right[name] = value
             if not known:
                 inferred.add(name)
-    return Outcome(answer.id, answer.members, right, frozenset(inferred))
+    return Outcome(answer.id, answer.members, right, frozenset(inferred), features)
 
 
 def _inference(answer: StoredAnswer, reward: float) -> Callable[[int], tuple[float | None, bool]]:

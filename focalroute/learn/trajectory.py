@@ -226,4 +226,4 @@ def _width(episodes: Iterable[Episode]) -> int:
 
 
 def _lambda(observation: Observation) -> float:
-    return float(10.0 ** (4.0 * observation.context[_LAMBDA]))
+    return float(10.0 ** observation.context[_LAMBDA])

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["MAX_CHARACTERS", "Embedder", "text_features"]
+__all__ = ["MAX_CHARACTERS", "TEXT_FEATURES", "Embedder", "text_features"]
 
-#: Maps a query's text to a vector of the layout's width (`focalroute.observe.layout.QUERY_FEATURES`).
+#: Width of the text features that an `Observer` uses by default.
+TEXT_FEATURES = 256
+
+#: Maps a query's text to a vector, always of the same width.
 Embedder = Callable[[str], ArrayLike]
 
 #: Of a longer text only the first and the last so many characters are read.
@@ -25,12 +28,13 @@ _PLACES = (
 )
 
 
-def text_features(text: str, width: int) -> NDArray[np.float32]:
+def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
     """Signed hashing of all byte trigrams and 5-grams of the UTF-8 text, ASCII letters lowered; Euclidean norm 1.
 
     Weinberger et al. (2009), Feature hashing for large scale multitask learning: each n-gram adds +1 or -1, both the
-    place and the sign taken from its hash, so that collisions cancel in expectation. Time is linear in the length, and
-    bounded.
+    place and the sign taken from its hash, so that collisions cancel in expectation. Of each sum the logarithm of one
+    more counts: an n-gram that comes ten times says little more than one that comes twice. Time is linear in the
+    length, and bounded.
 
     Args:
         text: any string; of more than 2 x `MAX_CHARACTERS` characters the middle is left out.
@@ -59,6 +63,7 @@ def text_features(text: str, width: int) -> NDArray[np.float32]:
     hashed ^= hashed >> np.uint32(13)
     # twice as many buckets as features: the upper half holds the negative n-grams
     bins = np.bincount((hashed % np.uint32(2 * width)).astype(np.intp), minlength=2 * width)
-    features = (bins[:width] - bins[width:]).astype(np.float32)
+    sums = (bins[:width] - bins[width:]).astype(np.float32)
+    features: NDArray[np.float32] = np.copysign(np.log1p(np.abs(sums)), sums)
     norm = float(np.sqrt(features @ features))
     return features / np.float32(norm) if norm else features

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
-__all__ = ["MIN_ROWS", "Bits", "exact_focal", "focal_with_each", "pair_focal"]
-
-F32 = NDArray[np.float32]
+__all__ = ["MIN_ROWS", "PRIOR_FAILURES", "Bits", "exact_focal", "pair_focal"]
 
 #: (asked, failed) of one model.
 Bits = tuple[int, int]
@@ -70,41 +65,9 @@ def exact_focal(models: Sequence[Bits]) -> float | None:
     return total / m
 
 
-def focal_with_each(models: Sequence[Bits], others: Sequence[Bits]) -> F32:
-    """Focal diversity that a set of m models would have with each of the others in its place; shape (len(others),).
-
-    Over the rows where the set and the other one were asked, f_i and s of the set alone: adding j makes s + f_j of s,
-    so that sum f_i (s + f_j) = sum a_j f_i s + sum f_j f_i and sum f_i (s + f_j) (s + f_j - 1)
-    = sum a_j f_i s (s - 1) + 2 sum f_j f_i s; likewise for j itself. One matrix product yields all these sums.
-    """
-    m, n, rows = len(models), len(others), common_rows(models)
-    bits = [*[failed for _, failed in models], rows, *[asked for asked, _ in others], *[failed for _, failed in others]]
-    floats = _floats([row & rows for row in bits])
-    of_set, of_others = floats[: m + 1], floats[m + 1 :]
-    s = np.add.reduce(of_set[:m])
-    once = of_set * s
-    sums = np.concatenate([of_set, once, once * s]) @ of_others.T
-    asked, failed = sums[:, :n], sums[:, n:]
-    i, si, ssi = slice(0, m), slice(m + 1, 2 * m + 1), slice(2 * m + 2, 3 * m + 2)
-    with_s, pairs = np.empty((m + 1, n), np.float32), np.empty((m + 1, n), np.float32)
-    with_s[:m] = asked[si] + failed[i]
-    pairs[:m] = asked[ssi] - asked[si] + 2 * failed[si]
-    with_s[m] = failed[2 * m + 1] + failed[m]
-    pairs[m] = failed[3 * m + 2] + failed[2 * m + 1]
-    # a model that never failed has both sums 0, and so counts 1
-    return np.asarray(1 - np.add.reduce(pairs / np.maximum(with_s, 1)) / (m * (m + 1)), np.float32)
-
-
 def common_rows(models: Sequence[Bits]) -> int:
     """The rows in which all of the models were asked."""
     rows = -1 if models else 0
     for asked, _ in models:
         rows &= asked
     return rows
-
-
-def _floats(bitsets: Sequence[int]) -> F32:
-    """Bitsets as a matrix of 0 and 1, one row each; trailing rows that are 0 in all are left out."""
-    size = max((max(bitsets).bit_length() + 7) // 8, 1)
-    raw = b"".join([bits.to_bytes(size, "little") for bits in bitsets])
-    return np.unpackbits(np.frombuffer(raw, np.uint8).reshape(-1, size), axis=1, bitorder="little").astype(np.float32)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 
-__all__ = ["CANDIDATE", "CONTEXT", "ENDPOINT", "LAYOUT", "MEMBER", "QUERY_FEATURES", "slices", "width"]
-
-QUERY_FEATURES = 32
+__all__ = ["CANDIDATE", "CONTEXT", "ENDPOINT", "LAYOUT", "MEMBER", "slices", "width"]
 
 Layout = Mapping[str, int]
 
@@ -19,7 +17,7 @@ Layout = Mapping[str, int]
 CONTEXT: Layout = {
     "first": 1,  # 1 in round 1, else 0
     "round": 1,  # (round - 1) / 4
-    "price_of_money": 1,  # log10(lambda) / 4
+    "price_of_money": 1,  # log10(lambda)
     "budget_left": 1,  # share of this ask's cap that is left; 1 without a cap
     "log_pool": 1,  # ln(N) / 4: so that a policy may ask a number, not a share, of the pool
     "asked": 1,  # asked / N
@@ -28,7 +26,7 @@ CONTEXT: Layout = {
     "margin": 1,  # first minus second of them
     "entropy": 1,  # entropy / ln(K); 0 before any reply
     "choices": 1,  # ln(K) / 4; 0 for a free-form question
-    "query": QUERY_FEATURES,  # features of the query's text, Euclidean norm 1 (or 0)
+    "level": 1,  # windowed accuracy of the pool as a whole, minus 1/2, times 2: how hard the queries are at present
 }
 
 #: A row of `Observation.endpoints`.
@@ -36,12 +34,15 @@ ENDPOINT: Layout = {
     "asked": 1,
     "replied": 1,
     "agrees": 1,  # +1 backs the leading fused candidate, -1 another one, 0 no usable reply
-    "accuracy": 1,  # windowed accuracy, shrunk towards the pool's mean, minus that mean, times 4
+    "accuracy": 1,  # windowed accuracy, shrunk towards its long-run one, minus the pool's level, times 4
     "accuracy_later": 1,  # the same over the queries it was asked in round 2 or later
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
+    "similar": 1,  # its accuracy on queries of similar text, minus the pool's on them, times 4
     "price": 1,  # ln(expected cost / the pool's mean expected cost) / 4; 0 if unknown
+    "toll": 1,  # lambda c / C, what asking it takes from the reward: c its expected cost, C that of asking all
+    "log_toll": 1,  # log10(lambda c / C + 1e-4)
     "latency": 1,  # ln(mean latency / the pool's mean latency) / 4; 0 if unknown
-    "focal": 1,  # focal diversity of the asked set with it; with nobody asked yet its mean over pairs
+    "focal": 1,  # its mean focal diversity over pairs with those asked; with nobody asked yet, with all others
 }
 
 #: `Evidence.members`: one candidate seen through one member.
@@ -49,9 +50,11 @@ MEMBER: Layout = {
     "present": 1,  # 1; 0 marks padding in a batch
     "vote": 1,  # 1 if this is its most probable candidate
     "probability": 1,  # its mass on the candidate; the vote where it gave none
-    "log_probability": 1,  # ln(max(mass, e^-8)) / 8
+    "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none
     "evidence": 1,  # vote times ln((K - 1) a / (1 - a)), a its shrunk accuracy: the naive Bayes weight of its vote
-    "accuracy": 1,  # as in ENDPOINT
+    "accuracy": 1,  # as in ENDPOINT, and so the next
+    "similar": 1,
+    "level": 1,  # as in CONTEXT
     "length": 1,  # its completion tokens, standardised over its own replies, / 4; 0 if unknown
     "later": 1,  # 1 if it was asked in round 2 or later
 }

@@ -5,6 +5,7 @@ learn(outcome) -> window -> reading (renewed when the window changed) -> begin(q
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -14,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.errors import ConfigError
+from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, text_features
 from focalroute.observe.focal import Bits, pair_focal
-from focalroute.observe.layout import QUERY_FEATURES
-from focalroute.observe.reading import Reading, Summary, read
+from focalroute.observe.memory import Memory
+from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read
 from focalroute.observe.sight import Sight
 from focalroute.observe.window import Counts, Window
 from focalroute.records import Outcome, Query
@@ -38,7 +40,7 @@ class Observer:
         prices: the expected USD of one typical call of each, from its listed price; None where unknown. Windowed costs
             take over as they are seen, the listed one weighing as much as 5 calls.
         window: outcomes kept.
-        embed: maps a query's text to `QUERY_FEATURES` numbers, instead of `text_features`.
+        embed: maps a query's text to finite numbers, always as many, instead of `text_features`.
 
     Attributes:
         endpoints: as given.
@@ -67,11 +69,34 @@ class Observer:
         self._pairs = [[0.0 if i == j else unseen for j in range(n)] for i in range(n)]
         self._focal = np.full(n, unseen if n > 1 else 0.0)
         self._bits: list[Bits] = [(0, 0)] * n
+        self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
+        self._memory = Memory(n)
+        self._adopted: Experience | None = None
         self._stale: set[int] = set()
         self._stale_pairs: set[tuple[int, int]] = set()
         self._reading = self._renewed()
         self._read_at = self._window.version
         self._begun = False  # whether an ask began since the reading was made
+
+    def adopt(self, experience: Experience | None) -> None:
+        """Go on from what a policy brings along: it takes the place of the long run and the memory known so far.
+
+        What was learned since in the window stays; None changes nothing.
+        """
+        if experience is None or experience is self._adopted:
+            return
+        if self._adopted is not None and self._adopted.same(experience):  # of another version of the policy
+            self._adopted = experience
+            return
+        offsets = experience.offsets(self.endpoints)
+        memory = experience.memory(self.endpoints)
+        with self._lock:
+            self._offsets = np.array([0.0 if offset is None else offset for offset in offsets])
+            self._strengths = np.array([PRIOR_ASKS if offset is None else PRIOR_LONG_RUN for offset in offsets], float)
+            self._memory = memory
+            self._adopted = experience
+            self._reading = self._renewed()
+            self._read_at = self._window.version
 
     def learn(self, outcome: Outcome) -> None:
         """Take in an outcome; asks begun afterwards see it.
@@ -80,21 +105,23 @@ class Observer:
             ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
         """
         with self._lock:
+            if outcome.features is not None and outcome.right:
+                self._memory.add(outcome.features, [outcome.right.get(name, math.nan) for name in self.endpoints])
             for row in self._window.push(outcome):
                 here = sorted(self._index[name] for name in row if name in self._index)
                 self._stale.update(here)
                 self._stale_pairs.update(combinations(here, 2))
             if self._begun:  # asks are under way: renew here, so that the next one need not; a replayed backlog waits
                 self._begun = False
-                before, after = self._reading, self._renewed()
-                after.warm(before)
-                self._reading, self._read_at = after, self._window.version
+                self._reading, self._read_at = self._renewed(), self._window.version
 
     def begin(self, query: Query) -> Sight:
         """Begin one ask: its own mutable state, on the pool's numbers as they are now."""
-        sight = Sight(query, self._read(), self._index, self._features(query.text))
+        features = self._features(query.text)
+        with self._lock:
+            similar = self._memory.estimate(features)
         self._begun = True
-        return sight
+        return Sight(query, self._read(), self._index, features, similar)
 
     def expected_cost(self) -> F64:
         """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""
@@ -128,12 +155,10 @@ class Observer:
 
     def _features(self, text: str) -> F32:
         if self._embed is None:
-            return text_features(text, QUERY_FEATURES)
+            return text_features(text)
         features = np.asarray(self._embed(text), np.float32)
-        if features.shape != (QUERY_FEATURES,) or not np.isfinite(features).all():
-            raise ConfigError(
-                f"embed: must give {QUERY_FEATURES} finite numbers, gave an array of shape {features.shape}"
-            )
+        if features.ndim != 1 or not features.size or not np.isfinite(features).all():
+            raise ConfigError(f"embed: must give a vector of finite numbers, gave an array of shape {features.shape}")
         norm = float(np.linalg.norm(features.astype(np.float64)))
         return (features / norm).astype(np.float32) if norm else features
 
@@ -159,4 +184,4 @@ class Observer:
             self._focal[i] = sum(self._pairs[i]) / max(len(names) - 1, 1)
         self._stale.clear()
         self._stale_pairs.clear()
-        return read(names, self._summary, self._bits, self._pairs, self._focal)
+        return read(names, self._summary, self._pairs, self._focal, self._offsets, self._strengths)

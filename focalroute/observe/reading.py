@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.observe.focal import MIN_ROWS, Bits, common_rows, exact_focal, focal_with_each
 from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
-__all__ = ["PRIOR_ASKS", "PRIOR_CALLS", "Reading", "Summary", "read"]
+__all__ = ["PRIOR_ASKS", "PRIOR_CALLS", "PRIOR_LONG_RUN", "Reading", "Rows", "Summary", "read", "rows_of", "tolls"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -21,15 +20,35 @@ F64 = NDArray[np.float64]
 #: Strength, in asks, of the prior that holds an endpoint's accuracy at its pool's mean.
 PRIOR_ASKS = 10
 
+#: Likewise where its long-run accuracy is known, and the prior so holds it at that distance from the pool's level.
+PRIOR_LONG_RUN = 50
+
 #: Strength, in calls, of the listed price as a prior of the mean cost of a call.
 PRIOR_CALLS = 5
 
 _AT = slices(ENDPOINT)
 _ACCURACIES = slice(_AT["accuracy"].start, _AT["accuracy_later"].stop)
-_RELATIVES = slice(_AT["price"].start, _AT["latency"].stop)
-_SETS_KEPT = 256  # focal rows kept per reading; a policy asks a handful of different sets between two feedbacks
-_SETS_WARMED = 4
+_RELATIVES = [_AT["price"].start, _AT["latency"].start]
+_TOLLS = slice(_AT["toll"].start, _AT["log_toll"].stop)
+_PRICES_KEPT = 16
 _LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little, so that its logarithm is finite
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the window's totals come to, by endpoint: (..., N) arrays, ``level`` (...,).
+
+    Attributes:
+        accuracy: windowed accuracy, shrunk.
+        level: the pool's: how accurate it would be if the window knew equally much of everyone.
+        columns: float32 (..., N, De) rows of the layout; what an ask adds is 0.
+        shares: c / C, the cost of a call relative to that of asking all once; an unknown cost counts as the mean.
+    """
+
+    accuracy: F64
+    level: F64
+    columns: F32
+    shares: F64
 
 
 @dataclass(slots=True)
@@ -38,14 +57,14 @@ class Reading:
 
     Attributes:
         names: the endpoints, pool order; N of them.
-        template: float32 (N, De), the endpoint rows before anybody is asked.
+        template: float32 (N, De), the endpoint rows before anybody is asked and without what depends on lambda.
         seen: rows of the window in which something is known of each, length N as all that follow.
-        accuracy: the windowed accuracy, shrunk towards the pool's mean; ``centred``: as the layout has it.
+        accuracy: the windowed accuracy, shrunk; ``centred``: as the layout has it; ``level``: of the pool, likewise.
         latency_s: mean latency; None where unknown.
         expected_cost: USD of one call; None where unknown.
+        shares: float64 (N,), see `Rows`.
         mean_length: mean completion tokens; ``length_scale``: what one token above it counts in the layout's "length".
         order: endpoint indices, cheapest first, unknown cost last, then by name.
-        bits: (asked, failed) bitsets.
         pairs: focal diversity of each pair: one row an endpoint, 0 on the diagonal.
     """
 
@@ -54,54 +73,33 @@ class Reading:
     seen: list[int]
     accuracy: list[float]
     centred: list[float]
+    level: float
     latency_s: list[float | None]
     expected_cost: list[float | None]
+    shares: F64
     mean_length: list[float]
     length_scale: list[float]
     order: tuple[int, ...]
-    bits: list[Bits]
     pairs: list[list[float]]
-    _rows: dict[tuple[int, ...], F32] = field(default_factory=dict)
-    _used: dict[tuple[int, ...], None] = field(default_factory=dict)  # keys of _rows that were asked for, in that order
+    _priced: dict[float, F32] = field(default_factory=dict)
 
-    def focal_row(self, asked: tuple[int, ...]) -> F32:
-        """Focal diversity that a set would have with each endpoint; for its own members, what it has. Shape (N,).
+    def rows(self, price_of_money: float) -> F32:
+        """The endpoint rows (N, De) at this lambda; a copy."""
+        found = self._priced.get(price_of_money)
+        if found is None:
+            if len(self._priced) >= _PRICES_KEPT:
+                self._priced.clear()
+            found = self._priced[price_of_money] = self.template.copy()
+            found[:, _TOLLS] = tolls(price_of_money * self.shares)
+        return found.copy()
 
-        ``asked`` holds rising indices, at least one.
-        """
-        self._used[asked] = None
-        found = self._rows.get(asked)
-        if found is not None:
-            return found
-        if len(self._rows) >= _SETS_KEPT:
-            self._rows.clear()
-            self._used.clear()
-        row = self._rows[asked] = self._focal_row(asked)
-        return row
-
-    def warm(self, before: Reading) -> None:
-        """Make ready the focal rows of the sets that were last asked for of an earlier reading."""
-        for asked in list(before._used)[-_SETS_WARMED:]:
-            self._rows[asked] = self._focal_row(asked)
-
-    def _focal_row(self, asked: tuple[int, ...]) -> F32:
-        m, members = len(asked), [self.bits[i] for i in asked]
-        inner = sum(self.pairs[i][j] for i in asked for j in asked if i < j)
-        with_each = np.add.reduce([self.pairs[i] for i in asked]) + inner
-        row: F32 = (with_each * (2 / (m * (m + 1)))).astype(np.float32)
-        if m == 1:  # the row holds its pairs, each by its own rows
-            row[asked[0]] = 0.0
-            return row
-        rows = common_rows(members)
-        if rows.bit_count() >= MIN_ROWS:
-            exact = [
-                j for j, bits in enumerate(self.bits) if (bits[0] & rows).bit_count() >= MIN_ROWS and j not in asked
-            ]
-            if exact:
-                row[exact] = focal_with_each(members, [self.bits[j] for j in exact])
-        own = exact_focal(members)
-        row[list(asked)] = inner * 2 / (m * (m - 1)) if own is None else own
-        return row
+    def focal_row(self, asked: Sequence[int]) -> list[float]:
+        """Mean focal diversity of each endpoint over its pairs with those asked (at least one), itself left out."""
+        size = len(asked)
+        if size == 1:
+            return self.pairs[asked[0]]
+        sums = map(sum, zip(*[self.pairs[i] for i in asked], strict=True))
+        return [total / (size - 1 if i in asked else size) for i, total in enumerate(sums)]
 
 
 class Summary:
@@ -152,37 +150,65 @@ class Summary:
         return (PRIOR_CALLS * price + c.cost_pico / 1e12) / (PRIOR_CALLS + c.priced)
 
 
-def read(names: tuple[str, ...], summary: Summary, bits: list[Bits], pairs: list[list[float]], focal: F64) -> Reading:
-    """Make a reading; ``focal`` (N,) is each endpoint's mean over the pairs with every other one.
+def tolls(priced: F64) -> F32:
+    """The layout's "toll" and "log_toll" (..., 2) of lambda c / C (...,)."""
+    both = np.stack([np.minimum(priced, 4.0), np.maximum(np.log10(priced + 1e-4), -4.0).clip(max=1.0)], axis=-1)
+    return both.astype(np.float32)
 
-    Accuracy is (right + S mean) / (n + S), the mean of a Beta posterior whose prior sits at the pool's mean, S = 10;
-    the pool's mean is (sum of right + 1) / (sum of n + 2), 1/2 before anything was seen.
+
+def rows_of(table: F64, focal: F64, offsets: F64, strengths: F64) -> Rows:
+    """What a summary's table says, for one pool or for many at once.
+
+    Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
+    puts the endpoint beside the others. The level is (sum of right - sum of n offset + 1) / (sum of n + 2): 1/2 before
+    anything was seen, and the pool's mean where no long run is known and all offsets are 0.
+
+    Args:
+        table: (..., N, 10), see `Summary`.
+        focal: (..., N) each endpoint's mean focal diversity over its pairs.
+        offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
+        strengths: (N,) S.
     """
-    table = summary.table
-    n, right, logs, known = table[:, :2], table[:, 2:4], table[:, 6:8], table[:, 8:]
-    total = np.add.reduce(table).tolist()
-    means = np.array([(total[2] + 1) / (total[0] + 2), (total[3] + 1) / (total[1] + 2)])
+    n, right, costs, logs, known = (table[..., at] for at in (slice(0, 2), slice(2, 4), 4, slice(6, 8), slice(8, 10)))
+    offset = offsets[:, None]
+    levels = ((right - n * offset).sum(axis=-2) + 1) / (n.sum(axis=-2) + 2)
+    prior = (levels[..., None, :] + offset).clip(0.02, 0.98)
+    accuracy = (right + strengths[:, None] * prior) / (n + strengths[:, None])
     # a mean over the known ones; of none, whatever it is is multiplied by 0
-    log_means = [math.log(max(total[at] / max(total[at + 4], 1.0), _LEAST)) for at in (4, 5)]
-    accuracy = (right + PRIOR_ASKS * means) / (n + PRIOR_ASKS)
-    centred = (accuracy - means) * 4
-    template = np.zeros((len(names), width(ENDPOINT)), np.float32)
-    template[:, _ACCURACIES] = centred
-    template[:, _AT["seen"]] = n[:, :1] / (n[:, :1] + 20)
-    template[:, _RELATIVES] = ((logs - log_means) * known * 0.25).clip(-4, 4)
-    template[:, _AT["focal"]] = focal[:, None]
+    sums, counts = table[..., 4:6].sum(axis=-2), known.sum(axis=-2)
+    means = sums / np.maximum(counts, 1)
+    columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
+    columns[..., _ACCURACIES] = (accuracy - levels[..., None, :]) * 4
+    columns[..., _AT["seen"].start] = n[..., 0] / (n[..., 0] + 20)
+    relative = (logs - np.log(np.maximum(means, _LEAST))[..., None, :]) * known * 0.25
+    columns[..., _RELATIVES] = relative.clip(-4, 4)
+    columns[..., _AT["focal"].start] = focal
+    paid = np.where(known[..., 0] > 0, costs, means[..., None, 0])
+    total = paid.sum(axis=-1, keepdims=True)
+    shares = np.where(
+        total > 0, paid / np.where(total > 0, total, 1), 1 / table.shape[-2] * (counts[..., None, 0] == 0)
+    )
+    return Rows(accuracy[..., 0], levels[..., 0], columns, shares)
+
+
+def read(
+    names: tuple[str, ...], summary: Summary, pairs: list[list[float]], focal: F64, offsets: F64, strengths: F64
+) -> Reading:
+    """Make a reading (see `rows_of`)."""
+    rows = rows_of(summary.table, focal, offsets, strengths)
     return Reading(
         names=names,
-        template=template,
-        seen=n[:, 0].astype(int).tolist(),
-        accuracy=accuracy[:, 0].tolist(),
-        centred=centred[:, 0].tolist(),
+        template=rows.columns,
+        seen=summary.table[:, 0].astype(int).tolist(),
+        accuracy=rows.accuracy.tolist(),
+        centred=rows.columns[:, _AT["accuracy"].start].tolist(),
+        level=float(rows.level - 0.5) * 2,
         latency_s=summary.latencies.copy(),
         expected_cost=summary.costs.copy(),
+        shares=rows.shares,
         mean_length=summary.mean_lengths.copy(),
         length_scale=summary.length_scales.copy(),
         order=_cheapest_first(summary.costs, names),
-        bits=bits,
         pairs=pairs,
     )
 

@@ -14,39 +14,54 @@ from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slic
 from focalroute.observe.reading import Reading
 from focalroute.records import Evidence, Member, Observation, Query, Reply
 
-__all__ = ["Sight"]
+__all__ = ["Sight", "vote_weight"]
 
 F32 = NDArray[np.float32]
 
-_ASKED, _REPLIED, _AGREES, _FOCAL = (slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "focal"))
-_SCALARS = slices(CONTEXT)["query"].start  # the context's numbers that come before the query's features
+_ASKED, _REPLIED, _AGREES, _SIMILAR, _FOCAL = (
+    slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "similar", "focal")
+)
+_CONTEXT = width(CONTEXT)
 _MEMBER = width(MEMBER)
 _CANDIDATE = width(CANDIDATE)
-_LOG_FLOOR = math.exp(-8)
+_LOG_FLOOR = math.exp(-30)
 _NOTHING_YET = (0.0,) * 6
-_UNBACKED = (
-    0.0,
-    0.0,
-    -1.0,
-    0.0,
-)  # vote, probability, log probability, evidence: of a candidate without a member's mass
+_UNBACKED = (0.0, 0.0, 0.0, 0.0)  # vote, probability, log probability, evidence: without the member's vote or mass
 _HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
+_OPEN = 8  # a free-form question counts as one of so many choices, however many answers were seen
 
 
 def _bounded(x: float) -> float:
     return max(-4.0, min(4.0, x))
 
 
+def vote_weight(accuracy: float, choices: int) -> float:
+    """The naive Bayes weight of a vote, ln((K - 1) a / (1 - a)); kept positive: a vote never repels."""
+    a = max(1 / choices + 0.02, min(0.98, accuracy))
+    return min(math.log((choices - 1) * a / (1 - a)), _HEAVIEST)
+
+
 class Sight:
     """The mutable state of one ask; used by one task at a time.
+
+    Args:
+        query: what is asked.
+        reading: the pool's numbers.
+        index: name -> pool index.
+        features: of the query's text.
+        similar: by endpoint, how much more than the pool it is expected to be right on such a text.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
         asked: pool indices of the members whose reply was added, usable or not, in that order.
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
+        features: as given.
     """
 
-    def __init__(self, query: Query, reading: Reading, index: Mapping[str, int], features: F32) -> None:
+    def __init__(
+        self, query: Query, reading: Reading, index: Mapping[str, int], features: F32, similar: Sequence[float]
+    ) -> None:
+        self.features = features
         self.candidates: list[str] = list(query.choices or ())
         self.asked: list[int] = []
         self.backs: dict[int, int] = {}
@@ -54,9 +69,7 @@ class Sight:
         self._reading = reading
         self._index = index
         self._closed = query.choices is not None
-        self._context = np.empty(_SCALARS + len(features), np.float32)
-        self._context[_SCALARS:] = features
-        self._rows = reading.template.copy()
+        self._similar = [_bounded(4 * x) for x in similar]
         self._log_pool = _bounded(math.log(len(reading.names)) / 4)
         self._clusters: dict[str, int] = {}
         self._members: dict[int, tuple[int, int, int, float, Decimal | None]] = {}
@@ -77,12 +90,10 @@ class Sight:
         if i in self.asked:
             raise ValueError(f"endpoint {reply.endpoint!r} was already added to this ask")
         candidate, mass = self._answer_in(reply)
-        self._rows[i, _ASKED] = 1
         self.asked.append(i)
         if candidate is None:
             return
         tokens = reply.usage.completion_tokens if reply.usage else 0
-        self._rows[i, _REPLIED] = 1
         self.backs[i] = candidate
         self._members[i] = (round, candidate, tokens, reply.latency_s, reply.cost)
         self._blocks[i] = self._block(i, candidate, mass, tokens, round)
@@ -95,24 +106,30 @@ class Sight:
             price_of_money: lambda, what a dollar counts in reward.
             budget_left: share of this ask's cap that is left; 1 without a cap.
         """
-        n, k = len(self._rows), len(self.candidates)
-        context = self._context.copy()
-        context[:_SCALARS] = (
-            1.0 if round == 1 else 0.0,
-            _bounded((round - 1) / 4),
-            _bounded(math.log10(max(price_of_money, 1e-16)) / 4),
-            max(0.0, min(1.0, budget_left)),
-            self._log_pool,
-            len(self.asked) / n,
-            len(self.backs) / n,
-            *self._fused,
-            _bounded(math.log(k) / 4) if self._closed else 0.0,
+        n, k = len(self._reading.names), len(self.candidates)
+        context = np.array(
+            (
+                1.0 if round == 1 else 0.0,
+                _bounded((round - 1) / 4),
+                _bounded(math.log10(max(price_of_money, 1e-4))),
+                max(0.0, min(1.0, budget_left)),
+                self._log_pool,
+                len(self.asked) / n,
+                len(self.backs) / n,
+                *self._fused,
+                _bounded(math.log(k) / 4) if self._closed else 0.0,
+                self._reading.level,
+            ),
+            np.float32,
         )
-        rows = self._rows.copy()
+        rows = self._reading.rows(price_of_money)
+        rows[:, _SIMILAR] = self._similar
         if self.asked:
-            rows[:, _FOCAL] = self._reading.focal_row(tuple(sorted(self.asked)))
-        if self._leader >= 0:
-            for i, candidate in self.backs.items():
+            rows[:, _FOCAL] = self._reading.focal_row(self.asked)
+            rows[self.asked, _ASKED] = 1
+        for i, candidate in self.backs.items():
+            rows[i, _REPLIED] = 1
+            if self._leader >= 0:
                 rows[i, _AGREES] = 1.0 if candidate == self._leader else -1.0
         return Observation(context, rows)
 
@@ -142,7 +159,7 @@ class Sight:
         else:
             seen = np.concatenate([self._blocks[i] for i in members], axis=1)
             np.multiply(np.add.reduce(seen[:, :, 1:3], axis=1), 1 / m, out=candidates[:, :2])
-        candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._rows))
+        candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._reading.names))
         return Evidence(seen, candidates, tuple(members))
 
     def members(self) -> dict[str, Member]:
@@ -172,22 +189,18 @@ class Sight:
             for i, block in self._blocks.items():
                 unbacked = block[:1].copy()
                 unbacked[0, 0, 1:5] = _UNBACKED
-                grown = self._blocks[i] = np.concatenate([block, unbacked])
-                grown[self.backs[i], 0, 4] = self._weight(i)
+                self._blocks[i] = np.concatenate([block, unbacked])
         return found
 
     def _weight(self, i: int) -> float:
-        """The naive Bayes weight of a member's vote, ln((K - 1) a / (1 - a)); kept positive: a vote never repels."""
-        k = max(len(self.candidates), 2)
-        a = max(1 / k + 0.02, min(0.98, self._reading.accuracy[i]))
-        return min(math.log((k - 1) * a / (1 - a)), _HEAVIEST)
+        return vote_weight(self._reading.accuracy[i], len(self.candidates) if self._closed else _OPEN)
 
     def _block(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> F32:
         """Each candidate seen through one member, (K, 1, Fm); columns as in `focalroute.observe.layout.MEMBER`."""
         r = self._reading
         length = _bounded((tokens - r.mean_length[i]) * r.length_scale[i]) if tokens > 0 else 0.0
         block = np.empty((len(self.candidates), 1, _MEMBER), np.float32)
-        block[:] = (1.0, *_UNBACKED, r.centred[i], length, float(round > 1))
+        block[:] = (1.0, *_UNBACKED, r.centred[i], self._similar[i], r.level, length, float(round > 1))
         if mass is None:
             block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
         else:

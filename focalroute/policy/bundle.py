@@ -6,6 +6,7 @@ root/
     decider.onnx       see `focalroute.learn.export`
     fusion.onnx
     manifest.json      schema, version, parent, names, layout, ...; SHA-256 of every file and of the manifest itself
+    experience.npz     optional: long-run accuracies and a memory of texts, see `focalroute.observe.experience`
     learner.npz        optional: what the learner goes on from; serving never reads it
   .lock, .tmp-*        of whoever publishes
 """
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.errors import PolicyError
+from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
 from focalroute.policy._inspect import MAX_BYTES
 from focalroute.policy._onnx import Inputs, Session, Signature
@@ -96,6 +98,7 @@ class Policy:
         metrics: how it did.
         decider_onnx: the Decider's file; the learner reads the weights from it.
         fusion_onnx: the Fusion's.
+        experience: what it brings along of the past; None: nothing.
     """
 
     version: int
@@ -106,6 +109,7 @@ class Policy:
     metrics: Mapping[str, Any]
     decider_onnx: bytes = field(repr=False)
     fusion_onnx: bytes = field(repr=False)
+    experience: Experience | None = field(repr=False)
     _decider: Session = field(repr=False)
     _fusion: Session = field(repr=False)
     _rows: Mapping[str, int] = field(repr=False)
@@ -185,6 +189,7 @@ def load_folder(folder: Path) -> Policy:
         names=tuple(manifest["names"]),
         decider_onnx=decider,
         fusion_onnx=fusion,
+        experience=_experience(folder, manifest),
         _decider=_opened(folder / "decider.onnx", decider, DECIDER),
         _fusion=_opened(folder / "fusion.onnx", fusion, FUSION),
         _rows={name: row for row, name in enumerate(manifest["names"], 1)},
@@ -193,18 +198,23 @@ def load_folder(folder: Path) -> Policy:
     return policy
 
 
+def _experience(folder: Path, manifest: Mapping[str, Any]) -> Experience | None:
+    if "experience.npz" not in manifest["sha256"]:
+        return None
+    arrays = _arrays(folder / "experience.npz", manifest)
+    try:
+        return Experience.of(arrays)
+    except ValueError as error:
+        raise PolicyError(f"{folder / 'experience.npz'}: {error}; {_AGAIN}") from None
+
+
 def learner(root: str | Path, version: int) -> dict[str, NDArray[Any]] | None:
     """The arrays the learner left with a version; None if it left none. PolicyError if they are damaged."""
     folder = folder_of(root, version)
     manifest = _manifest(folder)
     if "learner.npz" not in manifest["sha256"]:
         return None
-    data = _verified(folder, "learner.npz", manifest)
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise PolicyError(f"{folder / 'learner.npz'}: is no plain array archive: {error}; publish again") from None
+    return _arrays(folder / "learner.npz", manifest)
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
@@ -246,6 +256,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if manifest["layout"] != SLICES:
         raise PolicyError(f"{path}: was made for another layout of the observation; train it again with this version")
     return manifest
+
+
+def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    data = _verified(path.parent, path.name, manifest)
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise PolicyError(f"{path}: is no plain array archive: {error}; publish again") from None
 
 
 def _verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:

@@ -20,8 +20,9 @@ from math import exp, inf, log, log1p
 
 from focalroute.records import F32, Decision
 
-__all__ = ["EXPLORATION", "decide", "log_probability", "pick_probabilities"]
+__all__ = ["EXPLORATION", "Eligible", "decide", "log_probability", "pick_probabilities"]
 
+#: (endpoint, picked so far) -> whether it could be picked beside them.
 Eligible = Callable[[int, tuple[int, ...]], bool]
 
 #: e: the expected number of endpoints picked, or left out, against a policy that is certain.

@@ -29,6 +29,7 @@ class Fallback:
     """Asks the three cheapest endpoints once and takes the plurality, ties by the mass they gave."""
 
     version = FALLBACK
+    experience = None
 
     def ids(self, endpoints: Sequence[str]) -> NDArray[np.int64]:
         """No endpoint is known to it."""

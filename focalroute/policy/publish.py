@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from focalroute.errors import PolicyError
+from focalroute.observe.experience import Experience
 from focalroute.policy import _files
 from focalroute.policy.bundle import CURRENT, SCHEMA, SLICES, digest, folder_of, load, load_folder, versions
 
@@ -34,6 +35,7 @@ def publish(
     parent: int | None,
     hyperparameters: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    experience: Experience | None = None,
     learner: Mapping[str, ArrayLike] | None = None,
     keep: int = 10,
 ) -> int:
@@ -47,6 +49,7 @@ def publish(
         parent: the version it was learned from, what `rollback` goes back to; None (or 0): the shipped one.
         hyperparameters: for the manifest; plain JSON values.
         metrics: likewise.
+        experience: what it brings along of the past.
         learner: arrays to go on learning from.
         keep: how many of the latest versions to keep, beside the new one and its parent.
 
@@ -68,6 +71,7 @@ def publish(
                 names=names,
                 hyperparameters=hyperparameters or {},
                 metrics=metrics or {},
+                experience=experience,
                 learner=learner,
             )
             _add(root, version, files)
@@ -113,14 +117,15 @@ def bundle_files(
     names: Sequence[str],
     hyperparameters: Mapping[str, Any],
     metrics: Mapping[str, Any],
+    experience: Experience | None = None,
     learner: Mapping[str, ArrayLike] | None = None,
 ) -> dict[str, bytes]:
     """The files of a bundle by name; PolicyError if the manifest's values are not plain, finite JSON."""
     files = {"decider.onnx": decider, "fusion.onnx": fusion}
+    if experience is not None:
+        files["experience.npz"] = _archive(experience.arrays())
     if learner is not None:
-        archive = io.BytesIO()
-        np.savez(archive, allow_pickle=False, **{key: np.asarray(array) for key, array in learner.items()})
-        files["learner.npz"] = archive.getvalue()
+        files["learner.npz"] = _archive(learner)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "version": version,
@@ -138,6 +143,12 @@ def bundle_files(
     except (TypeError, ValueError) as error:
         raise PolicyError(f"manifest: hyperparameters and metrics must be plain, finite JSON values: {error}") from None
     return {**files, "manifest.json": f"{text}\n".encode()}
+
+
+def _archive(arrays: Mapping[str, ArrayLike]) -> bytes:
+    archive = io.BytesIO()
+    np.savez_compressed(archive, allow_pickle=False, **{key: np.asarray(array) for key, array in arrays.items()})
+    return archive.getvalue()
 
 
 def _add(root: Path, version: int, files: Mapping[str, bytes]) -> None:

@@ -74,7 +74,7 @@ def pack(trajectory: Trajectory) -> bytes:
     arrays: list[F32] = []
     for observation, _ in trajectory.decisions:
         arrays += (observation.context, observation.endpoints)
-    arrays += (trajectory.evidence.members, trajectory.evidence.candidates)
+    arrays += (trajectory.evidence.members, trajectory.evidence.candidates, trajectory.features)
     head = {
         "version": trajectory.version,
         "endpoints": trajectory.endpoints,
@@ -100,8 +100,9 @@ def unpack(data: bytes) -> Trajectory:
     arrays = iter(_arrays(data, start, head["shapes"]))
     decisions = tuple((Observation(next(arrays), next(arrays)), _decision(*values)) for values in head["decisions"])
     evidence = Evidence(next(arrays), next(arrays), tuple(head["members"]))
+    features = next(arrays, np.zeros(0, np.float32))  # an earlier version of this package kept none
     return Trajectory(
-        head["version"], tuple(head["endpoints"]), decisions, evidence, head["fused"], head["fusion_log_mu"]
+        head["version"], tuple(head["endpoints"]), decisions, evidence, head["fused"], head["fusion_log_mu"], features
     )
 
 

@@ -1,0 +1,96 @@
+"""What a policy brings along of the past: how right each endpoint was in the long run, and a memory of texts.
+
+The window forgets after T queries, and a new process starts with an empty one; this is what training, or another
+process, has seen before. It is stored in a bundle (``experience.npz``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.observe.memory import Memory
+
+__all__ = ["Experience"]
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """The past of some endpoints.
+
+    Attributes:
+        names: the endpoints, V of them.
+        accuracy: float32 (V,) long-run accuracy of each, in [0, 1].
+        vectors: float32 (M, D) text features of past queries, oldest first; M may be 0.
+        values: float32 (M, V) how right each endpoint was on them; NaN where it was not asked.
+    """
+
+    names: tuple[str, ...]
+    accuracy: F32
+    vectors: F32
+    values: F32
+
+    def offsets(self, pool: Sequence[str]) -> tuple[float | None, ...]:
+        """By how much each endpoint of a pool is more accurate in the long run than the known ones on average.
+
+        None for an endpoint that is not known.
+        """
+        rows = {name: row for row, name in enumerate(self.names)}
+        known = [rows[name] for name in pool if name in rows]
+        if not known:
+            return (None,) * len(pool)
+        mean = float(self.accuracy[known].mean())
+        return tuple([float(self.accuracy[rows[name]]) - mean if name in rows else None for name in pool])
+
+    def memory(self, pool: Sequence[str]) -> Memory:
+        """A memory of a pool that holds these queries."""
+        memory = Memory(len(pool))
+        columns = np.full((len(self.values), len(pool)), np.nan, np.float32)
+        rows = {name: row for row, name in enumerate(self.names)}
+        for column, name in enumerate(pool):
+            if name in rows:
+                columns[:, column] = self.values[:, rows[name]]
+        memory.fill(self.vectors, columns)
+        return memory
+
+    def same(self, other: Experience) -> bool:
+        """Whether the other one holds the same."""
+        mine, others = self.arrays(), other.arrays()
+        return all(mine[key].tobytes() == others[key].tobytes() for key in mine)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """As named arrays: values in half precision, vectors as whole 127ths of their largest entry."""
+        largest = np.maximum(np.abs(self.vectors).max(axis=1, initial=0, keepdims=True), 1e-9)
+        return {
+            "names": np.array(self.names, np.str_) if self.names else np.zeros(0, "U1"),
+            "accuracy": self.accuracy.astype(np.float32),
+            "vectors": np.round(self.vectors / largest * 127).astype(np.int8),
+            "values": self.values.astype(np.float16),
+        }
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Experience:
+        """What `arrays` gave.
+
+        Raises:
+            ValueError: these are no such arrays.
+        """
+        try:
+            names, accuracy, vectors, values = (arrays[key] for key in ("names", "accuracy", "vectors", "values"))
+        except KeyError as error:
+            raise ValueError(f"{error} is missing") from None
+        if accuracy.shape != names.shape or values.shape != (len(vectors), len(names)) or vectors.ndim != 2:
+            raise ValueError("its arrays do not fit each other")
+        lengths = np.maximum(np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True), 1e-9)
+        return cls(
+            tuple(names.tolist()),
+            accuracy.astype(np.float32),
+            (vectors / lengths).astype(np.float32),
+            values.astype(np.float32),
+        )
