@@ -44,8 +44,11 @@ class Adam:
     Args:
         parameters: where to start.
         moments: what an earlier update left, of the same names and shapes.
-        learning_rate: eta.
+        learning_rate: eta of the next step; may be changed between steps.
         max_norm: a longer gradient is scaled down to this length.
+
+    Attributes:
+        learning_rate: as given.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class Adam:
         self._at = self._vector(parameters)
         self._first, self._second = self._vector(moments.first), self._vector(moments.second)
         self._steps = moments.steps
-        self._learning_rate, self._max_norm = learning_rate, max_norm
+        self.learning_rate = learning_rate
+        self._max_norm = max_norm
 
     @property
     def parameters(self) -> Gradients:
@@ -76,7 +80,7 @@ class Adam:
         self._steps += 1
         self._first = _BETA_1 * self._first + (1 - _BETA_1) * gradient
         self._second = _BETA_2 * self._second + (1 - _BETA_2) * gradient * gradient
-        rate = self._learning_rate / (1 - _BETA_1**self._steps)
+        rate = float(self.learning_rate) / (1 - _BETA_1**self._steps)
         scale = np.sqrt(self._second / (1 - _BETA_2**self._steps)) + _EPSILON
         self._at = self._at - rate * self._first / scale
 

@@ -1,0 +1,175 @@
+"""What the observer would have seen before each recorded query, had certain endpoints been asked on those before it.
+
+The same numbers as `focalroute.observe` gives one by one, for a whole log at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.learn.recorded import F32, Bools, Recorded
+from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
+from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
+from focalroute.observe.reading import PRIOR_CALLS, Rows, rows_of
+
+__all__ = ["Hindsight", "LongRun", "look_back", "similar"]
+
+F64 = NDArray[np.float64]
+
+_STRIDE = 20  # rows that share one matrix of pairs
+_BLOCK = 512  # rows whose similarity to all others is computed at once
+
+
+@dataclass(frozen=True, slots=True)
+class LongRun:
+    """Where the prior of each endpoint's accuracy sits: (N,) offsets to the pool's level and strengths in asks."""
+
+    offsets: F64
+    strengths: F64
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """Before each of T queries.
+
+    Attributes:
+        rows: see `focalroute.observe.reading.Rows`, (T, N, ...).
+        length: (T, N) the layout's "length" of the recorded reply.
+        pairs: (ceil(T / 20), N, N) focal diversity of pairs, 0 on the diagonal; row t has that of t // 20.
+    """
+
+    rows: Rows
+    length: F32
+    pairs: F32
+
+    def pairs_at(self, rows: NDArray[np.int64]) -> F32:
+        """(len(rows), N, N)."""
+        found: F32 = self.pairs[rows // _STRIDE]
+        return found
+
+
+def look_back(recorded: Recorded, first: Bools, later: Bools, long_run: LongRun, *, window: int) -> Hindsight:
+    """Look back from every query on the ``window`` queries before it.
+
+    Args:
+        recorded: the log.
+        first: (T, N) who was asked in round 1.
+        later: (T, N) who was asked in round 2 or later.
+        long_run: prior of the accuracies.
+        window: T of the observer.
+    """
+    known = (first | later) & recorded.usable
+    sums = {
+        "n": known,
+        "n_later": known & later,
+        "right": known * recorded.value,
+        "right_later": (known & later) * recorded.value,
+        "usd": known * recorded.usd,
+        "timed": known & (recorded.latency_s > 0),
+        "latency": known * recorded.latency_s,
+        "lengths": known & (recorded.tokens > 0),
+        "tokens": known * recorded.tokens,
+        "squares": known * recorded.tokens.astype(np.float64) ** 2,
+    }
+    seen = {name: _windowed(array.astype(np.float64), window) for name, array in sums.items()}
+    pairs = _pairs(recorded, known, window)
+    size = len(recorded.names)
+    focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), _STRIDE, axis=0)[: len(recorded)]
+    rows = rows_of(_table(recorded, seen), focal, long_run.offsets, long_run.strengths)
+    return Hindsight(rows, _lengths(recorded, seen), pairs)
+
+
+def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
+    """(T, N) the memory's estimate of how much more than the pool each endpoint is right on every query.
+
+    Args:
+        recorded: the queries asked.
+        memory: what is remembered, in full; None: of the queries before each one, as in a stream.
+    """
+    past = recorded if memory is None else memory
+    past = past.take(slice(max(len(past) - CAPACITY, 0), None)) if memory is not None else past
+    known = (past.there & past.usable).astype(np.float32)
+    both = np.concatenate([known * past.value, known], axis=1)
+    size = len(recorded.names)
+    sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)
+    for at in range(0, len(recorded), _BLOCK):
+        start = 0 if memory is not None else max(at + _BLOCK - CAPACITY, 0)
+        end = len(past) if memory is not None else at + _BLOCK
+        weights = kernel(recorded.vectors[at : at + _BLOCK] @ past.vectors[start:end].T)
+        if memory is None:
+            weights = np.tril(weights, at - start - 1)
+        sums[at : at + _BLOCK] = weights @ both[start:end]
+        total[at : at + _BLOCK] = weights.sum(axis=1)
+    strength = SHRINK * max(float(np.median(total)), 1e-6)
+    mean = _running_mean(both, size) if memory is None else _mean(both.sum(axis=0, keepdims=True), size)
+    estimate = shrunk(sums[:, :size], sums[:, size:], mean, strength)
+    estimate -= estimate.mean(axis=1, keepdims=True)
+    estimate[~recorded.vectors.any(axis=1)] = 0
+    return estimate
+
+
+def _mean(sums: F32, size: int) -> F32:
+    right, count = sums[:, :size], sums[:, size:]
+    overall = (right.sum(axis=1, keepdims=True) + 1) / (count.sum(axis=1, keepdims=True) + 2)
+    mean: F32 = (right + 10 * overall) / (count + 10)
+    return mean
+
+
+def _running_mean(both: F32, size: int) -> F32:
+    sums = np.cumsum(both.astype(np.float64), axis=0) - both
+    return _mean(sums.astype(np.float32), size)
+
+
+def _windowed(array: F64, window: int) -> F64:
+    """Sums over the ``window`` rows before each."""
+    total = np.concatenate([np.zeros_like(array[:1]), np.cumsum(array, axis=0)])
+    at = np.arange(len(array))
+    return total[at] - total[np.maximum(at - window, 0)]
+
+
+def _table(recorded: Recorded, seen: dict[str, F64]) -> F64:
+    """As `focalroute.observe.reading.Summary` has it, (T, N, 10)."""
+    listed = ~np.isnan(recorded.prices)
+    price = np.where(listed, recorded.prices, 0)
+    prior = np.where(listed, PRIOR_CALLS, 0)
+    costed = (seen["n"] + prior) > 0
+    cost = (prior * price + seen["usd"]) / np.maximum(seen["n"] + prior, 1)
+    timed = seen["timed"] > 0
+    latency = seen["latency"] / np.maximum(seen["timed"], 1)
+    logs = [np.where(there, np.log(np.maximum(x, 1e-12)), 0) for there, x in ((costed, cost), (timed, latency))]
+    counts = [seen[name] for name in ("n", "n_later", "right", "right_later")]
+    return np.stack([*counts, cost, latency, *logs, costed, timed], axis=-1)
+
+
+def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:
+    n = np.maximum(seen["lengths"], 1)
+    mean = seen["tokens"] / n
+    variance = np.maximum(seen["squares"] / n - mean**2, 0)
+    length = (recorded.tokens - mean) * 0.25 / np.sqrt(variance + 1)
+    known = (recorded.tokens > 0) & (seen["lengths"] >= 2)
+    return np.where(known, length, 0).clip(-4, 4).astype(np.float32)
+
+
+def _pairs(recorded: Recorded, known: Bools, window: int) -> F32:
+    """`focalroute.observe.focal.pair_focal` of all pairs, every 20 rows; values between right and wrong do not count."""
+    sure = known & ((recorded.value == 0) | (recorded.value == 1))
+    failed = sure & (recorded.value == 0)
+    chunks = range(0, len(recorded), _STRIDE)
+    asked_too, failed_too = [], []
+    for at in chunks:
+        a, f = sure[at : at + _STRIDE].astype(np.float32), failed[at : at + _STRIDE].astype(np.float32)
+        asked_too.append(np.stack([a.T @ a, f.T @ a]))
+        failed_too.append(f.T @ f)
+    back = max(window // _STRIDE, 1)
+    rows, fails = (_windowed(np.array(x, np.float64), back) for x in (asked_too, failed_too))
+    together, alone = rows[:, 0], rows[:, 1]
+    few = together < MIN_ROWS
+    alone = alone + few * PRIOR_FAILURES
+    both = fails + few * (PRIOR_FAILURES // 2)
+    rho = np.where(alone > 0, (alone - both) / np.maximum(alone + both, 1e-9), 1)
+    focal = (rho + rho.transpose(0, 2, 1)) / 2
+    focal[:, np.arange(len(recorded.names)), np.arange(len(recorded.names))] = 0
+    return focal.astype(np.float32)

@@ -1,0 +1,64 @@
+"""Recorded answers as arrays: what offline training learns from, T queries in the order they came, N endpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Recorded"]
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """T queries and what each endpoint answered.
+
+    Attributes:
+        names: the endpoints, pool order.
+        prices: (N,) expected USD of a typical call by the price list; NaN where unknown.
+        there: (T, N) whether the endpoint could be asked.
+        candidate: (T, N) the candidate it backs, -1 without a usable answer.
+        size: (T,) number of candidates, K at the most.
+        closed: (T,) whether the candidates are the choices of a closed question.
+        value: (T, N) what its answer is worth, 0 to 1; 0 where there is none.
+        worth: (T, K) what each candidate is worth as the answer.
+        usd: (T, N) cost of the call; 0 where there was none.
+        tokens: (T, N) completion tokens; 0 unknown.
+        latency_s: (T, N) likewise.
+        mass: (T, N, K) probability of each candidate, NaN in whole rows where the endpoint gave none; None: nobody did.
+        vectors: (T, D) features of the text; zeros where there is none.
+    """
+
+    names: tuple[str, ...]
+    prices: NDArray[np.float64]
+    there: Bools
+    candidate: I64
+    size: I64
+    closed: Bools
+    value: F32
+    worth: F32
+    usd: F32
+    tokens: F32
+    latency_s: F32
+    mass: F32 | None
+    vectors: F32
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @property
+    def usable(self) -> Bools:
+        """(T, N) whether the endpoint answers, if asked."""
+        return self.candidate >= 0
+
+    def take(self, rows: NDArray[Any] | slice) -> Recorded:
+        """Only these queries."""
+        kept = ("names", "prices")
+        parts = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in kept}
+        return replace(self, **{name: None if array is None else array[rows] for name, array in parts.items()})
