@@ -103,10 +103,11 @@ class Memory:
         """
         if not self._size or vector.size != self._vectors.shape[1] or not vector.any():
             return [0.0] * self._n
-        weights = kernel(self._vectors[: self._size] @ vector)
+        # einsum keeps to this thread: with BLAS's own threads a product as small as this waits for a busy machine
+        weights = kernel(np.einsum("md,d->m", self._vectors[: self._size], vector))
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
-        sums = weights @ self._known[: self._size]
+        sums = np.einsum("m,mn->n", weights, self._known[: self._size])
         right, count = self._sums[: self._n], self._sums[self._n :]
         overall = (right.sum() + 1) / (count.sum() + 2)
         mean = ((right + _PRIOR * overall) / (count + _PRIOR)).astype(np.float32)
