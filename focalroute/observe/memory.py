@@ -28,6 +28,7 @@ SHRINK = 0.1
 
 _LEAST = 1e-6
 _PRIOR = 10.0
+_SOME = 64  # queries whose sums of weights tell the typical one
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
 
 
@@ -69,7 +70,7 @@ class Memory:
         self._sums += self._known[:size].sum(axis=0, dtype=np.float64)
         self._size, self._next = size, size % CAPACITY
         if size > 1:
-            sums = kernel(vectors[:: max(size // 256, 1)] @ vectors.T).sum(axis=1) - 1  # without themselves
+            sums = kernel(vectors[:: max(size // _SOME, 1)] @ vectors.T).sum(axis=1) - 1  # without themselves
             self._typical = max(float(np.median(sums)), 0.0)
 
     def add(self, answer_id: str, vector: F32, values: Sequence[float]) -> None:

@@ -109,9 +109,10 @@ def test_an_update_keeps_what_its_policy_brought_along(store: Store, tmp_path: P
     publish(tmp_path, decider=files[0], fusion=files[1], names=NAMES, parent=None, experience=past)
     fill(store, play(start, 400, 0, version=1))
     assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 2
-    found = bundle.load(tmp_path, 2).experience
+    before, found = (bundle.load(tmp_path, version).experience for version in (1, 2))
+    assert before is not None
     assert found is not None
-    assert found.same(past)
+    assert found.same(before)
 
 
 def test_the_same_seed_gives_the_same_weights(store: Store, tmp_path: Path) -> None:

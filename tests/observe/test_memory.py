@@ -78,11 +78,11 @@ def test_the_estimate_equals_its_definition_and_forgets_the_typical_sum_slowly()
 
 def test_filled_at_once_it_answers_as_if_told_one_by_one() -> None:
     rng = np.random.default_rng(1)
-    vectors, v, x = unit(rng, 300), values(rng, 300), unit(rng, 1)[0]
+    vectors, v, x = unit(rng, 100), values(rng, 100), unit(rng, 1)[0]
     memory = Memory(3)
     memory.add("other", x, [0.0, 0.0, 1.0])
     memory.fill(vectors, v)
-    assert len(memory) == 300
+    assert len(memory) == 100
     sums = np.median((np.maximum(vectors @ vectors.T, 0) ** 4).sum(axis=1) - 1)
     typical = sums + 0.02 * ((np.maximum(vectors @ x, 0) ** 4).sum() - sums)
     assert memory.estimate(x) == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
