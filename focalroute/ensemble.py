@@ -129,6 +129,7 @@ class AsyncEnsemble:
             self._guard = BudgetGuard(budget, self.endpoints, spent)
             self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
             self._slot = PolicySlot.open(policy)
+            self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, policy, every=update_every, seed=seed)
             self._store.subscribe(self._absorb, last=window)
             self._pool = Pool(self.endpoints, self._store, self._guard, attempts=attempts, samples=samples)

@@ -22,7 +22,7 @@ class EndpointStats:
         calls: calls on the store's ledger, retries and probes included; ``unpriced`` of them have no known cost.
         cost: USD of the others.
         seen: outcomes in the window in which it took part.
-        accuracy: its share right among them, shrunk towards the pool's mean.
+        accuracy: its share right among them, shrunk towards its long-run one, or else the pool's mean.
         latency_s: its mean latency among them; None if there are none.
         breaker: "closed", "open" or "half-open".
     """

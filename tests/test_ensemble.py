@@ -14,10 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from aiohttp import web
@@ -38,16 +41,23 @@ from focalroute import (
     StoreError,
     UnknownAnswer,
 )
+from focalroute.answers import candidate_key
 from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.observe.experience import Experience
+from focalroute.observe.features import text_features
+from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
+from focalroute.records import Feedback, Member
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store import sqlite
+from focalroute.store.base import StoredAnswer
 from focalroute.store.sqlite import SqliteStore
 from tests.interruptible import heed_interrupts
 from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_everybody
+from tests.store.made import trajectory
 
 QUESTION = "What is 17 + 25?"
 CHOICES = ["32", "42", "44", "52"]
@@ -473,6 +483,30 @@ def test_feedback_teaches_whom_to_believe_and_survives_a_restart(pool: Simulated
         kept = ensemble.stats().endpoints
     assert kept["large"].seen == learned["large"].seen
     assert kept["new"].seen == 0
+
+
+def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_along(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
+    """The store's answers came later than the experience, which so must not take their place."""
+    names = tuple(endpoint.name for endpoint in pool.endpoints)
+    past = Experience(names, np.full(3, 0.5, np.float32), np.zeros((0, 256), np.float32), np.zeros((0, 3), np.float32))
+    files = decider_model(cold_decider()), fusion_model(cold_fusion())
+    publish(tmp_path / "policy", decider=files[0], fusion=files[1], names=(), parent=None, experience=past)
+    steps = replace(trajectory(), features=text_features(QUESTION))
+    members = {name: Member(1, candidate, 5, 0.1, None) for candidate, name in enumerate(("small", "large"))}
+    keys = candidate_key("32"), candidate_key("42")
+    answered = StoredAnswer("past", 1.0, keys, "choice", 0, (0.5, 0.5), members, steps, "{}")
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        store.write(answered, Feedback("past", -1.0, keys[1], "user", 2.0)).result()
+        with Ensemble(pool.endpoints, policy=tmp_path / "policy", store=tmp_path / "s.db") as ensemble:
+            row = store.answer(ensemble.ask(QUESTION, choices=CHOICES).id)
+    assert row is not None
+    assert row.trajectory is not None
+    observation, _ = row.trajectory.decisions[0]
+    small, middle, large = observation.endpoints[:, slices(ENDPOINT)["similar"].start]
+    assert small < middle < large
+    assert (row.trajectory.features == steps.features).all()
 
 
 def test_an_identical_repeat_is_a_no_op_and_a_different_one_a_conflict(pool: SimulatedPool) -> None:

@@ -60,15 +60,19 @@ class Experience:
         return memory
 
     def same(self, other: Experience) -> bool:
-        """Whether the other one holds the same."""
-        mine, others = self.arrays(), other.arrays()
-        return all(mine[key].tobytes() == others[key].tobytes() for key in mine)
+        """Whether the other one holds the same; what was read from arrays is the same after any further way there."""
+        return (
+            self.names == other.names
+            and np.array_equal(self.accuracy, other.accuracy)
+            and np.array_equal(self.values, other.values, equal_nan=True)
+            and np.array_equal(self.vectors, other.vectors)
+        )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """As named arrays: values in half precision, vectors as whole 127ths of their largest entry."""
         largest = np.maximum(np.abs(self.vectors).max(axis=1, initial=0, keepdims=True), 1e-9)
         return {
-            "names": np.array(self.names, np.str_) if self.names else np.zeros(0, "U1"),
+            "names": np.array(self.names, np.str_),
             "accuracy": self.accuracy.astype(np.float32),
             "vectors": np.round(self.vectors / largest * 127).astype(np.int8),
             "values": self.values.astype(np.float16),
@@ -85,8 +89,15 @@ class Experience:
             names, accuracy, vectors, values = (arrays[key] for key in ("names", "accuracy", "vectors", "values"))
         except KeyError as error:
             raise ValueError(f"{error} is missing") from None
-        if accuracy.shape != names.shape or values.shape != (len(vectors), len(names)) or vectors.ndim != 2:
+        if names.dtype.kind != "U" or any(array.dtype.kind not in "iuf" for array in (accuracy, vectors, values)):
+            raise ValueError("its arrays are not names and numbers")
+        if names.ndim != 1 or accuracy.shape != names.shape or vectors.ndim != 2:
             raise ValueError("its arrays do not fit each other")
+        if values.shape != (len(vectors), len(names)) or len(set(names.tolist())) != len(names):
+            raise ValueError("its arrays do not fit each other")
+        known = np.concatenate([accuracy, values[~np.isnan(values)]])
+        if not ((known >= 0) & (known <= 1)).all() or not np.isfinite(vectors).all():
+            raise ValueError("its numbers are not within their bounds")
         lengths = np.maximum(np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True), 1e-9)
         return cls(
             tuple(names.tolist()),

@@ -34,13 +34,13 @@ ENDPOINT: Layout = {
     "asked": 1,
     "replied": 1,
     "agrees": 1,  # +1 backs the leading fused candidate, -1 another one, 0 no usable reply
-    "accuracy": 1,  # windowed accuracy, shrunk towards its long-run one, minus the pool's level, times 4
+    "accuracy": 1,  # windowed accuracy, shrunk (see `reading.rows_of`), minus the pool's level, times 4
     "accuracy_later": 1,  # the same over the queries it was asked in round 2 or later
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
     "similar": 1,  # its accuracy on queries of similar text, minus the pool's on them, times 4
     "price": 1,  # ln(expected cost / the pool's mean expected cost) / 4; 0 if unknown
     "toll": 1,  # lambda c / C, what asking it takes from the reward: c its expected cost, C that of asking all
-    "log_toll": 1,  # log10(lambda c / C + 1e-4)
+    "log_toll": 1,  # log10(lambda c / C + 1e-4), at most 1
     "latency": 1,  # ln(mean latency / the pool's mean latency) / 4; 0 if unknown
     "focal": 1,  # its mean focal diversity over pairs with those asked; with nobody asked yet, with all others
 }
@@ -51,7 +51,7 @@ MEMBER: Layout = {
     "vote": 1,  # 1 if this is its most probable candidate
     "probability": 1,  # its mass on the candidate; the vote where it gave none
     "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none
-    "evidence": 1,  # vote times ln((K - 1) a / (1 - a)), a its shrunk accuracy: the naive Bayes weight of its vote
+    "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a its accuracy; K = 8 if free-form
     "accuracy": 1,  # as in ENDPOINT, and so the next
     "similar": 1,
     "level": 1,  # as in CONTEXT

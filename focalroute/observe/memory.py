@@ -28,6 +28,7 @@ SHRINK = 0.1
 
 _LEAST = 1e-6
 _PRIOR = 10.0
+_SOME = 64  # queries whose sums of weights tell the typical one
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
 
 
@@ -54,42 +55,47 @@ class Memory:
 
     def __init__(self, endpoints: int) -> None:
         self._n = endpoints
-        self._vectors: F32 = np.zeros((0, 0), np.float32)
-        self._known: F32 = np.zeros((0, 2 * endpoints), np.float32)  # v where known (else 0), then 1 where known
-        self._size = 0
-        self._next = 0
-        self._typical = 0.0
-        self._sums = np.zeros(2 * endpoints)
+        self._clear(0)
 
     def __len__(self) -> int:
         return self._size
 
     def fill(self, vectors: F32, values: F32) -> None:
-        """Remember many at once, oldest first: (M, D) and (M, N), NaN where not known. Only the last fit."""
-        for vector, row in zip(vectors[-CAPACITY:], values[-CAPACITY:], strict=True):
-            self.add(vector, row.tolist())
-        if self._size > 1:
-            some = self._vectors[: self._size][:: max(self._size // 256, 1)]
-            sums = kernel(some @ self._vectors[: self._size].T).sum(axis=1) - 1
-            self._typical = float(np.median(sums))
+        """Remember these instead, oldest first: (M, D) and (M, N), NaN where not known. Only the last fit."""
+        vectors, values = vectors[-CAPACITY:], values[-CAPACITY:]
+        size = len(vectors)
+        self._clear(vectors.shape[1])
+        self._vectors[:size] = vectors
+        self._known[:size] = _with_mask(values)
+        self._sums += self._known[:size].sum(axis=0, dtype=np.float64)
+        self._size, self._next = size, size % CAPACITY
+        if size > 1:
+            sums = kernel(vectors[:: max(size // _SOME, 1)] @ vectors.T).sum(axis=1) - 1  # without themselves
+            self._typical = max(float(np.median(sums)), 0.0)
 
-    def add(self, vector: F32, values: Sequence[float]) -> None:
-        """Remember one query: its features (D,) and how right each endpoint was, NaN where that is not known."""
+    def add(self, answer_id: str, vector: F32, values: Sequence[float]) -> None:
+        """Remember one query: its features (D,) and how right each endpoint was, NaN where that is not known.
+
+        What is remembered of the same answer is replaced where it stands. An empty text, and a query of which nothing
+        is known, are not remembered.
+        """
+        row = _with_mask(np.array(values, np.float32))
+        if not vector.any():
+            return
         if vector.size != self._vectors.shape[1]:  # the first one, or another embedder: what was is of no use
-            self._vectors = np.zeros((CAPACITY, vector.size), np.float32)
-            self._known = np.zeros((CAPACITY, 2 * self._n), np.float32)
-            self._size = self._next = 0
-            self._sums[:] = 0
-        row = self._known[self._next]
-        self._sums -= row
-        given = np.array(values, np.float32)
-        known = ~np.isnan(given)
-        row[: self._n] = np.where(known, given, 0)
-        row[self._n :] = known
-        self._sums += row
-        self._vectors[self._next] = vector
-        self._next = (self._next + 1) % CAPACITY
-        self._size = min(self._size + 1, CAPACITY)
+            self._clear(vector.size)
+        place = self._places.get(answer_id)
+        if place is None:
+            if not row[self._n :].any():
+                return
+            place = self._next
+            self._next = (place + 1) % CAPACITY
+            self._size = min(self._size + 1, CAPACITY)
+            self._places.pop(self._ids[place], None)
+            self._ids[place], self._places[answer_id] = answer_id, place
+        self._sums += row.astype(np.float64) - self._known[place]
+        self._known[place] = row
+        self._vectors[place] = vector
 
     def estimate(self, vector: F32) -> list[float]:
         """How right each endpoint may be on a query with these features, minus the mean over endpoints; length N.
@@ -98,13 +104,30 @@ class Memory:
         """
         if not self._size or vector.size != self._vectors.shape[1] or not vector.any():
             return [0.0] * self._n
-        weights = kernel(self._vectors[: self._size] @ vector)
+        # einsum keeps to this thread: with BLAS's own threads a product as small as this waits for a busy machine
+        weights = kernel(np.einsum("md,d->m", self._vectors[: self._size], vector))
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
-        sums = weights @ self._known[: self._size]
+        sums = np.einsum("m,mn->n", weights, self._known[: self._size])
         right, count = self._sums[: self._n], self._sums[self._n :]
         overall = (right.sum() + 1) / (count.sum() + 2)
         mean = ((right + _PRIOR * overall) / (count + _PRIOR)).astype(np.float32)
         estimate = shrunk(sums[: self._n], sums[self._n :], mean, max(SHRINK * self._typical, _LEAST))
         centred: list[float] = (estimate - estimate.mean()).tolist()
         return centred
+
+    def _clear(self, width: int) -> None:
+        rows = CAPACITY if width else 0
+        self._vectors: F32 = np.zeros((rows, width), np.float32)
+        self._known: F32 = np.zeros((rows, 2 * self._n), np.float32)  # see _with_mask
+        self._sums = np.zeros(2 * self._n)  # of the rows known
+        self._size = self._next = 0
+        self._typical = 0.0
+        self._ids = [""] * rows  # the answer in each place; those a memory was filled with have none
+        self._places: dict[str, int] = {}
+
+
+def _with_mask(values: F32) -> F32:
+    """Values (..., N) where known and 0 where not, then 1 where known and 0 where not: (..., 2 N)."""
+    known = ~np.isnan(values)
+    return np.concatenate([np.where(known, values, 0), known], axis=-1, dtype=np.float32)

@@ -1,6 +1,7 @@
 """From outcomes and queries to what the policies see: one `Observer` a pool, one `Sight` an ask.
 
-learn(outcome) -> window -> reading (renewed when the window changed) -> begin(query) -> Sight -> observe(), evidence()
+learn(outcome) -> window -> reading (renewed when the window changed) ─┐
+learn(outcome) -> memory of texts -> estimate for a text ──────────────┴─> begin(query) -> Sight
 """
 
 from __future__ import annotations
@@ -85,18 +86,15 @@ class Observer:
         """
         if experience is None or experience is self._adopted:
             return
-        if self._adopted is not None and self._adopted.same(experience):  # of another version of the policy
-            self._adopted = experience
-            return
-        offsets = experience.offsets(self.endpoints)
-        memory = experience.memory(self.endpoints)
         with self._lock:
+            before, self._adopted = self._adopted, experience
+            if before is not None and before.same(experience):  # of another version of the policy
+                return
+            offsets = experience.offsets(self.endpoints)
             self._offsets = np.array([0.0 if offset is None else offset for offset in offsets])
             self._strengths = np.array([PRIOR_ASKS if offset is None else PRIOR_LONG_RUN for offset in offsets], float)
-            self._memory = memory
-            self._adopted = experience
-            self._reading = self._renewed()
-            self._read_at = self._window.version
+            self._memory = experience.memory(self.endpoints)
+            self._reading, self._read_at = self._renewed(), self._window.version
 
     def learn(self, outcome: Outcome) -> None:
         """Take in an outcome; asks begun afterwards see it.
@@ -105,12 +103,13 @@ class Observer:
             ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
         """
         with self._lock:
-            if outcome.features is not None and outcome.right:
-                self._memory.add(outcome.features, [outcome.right.get(name, math.nan) for name in self.endpoints])
             for row in self._window.push(outcome):
                 here = sorted(self._index[name] for name in row if name in self._index)
                 self._stale.update(here)
                 self._stale_pairs.update(combinations(here, 2))
+            if outcome.features is not None:
+                right = [self._right(outcome, name) for name in self.endpoints]
+                self._memory.add(outcome.answer_id, outcome.features, right)
             if self._begun:  # asks are under way: renew here, so that the next one need not; a replayed backlog waits
                 self._begun = False
                 self._reading, self._read_at = self._renewed(), self._window.version
@@ -132,7 +131,7 @@ class Observer:
         return self._read().order
 
     def accuracy(self) -> tuple[float, ...]:
-        """Windowed accuracy of each endpoint, shrunk towards the pool's mean; inferred values count, too."""
+        """Windowed accuracy of each endpoint, shrunk (see `rows_of`); inferred values count, too."""
         return tuple(self._read().accuracy)
 
     def seen(self) -> tuple[int, ...]:
@@ -152,6 +151,11 @@ class Observer:
         """Focal diversity of a set of endpoints (see `Window.focal`)."""
         with self._lock:
             return self._window.focal(names)
+
+    @staticmethod
+    def _right(outcome: Outcome, name: str) -> float:
+        """NaN where it is not known; what is said of others than members is passed over, as the window does."""
+        return outcome.right.get(name, math.nan) if name in outcome.members else math.nan
 
     def _features(self, text: str) -> F32:
         if self._embed is None:

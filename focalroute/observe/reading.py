@@ -20,7 +20,7 @@ F64 = NDArray[np.float64]
 #: Strength, in asks, of the prior that holds an endpoint's accuracy at its pool's mean.
 PRIOR_ASKS = 10
 
-#: Likewise where its long-run accuracy is known, and the prior so holds it at that distance from the pool's level.
+#: Likewise where its long-run accuracy is known; the prior holds it at that distance from the pool's level.
 PRIOR_LONG_RUN = 50
 
 #: Strength, in calls, of the listed price as a prior of the mean cost of a call.
@@ -89,8 +89,9 @@ class Reading:
         if found is None:
             if len(self._priced) >= _PRICES_KEPT:
                 self._priced.clear()
-            found = self._priced[price_of_money] = self.template.copy()
+            found = self.template.copy()
             found[:, _TOLLS] = tolls(price_of_money * self.shares)
+            self._priced[price_of_money] = found  # only now: another thread may take it at once
         return found.copy()
 
     def focal_row(self, asked: Sequence[int]) -> list[float]:
@@ -152,7 +153,7 @@ class Summary:
 
 def tolls(priced: F64) -> F32:
     """The layout's "toll" and "log_toll" (..., 2) of lambda c / C (...,)."""
-    both = np.stack([np.minimum(priced, 4.0), np.maximum(np.log10(priced + 1e-4), -4.0).clip(max=1.0)], axis=-1)
+    both = np.stack([np.minimum(priced, 4.0), np.log10(priced + 1e-4).clip(-4.0, 1.0)], axis=-1)
     return both.astype(np.float32)
 
 
@@ -160,8 +161,8 @@ def rows_of(table: F64, focal: F64, offsets: F64, strengths: F64) -> Rows:
     """What a summary's table says, for one pool or for many at once.
 
     Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
-    puts the endpoint beside the others. The level is (sum of right - sum of n offset + 1) / (sum of n + 2): 1/2 before
-    anything was seen, and the pool's mean where no long run is known and all offsets are 0.
+    puts the endpoint beside the others, within 0.02 and 0.98. The level is (sum of right - sum of n offset + 1)
+    / (sum of n + 2): 1/2 before anything was seen, and the pool's mean where no long run is known, all offsets being 0.
 
     Args:
         table: (..., N, 10), see `Summary`.
@@ -178,7 +179,7 @@ def rows_of(table: F64, focal: F64, offsets: F64, strengths: F64) -> Rows:
     sums, counts = table[..., 4:6].sum(axis=-2), known.sum(axis=-2)
     means = sums / np.maximum(counts, 1)
     columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
-    columns[..., _ACCURACIES] = (accuracy - levels[..., None, :]) * 4
+    columns[..., _ACCURACIES] = ((accuracy - levels[..., None, :]) * 4).clip(-4, 4)
     columns[..., _AT["seen"].start] = n[..., 0] / (n[..., 0] + 20)
     relative = (logs - np.log(np.maximum(means, _LEAST))[..., None, :]) * known * 0.25
     columns[..., _RELATIVES] = relative.clip(-4, 4)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.answers import normal_form
-from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
+from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, slices, width
 from focalroute.observe.reading import Reading
 from focalroute.records import Evidence, Member, Observation, Query, Reply
 
@@ -21,7 +21,6 @@ F32 = NDArray[np.float32]
 _ASKED, _REPLIED, _AGREES, _SIMILAR, _FOCAL = (
     slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "similar", "focal")
 )
-_CONTEXT = width(CONTEXT)
 _MEMBER = width(MEMBER)
 _CANDIDATE = width(CANDIDATE)
 _LOG_FLOOR = math.exp(-30)

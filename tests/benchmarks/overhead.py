@@ -27,7 +27,6 @@ from focalroute.cost import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.policy import bundle
 from focalroute.policy.bundle import Policy
-from focalroute.policy.decider import decide
 from focalroute.policy.fallback import Guarded
 from focalroute.query import make_query
 from focalroute.records import Member, Outcome, Reply, Round, Usage
@@ -69,21 +68,11 @@ def filled_observer(n: int, window: int, rng: random.Random) -> Observer:
 def one_ask(observer: Observer, policy: Policy, replies: Sequence[Sequence[Reply]], rng: random.Random) -> None:
     """All an ask does besides waiting: rounds of 3 and of 1 member, then STOP; answer, receipt, rows for the store."""
     query = make_query(PROMPT, choices=CHOICES)
-    guarded = Guarded(policy, observer.endpoints)
-    ask = Ask(
-        query, guarded, observer.begin(query), BudgetGuard(None, (), Decimal(0)).purse(None), deadline=0.0, rng=rng
-    )
+    guarded, purse = Guarded(policy, observer.endpoints), BudgetGuard(None, (), Decimal(0)).purse(None)
+    ask = Ask(query, guarded, observer.begin(query), purse, deadline=0.0, rng=rng)
     for number in range(1, 4):
-        observation = ask.sight.observe(round=number, price_of_money=0.1, budget_left=1.0)
-        decision = decide(
-            guarded.decider_logits(observation),
-            round=number,
-            must_pick=number == 1,
-            order=observer.order(),
-            eligible=lambda endpoint, _: endpoint not in ask.sight.asked,
-            explore=True,
-            rng=ask.rng,
-        )
+        observation = ask.observe(0.1)
+        decision = ask.decide(observation, order=observer.order(), eligible=lambda *_: True, explore=True)
         ask.take(Round(observation, decision, tuple(replies[number - 1]) if number <= len(replies) else ()))
     ask.stored(ask.answer(), texts=False)
     ask.ledger()

@@ -92,12 +92,12 @@ def cold_learner() -> Learner:
 
 
 def context(x: float, price_of_money: float = PRICE_OF_MONEY) -> Any:
-    """An observation's context with one query feature."""
+    """An observation's context in which "level" tells the queries apart."""
     seen = np.zeros(width(CONTEXT), np.float32)
     seen[slices(CONTEXT)["first"]] = 1
     seen[slices(CONTEXT)["log_pool"]] = math.log(3) / 4
-    seen[slices(CONTEXT)["price_of_money"]] = math.log10(price_of_money) / 4
-    seen[slices(CONTEXT)["query"].start] = x
+    seen[slices(CONTEXT)["price_of_money"]] = math.log10(price_of_money)
+    seen[slices(CONTEXT)["level"]] = x
     return seen
 
 

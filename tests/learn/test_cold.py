@@ -33,10 +33,8 @@ def evidence(votes: list[int], k: int, accuracy: list[float]) -> Evidence:
     """Members that vote, each with a believed accuracy."""
     members, named = np.zeros((k, len(votes), width(MEMBER)), np.float32), slices(MEMBER)
     members[:, :, named["present"]] = 1
-    members[:, :, named["log_probability"]] = -1
     for j, (vote, a) in enumerate(zip(votes, accuracy, strict=True)):
         members[vote, j, named["vote"]] = members[vote, j, named["probability"]] = 1
-        members[vote, j, named["log_probability"]] = 0
         members[vote, j, named["evidence"]] = math.log((k - 1) * a / (1 - a))
     return Evidence(members, np.zeros((k, width(CANDIDATE)), np.float32), tuple(range(len(votes))))
 

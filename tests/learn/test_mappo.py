@@ -26,7 +26,7 @@ def content(learner: Learner) -> bytes:
 
 @pytest.mark.parametrize(("seed", "label"), [(0, True), (1, False)])
 def test_it_finds_the_optimum_of_a_small_world(seed: int, label: bool) -> None:
-    """From nets that know nothing: whom to ask by a feature of the query, told apart by name alone; whom to believe."""
+    """From nets that know nothing: whom to ask by what the context says, told apart by name alone; whom to believe."""
     assert value(fresh_learner(seed)) < OPTIMUM - 0.5
     assert math.isclose(value(learned(12, seed, label=label)), OPTIMUM, abs_tol=1e-6)
 
@@ -106,7 +106,7 @@ def test_the_critic_learns_what_episodes_are_worth() -> None:
     """Where the return hangs on the query alone, its explained variance goes to 1."""
     learner, rng = fresh_learner(), np.random.default_rng(0)
     played = batch(episodes_of(play(learner, 300, 0)), NAMES)
-    x = played.steps.states[:, -1, slices(CONTEXT)["query"].start]
+    x = played.steps.states[:, -1, slices(CONTEXT)["level"].start]
     rewards = np.stack([np.zeros_like(x), x], axis=1)
     played = replace(played, steps=replace(played.steps, rewards=rewards))
     explained = []

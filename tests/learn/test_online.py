@@ -14,6 +14,7 @@ from focalroute.learn.export import decider_model, decider_net, fusion_model, fu
 from focalroute.learn.mappo import Hyperparameters, Learner
 from focalroute.learn.online import MAX_LAG, MAX_USES, UpdateReport, update_policy
 from focalroute.learn.state import pack, unpack, uses
+from focalroute.observe.experience import Experience
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish, rollback
 from focalroute.records import Feedback
@@ -97,6 +98,21 @@ def test_from_update_to_update_it_finds_the_optimum(tmp_path: Path) -> None:
         version = report.version
     assert value(current(tmp_path)) == pytest.approx(OPTIMUM)
     assert before < OPTIMUM - 0.3
+
+
+def test_an_update_keeps_what_its_policy_brought_along(store: Store, tmp_path: Path) -> None:
+    past = Experience(
+        NAMES, np.array([0.5, 0.75, 0.25], np.float32), np.eye(2, dtype=np.float32), np.ones((2, 3), "f4")
+    )
+    start = cold_learner()
+    files = decider_model(start.decider), fusion_model(start.fusion)
+    publish(tmp_path, decider=files[0], fusion=files[1], names=NAMES, parent=None, experience=past)
+    fill(store, play(start, 400, 0, version=1))
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 2
+    before, found = (bundle.load(tmp_path, version).experience for version in (1, 2))
+    assert before is not None
+    assert found is not None
+    assert found.same(before)
 
 
 def test_the_same_seed_gives_the_same_weights(store: Store, tmp_path: Path) -> None:

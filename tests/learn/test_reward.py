@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
 from focalroute.learn.reward import credit, label_key, outranks, reward_of
-from focalroute.records import Feedback, Member, Outcome
+from focalroute.records import Evidence, Feedback, Member, Outcome, Trajectory
 from focalroute.store.base import StoredAnswer
 
 STEADY = settings(deadline=None, derandomize=True)
@@ -204,3 +206,12 @@ def test_an_outcome_names_its_answer_and_its_members_and_nobody_who_was_not_aske
     outcome = told(THREE, reward=1.0)
     assert (outcome.answer_id, outcome.members) == ("id", THREE.members)
     assert set(outcome.right) == set(THREE.members)
+
+
+@pytest.mark.parametrize("said", [{"label": candidate_key("x")}, {"reward": 0.5}])
+def test_the_texts_features_go_along(said: dict[str, Any]) -> None:
+    features = np.array([0.6, 0.8], np.float32)
+    seen = Evidence(np.zeros((3, 4, 1), np.float32), np.zeros((3, 1), np.float32), (0, 1, 2, 3))
+    made = Trajectory(1, ("a", "b", "c", "d"), (), seen, 0, features=features)
+    assert told(replace(THREE, trajectory=made), **said).features is features
+    assert told(THREE, **said).features is None

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from focalroute.observe.features import MAX_CHARACTERS, text_features
-from focalroute.observe.layout import QUERY_FEATURES
+from focalroute.observe.features import MAX_CHARACTERS, TEXT_FEATURES, text_features
 
 SENTENCE = "Which planet has the most moons?"
 
@@ -27,13 +26,15 @@ def test_features_have_the_width_and_norm_one(text: str, width: int) -> None:
 
 
 def test_an_empty_text_has_no_features() -> None:
-    assert not text_features("", QUERY_FEATURES).any()
+    assert text_features("").tolist() == [0.0] * TEXT_FEATURES
 
 
 def test_features_are_the_same_numbers_everywhere() -> None:
     """Golden values: a change would silently invalidate every bundle ever trained."""
     assert np.flatnonzero(text_features("a", 8)).tolist() == [5, 6, 7]
-    assert (text_features(SENTENCE, 8) * 6.78233).round().astype(int).tolist() == [3, 2, 2, -3, -1, 1, -3, 3]
+    sums = np.array([3, 2, 2, -3, -1, 1, -3, 3])
+    logarithms = np.copysign(np.log1p(np.abs(sums)), sums)
+    assert text_features(SENTENCE, 8) == pytest.approx(logarithms / np.linalg.norm(logarithms), abs=1e-6)
 
 
 def test_another_process_with_another_hash_seed_agrees() -> None:
@@ -48,6 +49,15 @@ def test_another_process_with_another_hash_seed_agrees() -> None:
         env={**os.environ, "PYTHONHASHSEED": "7"},
     )
     assert done.stdout.strip() == text_features(SENTENCE, 8).tobytes().hex()
+
+
+def test_what_repeats_counts_by_its_logarithm() -> None:
+    """In one bucket a sum s counts as log(1 + |s|): the ratio of two such buckets shows it."""
+    sums = np.log1p([10, 2])
+    features = text_features("a" * 12, 4096)  # "aaa" 10 times and "aaaaa" 8; four n-grams that hold a space, and four
+    found = np.sort(np.abs(features[features != 0]))[::-1]
+    assert found[0] / found[-1] == pytest.approx(sums[0] / np.log1p(1), abs=1e-5)
+    assert found[1] / found[-1] == pytest.approx(np.log1p(8) / np.log1p(1), abs=1e-5)
 
 
 def test_ascii_case_does_not_matter_and_content_does() -> None:

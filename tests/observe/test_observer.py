@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from focalroute.errors import ConfigError
 from focalroute.observe import Observer, Sight
 from focalroute.observe.features import text_features
-from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, QUERY_FEATURES, slices, width
+from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.records import Failure, Member, Observation, Outcome, Query, Reply, Usage
 
 NAMES = ("a", "b", "c", "d")
@@ -61,6 +61,9 @@ def test_an_unseen_pool_is_neutral() -> None:
     for name in ("asked", "replied", "agrees", "accuracy", "accuracy_later", "seen", "price", "latency"):
         assert column(seen, name) == [0] * 4
     assert column(seen, "focal") == pytest.approx([1 / 3] * 4)
+    assert column(seen, "similar") == [0] * 4
+    assert column(seen, "toll") == [0.25] * 4
+    assert context(seen, "level") == [0]
 
 
 def test_accuracy_is_shrunk_towards_the_pools_mean() -> None:
@@ -75,6 +78,7 @@ def test_accuracy_is_shrunk_towards_the_pools_mean() -> None:
     assert column(seen, "accuracy") == pytest.approx([4 * (x - mean) for x in expected], abs=1e-6)
     assert column(seen, "seen") == pytest.approx([30 / 50, 10 / 30])
     assert column(seen, "accuracy_later") == [0, 0]
+    assert context(seen, "level") == pytest.approx([2 * (mean - 0.5)])
 
 
 def test_later_rounds_have_an_accuracy_of_their_own() -> None:
@@ -132,12 +136,13 @@ def test_in_round_one_focal_is_the_mean_over_pairs() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 1000), st.sets(st.sampled_from(NAMES), min_size=1), st.sampled_from((0.25, 0.7, 1.0)))
-def test_later_focal_is_that_of_the_asked_set_with_each_endpoint(seed: int, asked: set[str], density: float) -> None:
+def test_later_focal_is_the_mean_over_pairs_with_the_others_asked(seed: int, asked: set[str], density: float) -> None:
     observer = taught(seed, density)
     sight = observer.begin(query())
     for name in sorted(asked, reverse=True):
         sight.add(Reply(name, choice=0), 1)
-    expected = [observer.focal(asked | {name}) for name in NAMES]
+    pairs = [[observer.focal((name, other)) for other in asked if other != name] for name in NAMES]
+    expected = [sum(row) / len(row) if row else 0.0 for row in pairs]
     assert column(observe(sight, 2), "focal") == pytest.approx(expected, abs=1e-6)
 
 
@@ -247,19 +252,20 @@ def test_a_pool_that_makes_no_sense_is_refused(names: tuple[str, ...], prices: l
 
 
 def test_query_features_are_those_of_the_last_user_message() -> None:
-    seen = observe(Observer(NAMES, [None] * 4).begin(query()))
-    assert context(seen, "query") == text_features("What colour is it?", QUERY_FEATURES).tolist()
+    sight = Observer(NAMES, [None] * 4).begin(query())
+    assert sight.features.tolist() == text_features("What colour is it?").tolist()
 
 
 def test_an_embedder_replaces_them_and_is_scaled_to_norm_one() -> None:
-    vector = [3.0, 4.0] + [0.0] * (QUERY_FEATURES - 2)
-    seen = observe(Observer(("a",), [None], embed=lambda text: vector).begin(query()))
-    assert context(seen, "query")[:3] == pytest.approx([0.6, 0.8, 0])
+    sight = Observer(("a",), [None], embed=lambda text: [3.0, 4.0, 0.0]).begin(query())
+    assert sight.features == pytest.approx(np.array([0.6, 0.8, 0]))
+    assert sight.features.dtype == np.float32
+    assert not Observer(("a",), [None], embed=lambda text: [0.0, 0.0]).begin(query()).features.any()
 
 
-@pytest.mark.parametrize("vector", [[1.0], [math.nan] * QUERY_FEATURES])
-def test_an_embedder_that_gives_something_else_is_refused(vector: list[float]) -> None:
-    observer = Observer(("a",), [None], embed=lambda text: vector)
+@pytest.mark.parametrize("vector", [[], 1.0, [[1.0]], [math.nan, 1.0], [math.inf]])
+def test_an_embedder_that_gives_something_else_is_refused(vector: object) -> None:
+    observer = Observer(("a",), [None], embed=lambda text: vector)  # type: ignore[arg-type, return-value]
     with pytest.raises(ConfigError, match="embed"):
         observer.begin(query())
 
@@ -272,7 +278,7 @@ def test_context_holds_each_slice_by_its_definition() -> None:
     first = observe(sight, 1, price_of_money=100.0, budget_left=0.25)
     assert context(first, "first") == [1]
     assert context(first, "round") == [0]
-    assert context(first, "price_of_money") == [0.5]
+    assert context(first, "price_of_money") == [2]
     assert context(first, "budget_left") == [0.25]
     assert context(first, "log_pool") == pytest.approx([math.log(4) / 4])
     assert context(first, "choices") == pytest.approx([math.log(3) / 4])
@@ -329,12 +335,14 @@ def test_evidence_of_a_closed_question_holds_each_slice_by_its_definition() -> N
     assert seen_through(sight, "present").tolist() == [[1, 1]] * 3
     assert seen_through(sight, "vote").tolist() == [[1, 0], [0, 0], [0, 1]]
     assert seen_through(sight, "probability").tolist() == [[0.5, 0], [0.25, 0], [0, 1]]
-    logs = [[math.log(0.5) / 8, -1], [math.log(0.25) / 8, -1], [-1, 0]]
+    logs = [[math.log(0.5) / 8, 0], [math.log(0.25) / 8, 0], [-30 / 8, 0]]
     assert seen_through(sight, "log_probability") == pytest.approx(np.array(logs), abs=1e-6)
     weight = [math.log(2 * a / (1 - a)) for a in (observer.accuracy()[0], min(observer.accuracy()[2], 0.98))]
     assert seen_through(sight, "evidence") == pytest.approx(np.array([[weight[0], 0], [0, 0], [0, weight[1]]]))
     rows = observe(sight).endpoints[[0, 2], slices(ENDPOINT)["accuracy"].start]
     assert (seen_through(sight, "accuracy") == rows).all()
+    assert (seen_through(sight, "level") == context(observe(sight), "level")[0]).all()
+    assert context(observe(sight), "level") == pytest.approx([2 * (61 / 82 - 0.5)])
     # lengths of a: mean 20, variance 100
     assert seen_through(sight, "length") == pytest.approx(np.array([[20 / math.sqrt(101) / 4, 0]] * 3), abs=1e-6)
     assert seen_through(sight, "later").tolist() == [[1, 0]] * 3
@@ -377,7 +385,7 @@ def test_free_form_candidates_are_clusters_of_equal_answers() -> None:
     assert evidence.endpoints == (0, 1, 2)
     assert seen_through(sight, "vote").tolist() == [[1, 1, 0], [0, 0, 1]]
     assert seen_through(sight, "probability").tolist() == [[1, 1, 0], [0, 0, 1]]
-    assert seen_through(sight, "log_probability").tolist() == [[0, 0, -1], [-1, -1, 0]]
+    assert not seen_through(sight, "log_probability").any()
     assert context(observe(sight, 2), "choices") == [0]
 
 
@@ -385,7 +393,7 @@ def test_a_vote_weighs_the_same_whether_it_came_before_or_after_the_other_candid
     sight = Observer(NAMES, [None] * 4).begin(query(None, "number"))
     for name, text in zip(NAMES, ("1", "2", "3", "1"), strict=True):
         sight.add(Reply(name, text=text), 1)
-    weight = math.log(2 * 0.5 / 0.5)  # three candidates, accuracy 1/2
+    weight = math.log(7 * 0.5 / 0.5)  # as one of eight choices, accuracy 1/2
     assert seen_through(sight, "evidence").sum(axis=0) == pytest.approx([weight] * 4)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 from focalroute.errors import PolicyError
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, width
 from focalroute.policy.bundle import COLD, CURRENT, SLICES, cold, current, digest, learner, load, load_folder, versions
 from focalroute.policy.publish import publish
@@ -124,6 +126,56 @@ def test_a_damaged_learner_file_stops_learning_but_not_serving(root: Path) -> No
     assert load(root).version == 1
     with pytest.raises(PolicyError, match=r"learner.npz: does not match its SHA-256"):
         learner(root, 1)
+
+
+def experienced(root: Path) -> tuple[Experience, Path]:
+    """An experience, and the folder of the next version, which brings it along."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((9, 5)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    values = np.where(rng.random((9, 2)) < 0.3, np.nan, rng.integers(0, 2, (9, 2))).astype(np.float32)
+    made = Experience(("qwen", "phi"), np.array([0.75, 0.5], np.float32), vectors, values)
+    shipped = cold()
+    version = publish(
+        root, decider=shipped.decider_onnx, fusion=shipped.fusion_onnx, names=(), parent=1, experience=made
+    )
+    return made, root / f"v{version:06}"
+
+
+def test_a_policy_brings_its_experience_along_and_none_where_there_is_none(root: Path) -> None:
+    assert load(root).experience is None
+    made, folder = experienced(root)
+    found = load(root).experience
+    assert found is not None
+    assert found.names == ("qwen", "phi")
+    np.testing.assert_array_equal(found.accuracy, made.accuracy)
+    np.testing.assert_array_equal(found.values, made.values)
+    np.testing.assert_allclose(found.vectors, made.vectors, atol=0.01)
+    assert "experience.npz" in json.loads((folder / "manifest.json").read_bytes())["sha256"]
+    assert load(root, 1).experience is None
+
+
+def test_a_policy_with_a_damaged_experience_is_not_served(root: Path) -> None:
+    made, folder = experienced(root)
+    path = folder / "experience.npz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(PolicyError, match=r"experience.npz: does not match its SHA-256"):
+        load(root)
+    path.unlink()
+    with pytest.raises(PolicyError, match=r"experience.npz: cannot be read"):
+        load(root)
+    swap_in(folder, "experience.npz", b"no archive")
+    with pytest.raises(PolicyError, match=r"experience.npz: is no plain array archive"):
+        load(root)
+    for wrong in ({"accuracy": np.array([0.5, np.nan])}, {"values": made.values[:3]}, {"names": np.array(["qwen"])}):
+        archive = io.BytesIO()
+        np.savez(archive, allow_pickle=False, **{**made.arrays(), **wrong})
+        swap_in(folder, "experience.npz", archive.getvalue())
+        with pytest.raises(PolicyError, match=r"experience.npz: its (arrays|numbers) "):
+            load(root)
+    swap_in(folder, "experience.npz", whole)
+    assert load(root).experience is not None
 
 
 def test_pickled_learner_arrays_are_refused(root: Path) -> None:

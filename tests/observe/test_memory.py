@@ -1,0 +1,184 @@
+"""The memory of texts: its estimate in closed form, and its ring."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from focalroute.observe import memory as module
+from focalroute.observe.memory import CAPACITY, SHRINK, Memory, kernel
+
+X, Y, BETWEEN = (np.array(v, np.float32) for v in ([1, 0], [0, 1], [math.sqrt(0.5), math.sqrt(0.5)]))
+UNKNOWN = math.nan
+
+
+def unit(rng: np.random.Generator, count: int, width: int = 8) -> np.ndarray:
+    vectors = rng.standard_normal((count, width))
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+
+
+def values(rng: np.random.Generator, count: int, n: int = 3) -> np.ndarray:
+    some = rng.choice([0.0, 1.0, 0.3], (count, n))
+    return np.where(rng.random((count, n)) < 0.3, np.nan, some).astype(np.float32)
+
+
+def closed_form(vectors: np.ndarray, v: np.ndarray, x: np.ndarray, typical: float) -> np.ndarray:
+    """The estimate of the module's first lines in float64, row by row."""
+    n = v.shape[1]
+    there = ~np.isnan(v)
+    overall = (v[there].sum() + 1) / (there.sum() + 2)
+    found = np.zeros(n)
+    for i in range(n):
+        mine = v[there[:, i], i].astype(float)
+        weights = np.maximum(vectors[there[:, i]].astype(float) @ x, 0) ** 4
+        mean = (mine.sum() + 10 * overall) / (len(mine) + 10)
+        s = max(SHRINK * typical, 1e-6)
+        found[i] = ((weights * mine).sum() + s * mean) / (weights.sum() + s)
+    return np.asarray(found - found.mean())
+
+
+def test_the_kernel_is_the_fourth_power_of_what_is_positive() -> None:
+    assert kernel(np.array([-1, 0, 0.5, 1], np.float32)).tolist() == [0, 0, 0.0625, 1]
+
+
+def test_the_estimate_by_hand() -> None:
+    """On X's like a was right and b wrong, on Y's the other way round."""
+    memory = Memory(2)
+    memory.add("1", X, [1.0, 0.0])
+    memory.add("2", Y, [0.0, 1.0])
+    # means: overall 1/2, each (1 + 10 / 2) / 12 = 1/2; the first text's sum of weights is the typical one: s = 0.1
+    assert memory.estimate(X) == pytest.approx([(1 + 0.05) / 1.1 - 0.5, 0.05 / 1.1 - 0.5], abs=1e-6)
+    # weights 1/4 and 1/4: both are right on half; typical has moved by a fiftieth, which changes nothing here
+    assert memory.estimate(BETWEEN) == pytest.approx([0, 0], abs=1e-6)
+    assert memory.estimate(-X) == pytest.approx([0, 0], abs=1e-6)
+
+
+def test_who_is_not_known_keeps_the_mean() -> None:
+    memory = Memory(2)
+    memory.add("1", X, [1.0, UNKNOWN])
+    mean_a, mean_b = (1 + 10 * 2 / 3) / 11, 2 / 3
+    a = (1 + 0.1 * mean_a) / 1.1
+    assert memory.estimate(X) == pytest.approx([(a - mean_b) / 2, (mean_b - a) / 2], abs=1e-6)
+
+
+def test_the_estimate_equals_its_definition_and_forgets_the_typical_sum_slowly() -> None:
+    rng = np.random.default_rng(0)
+    vectors, v, texts = unit(rng, 40), values(rng, 40), unit(rng, 5)
+    memory = Memory(3)
+    for i in range(40):
+        memory.add(str(i), vectors[i], v[i].tolist())
+    typical = 0.0
+    for x in texts:
+        total = float((np.maximum(vectors @ x, 0) ** 4).sum())
+        typical = typical + 0.02 * (total - typical) if typical else total
+        assert memory.estimate(x) == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
+
+
+def test_filled_at_once_it_answers_as_if_told_one_by_one() -> None:
+    rng = np.random.default_rng(1)
+    vectors, v, x = unit(rng, 100), values(rng, 100), unit(rng, 1)[0]
+    memory = Memory(3)
+    memory.add("other", x, [0.0, 0.0, 1.0])
+    memory.fill(vectors, v)
+    assert len(memory) == 100
+    sums = np.median((np.maximum(vectors @ vectors.T, 0) ** 4).sum(axis=1) - 1)
+    typical = sums + 0.02 * ((np.maximum(vectors @ x, 0) ** 4).sum() - sums)
+    assert memory.estimate(x) == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
+    memory.fill(np.zeros((0, 0), np.float32), np.zeros((0, 3), np.float32))
+    assert len(memory) == 0
+    assert memory.estimate(x) == [0, 0, 0]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A ring of 16."""
+    monkeypatch.setattr(module, "CAPACITY", 16)
+    return 16
+
+
+def test_the_oldest_are_overwritten_and_the_sums_stay_true(small: int) -> None:
+    """After any number of rounds through the ring it is the memory of the last ones alone."""
+    rng = np.random.default_rng(2)
+    vectors, v, x = unit(rng, 500), values(rng, 500), unit(rng, 1)[0]
+    long = Memory(3)
+    for i in range(500):
+        long.add(str(i), vectors[i], v[i].tolist())
+    kept = [i for i in range(500) if not np.isnan(v[i]).all()][-small:]
+    short = Memory(3)
+    for i in kept:
+        short.add(str(i), vectors[i], v[i].tolist())
+    assert len(long) == len(short) == small
+    assert long._sums == pytest.approx(short._sums, abs=1e-9)
+    assert long.estimate(x) == pytest.approx(short.estimate(x), abs=1e-6)
+    assert len(long._places) == small  # no answer is remembered longer than its row
+
+
+def test_filling_keeps_the_last_that_fit_and_goes_on_from_there(small: int) -> None:
+    rng = np.random.default_rng(3)
+    vectors, v, x = unit(rng, 21), rng.integers(0, 2, (21, 3)).astype(np.float32), unit(rng, 1)[0]
+    memory, alone = Memory(3), Memory(3)
+    memory.fill(vectors[:20], v[:20])
+    memory.add("new", vectors[20], v[20].tolist())
+    for i in range(5, 21):
+        alone.add(str(i), vectors[i], v[i].tolist())
+    assert len(memory) == small
+    memory._typical = 0.0  # of the filled one it is a median, of the other one unknown yet
+    assert memory.estimate(x) == pytest.approx(alone.estimate(x), abs=1e-6)
+
+
+def test_an_answer_told_again_is_replaced_where_it_stands(small: int) -> None:
+    memory, alone = Memory(2), Memory(2)
+    memory.add("first", X, [1.0, 0.0])
+    memory.add("second", Y, [0.0, UNKNOWN])
+    memory.add("first", X, [0.0, 1.0])
+    alone.add("first", X, [0.0, 1.0])
+    alone.add("second", Y, [0.0, UNKNOWN])
+    assert len(memory) == 2
+    assert memory.estimate(X) == pytest.approx(alone.estimate(X), abs=1e-6)
+    memory.add("second", Y, [UNKNOWN, UNKNOWN])  # what was known is taken back
+    assert memory._sums.tolist() == [0, 1, 1, 1]
+    for i in range(small - 1):
+        memory.add(str(i), Y, [1.0, 1.0])
+    memory.add("first", X, [1.0, 1.0])  # long overwritten: a row of its own
+    assert len(memory) == small
+    assert "second" not in memory._places
+
+
+def test_nothing_is_remembered_of_what_says_nothing() -> None:
+    memory = Memory(2)
+    memory.add("1", X, [UNKNOWN, UNKNOWN])
+    memory.add("2", np.zeros(2, np.float32), [1.0, 0.0])
+    memory.add("3", np.zeros(0, np.float32), [1.0, 0.0])
+    assert len(memory) == 0
+    memory.add("4", X, [1.0, 0.0])
+    memory.add("5", np.zeros(0, np.float32), [1.0, 0.0])  # an answer kept by an earlier version has no features
+    assert len(memory) == 1
+    assert memory.estimate(np.zeros(2, np.float32)) == [0, 0]
+    assert memory.estimate(np.zeros(0, np.float32)) == [0, 0]
+
+
+def test_features_of_another_width_begin_it_anew() -> None:
+    memory, alone = Memory(2), Memory(2)
+    for i in range(5):
+        memory.add(str(i), X, [1.0, 0.0])
+    memory.estimate(X)
+    wide = np.array([0.6, 0.8, 0.0], np.float32)
+    assert memory.estimate(wide) == [0, 0]
+    assert len(memory) == 5
+    for one in (memory, alone):
+        one.add("1", wide, [0.0, 1.0])
+    assert len(memory) == 1
+    assert memory.estimate(wide) == pytest.approx(alone.estimate(wide), abs=1e-6)
+    assert memory.estimate(X) == [0, 0]
+
+
+def test_it_takes_no_more_room_than_its_capacity() -> None:
+    memory = Memory(1)
+    vectors = unit(np.random.default_rng(4), 7, 2)
+    for i in range(CAPACITY + 10):
+        memory.add(str(i), vectors[i % 7], [float(i % 2)])
+    assert len(memory) == CAPACITY
+    assert memory._vectors.shape == (CAPACITY, 2)
+    assert memory._sums.tolist() == [CAPACITY / 2, CAPACITY]

@@ -1,0 +1,161 @@
+"""Summaries of the window as rows: by hand, and for many pools at once as for each alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from focalroute.observe.layout import ENDPOINT, slices, width
+from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Rows, Summary, read, rows_of, tolls
+from focalroute.observe.window import INFERRED_UNIT, Counts
+
+NONE = np.zeros(2), np.full(2, float(PRIOR_ASKS))
+
+
+def summary(*counts: Counts, prices: tuple[float | None, ...] = ()) -> Summary:
+    made = Summary(prices or (None,) * len(counts))
+    for i, c in enumerate(counts):
+        made.renew(i, c)
+    return made
+
+
+def known(n: int, right: int, later: int = 0, right_later: int = 0) -> Counts:
+    return Counts(rows=n, known=n, right=right, known_later=later, right_later=right_later)
+
+
+def rows(made: Summary, offsets: tuple[float, ...], strengths: tuple[float, ...]) -> Rows:
+    return rows_of(made.table, np.full(len(offsets), 0.25), np.array(offsets), np.array(strengths))
+
+
+def column(found: Rows, name: str) -> np.ndarray:
+    return found.columns[..., slices(ENDPOINT)[name].start]
+
+
+def random_tables(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Tables (*shape, 10) as summaries make them, some with unknown costs and latencies and some without any row."""
+    rng = np.random.default_rng(seed)
+    table = np.zeros((*shape, 10))
+    n = rng.integers(0, 200, (*shape, 2))
+    n[..., 1] = np.minimum(n[..., 1], n[..., 0])
+    paid = rng.random((*shape, 2)) * (rng.random((*shape, 2)) < 0.9)
+    there = rng.random((*shape, 2)) < 0.7
+    table[..., :2] = n
+    table[..., 2:4] = n * rng.random((*shape, 2))
+    table[..., 4:6] = paid * there
+    table[..., 6:8] = np.log(np.maximum(paid, 1e-12)) * there
+    table[..., 8:10] = there
+    return table
+
+
+def test_level_and_accuracy_with_a_long_run_by_hand() -> None:
+    """30 of 40 and 10 of 20 right, a known to lie 0.1 above the others in the long run and b 0.1 below."""
+    found = rows(summary(known(40, 30, 20, 10), known(20, 10)), (0.1, -0.1), (PRIOR_LONG_RUN, PRIOR_LONG_RUN))
+    level = (40 - 40 * 0.1 + 20 * 0.1 + 1) / 62
+    expected = [(30 + 50 * (level + 0.1)) / 90, (10 + 50 * (level - 0.1)) / 70]
+    assert found.level == pytest.approx(level)
+    assert found.accuracy == pytest.approx(expected)
+    assert column(found, "accuracy") == pytest.approx([4 * (a - level) for a in expected], abs=1e-6)
+    later = (10 - 20 * 0.1 + 1) / 22
+    expected = [(10 + 50 * (later + 0.1)) / 70, later - 0.1]
+    assert column(found, "accuracy_later") == pytest.approx([4 * (a - later) for a in expected], abs=1e-6)
+    assert column(found, "seen") == pytest.approx([40 / 60, 20 / 40])
+    assert column(found, "focal").tolist() == [0.25, 0.25]
+
+
+def test_the_level_does_not_hang_on_whom_the_window_knows() -> None:
+    """Asking the better one more often makes the queries no easier."""
+    even = rows(summary(known(400, 320), known(400, 240)), (0.1, -0.1), (50.0, 50.0))
+    skewed = rows(summary(known(4000, 3200), known(40, 24)), (0.1, -0.1), (50.0, 50.0))
+    assert even.level == pytest.approx(0.7, abs=1e-3)
+    assert skewed.level == pytest.approx(0.7, abs=1e-3)
+
+
+def test_where_nothing_was_seen_the_long_run_is_believed() -> None:
+    found = rows(summary(Counts(), Counts(), Counts()), (0.3, -0.3, 0.0), (50.0, 50.0, 10.0))
+    assert found.level == 0.5
+    assert found.accuracy == pytest.approx([0.8, 0.2, 0.5])
+    far = rows(summary(Counts(), Counts()), (0.6, -0.6), (50.0, 50.0))
+    assert far.accuracy == pytest.approx([0.98, 0.02])
+
+
+def test_without_a_long_run_it_is_the_pools_mean_that_shrinks() -> None:
+    """The mean of a Beta posterior whose prior of strength 10 sits at the pool's mean; inferred values count."""
+    c = Counts(rows=8, known=4, right=1, inferred=4, inferred_sum=3 * INFERRED_UNIT)
+    table = summary(known(60, 48, 10, 2), c).table
+    found = rows_of(table, np.zeros(2), *NONE)
+    mean, later = (48 + 4 + 1) / (68 + 2), (2 + 1) / (10 + 2)
+    assert found.level == pytest.approx(mean)
+    assert found.accuracy == pytest.approx([(48 + 10 * mean) / 70, (4 + 10 * mean) / 18])
+    assert column(found, "accuracy_later")[0] == pytest.approx(4 * ((2 + 10 * later) / 20 - later), abs=1e-6)
+
+
+def test_accuracy_stays_within_the_layouts_bounds_however_wrong_the_long_run() -> None:
+    found = rows(summary(known(10**6, 10**6), *[known(0, 0)] * 30), (-1.0, *[0.03] * 30), (50.0,) * 31)
+    assert np.abs(found.columns).max() == 4
+
+
+def test_many_pools_at_once_are_each_alone() -> None:
+    table = random_tables((3, 5, 4))
+    rng = np.random.default_rng(1)
+    focal, offsets, strengths = rng.random((3, 5, 4)), rng.normal(0, 0.1, 4), np.array([10.0, 50, 50, 10])
+    together = rows_of(table, focal, offsets, strengths)
+    assert together.columns.shape == (3, 5, 4, width(ENDPOINT))
+    assert together.level.shape == (3, 5)
+    for at in np.ndindex(3, 5):
+        alone = rows_of(table[at], focal[at], offsets, strengths)
+        for name in ("accuracy", "level", "columns", "shares"):
+            np.testing.assert_array_equal(getattr(together, name)[at], getattr(alone, name))
+
+
+# --- what a call takes from the reward -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prices", "shares"),
+    [
+        ((0.1, 0.3, 0.6), (0.1, 0.3, 0.6)),
+        ((0.0, 1.0, 3.0), (0.0, 0.25, 0.75)),
+        ((1.0, None, 3.0), (1 / 6, 2 / 6, 3 / 6)),  # an unknown cost is the mean of the known ones
+        ((None, None, None), (1 / 3, 1 / 3, 1 / 3)),
+        ((0.0, 0.0, 0.0), (0, 0, 0)),
+        ((0.0, None, 0.0), (0, 0, 0)),
+    ],
+)
+def test_shares_of_asking_all(prices: tuple[float | None, ...], shares: tuple[float, ...]) -> None:
+    table = summary(Counts(), Counts(), Counts(), prices=prices).table
+    assert rows_of(table, np.zeros(3), np.zeros(3), np.full(3, 10.0)).shares == pytest.approx(shares)
+
+
+@pytest.mark.parametrize("price_of_money", [0.0, 1e-4, 0.1, 1.0, 30.0, 1e30])
+def test_tolls_at_several_lambdas(price_of_money: float) -> None:
+    shares = np.array([0.0, 0.25, 0.75])
+    found = tolls(price_of_money * shares)
+    paid = [price_of_money * x for x in shares]
+    assert found.dtype == np.float32
+    assert found[:, 0] == pytest.approx([min(x, 4) for x in paid])
+    assert found[:, 1] == pytest.approx([min(math.log10(x + 1e-4), 1) for x in paid], abs=1e-6)
+
+
+def test_rows_hold_the_tolls_of_their_lambda_and_are_copies() -> None:
+    made = summary(known(10, 5), known(10, 8), prices=(1.0, 3.0))
+    pairs = [[0.0, 0.5], [0.5, 0.0]]
+    reading = read(("a", "b"), made, pairs, np.full(2, 0.5), *NONE)
+    at = slice(slices(ENDPOINT)["toll"].start, slices(ENDPOINT)["log_toll"].stop)
+    for price_of_money in (0.1, 2.0, 0.1, *range(40), 0.1):
+        found = reading.rows(price_of_money)
+        np.testing.assert_array_equal(found[:, at], tolls(price_of_money * np.array([0.25, 0.75])))
+        others = np.delete(found, np.r_[at], axis=1)
+        np.testing.assert_array_equal(others, np.delete(reading.template, np.r_[at], axis=1))
+        found[:] = 99.0
+    assert not reading.template[:, at].any()
+
+
+def test_focal_row_is_the_mean_over_pairs_itself_left_out() -> None:
+    pairs = [[0.0, 0.2, 0.4], [0.2, 0.0, 0.9], [0.4, 0.9, 0.0]]
+    none = np.zeros(3), np.full(3, 10.0)
+    reading = read(("a", "b", "c"), summary(*[Counts()] * 3), pairs, np.zeros(3), *none)
+    assert reading.focal_row([1]) == pytest.approx([0.2, 0, 0.9])
+    assert reading.focal_row([2, 0]) == pytest.approx([0.4, (0.2 + 0.9) / 2, 0.4])
+    assert reading.focal_row([0, 1, 2]) == pytest.approx([0.3, 0.55, 0.65])

@@ -1,0 +1,114 @@
+"""One ask's rounds: what is observed, and whom it may pick."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from focalroute.ask import Ask
+from focalroute.cost import BudgetGuard
+from focalroute.observe import Observer
+from focalroute.observe.layout import CONTEXT, slices
+from focalroute.policy.bundle import cold
+from focalroute.policy.decider import decide, pick_probabilities
+from focalroute.policy.fallback import Fallback, Guarded
+from focalroute.records import Failure, Query, Reply, Round
+
+NAMES = ("a", "b", "c", "d")
+CHEAPEST_FIRST = (3, 1, 0, 2)
+FAILED = Failure("timeout", "too slow")
+
+
+def begun(*, failing: bool = False, cap: str | None = None, seed: int = 0) -> Ask:
+    observer = Observer(NAMES, [0.3, 0.2, 0.4, 0.1])
+    query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"), answer=None)
+    policy = Guarded(Fallback() if failing else cold(), NAMES)
+    purse = BudgetGuard(None, (), Decimal(0)).purse(cap)
+    return Ask(query, policy, observer.begin(query), purse, deadline=0.0, rng=random.Random(seed))
+
+
+def anybody(endpoint: int, picked: tuple[int, ...]) -> bool:
+    return True
+
+
+def one_round(ask: Ask, reply: Callable[[str], Reply], explore: bool = True) -> tuple[int, ...]:
+    """Whom the ask picks, after they have replied."""
+    observation = ask.observe(0.1)
+    decision = ask.decide(observation, order=CHEAPEST_FIRST, eligible=anybody, explore=explore)
+    ask.take(Round(observation, decision, tuple(reply(NAMES[i]) for i in decision.picked)))
+    return decision.picked
+
+
+def test_it_observes_its_round_its_lambda_and_the_share_of_its_cap() -> None:
+    ask = begun(cap="0.4")
+
+    def seen(name: str) -> float:
+        return float(ask.observe(100.0).context[slices(CONTEXT)[name]][0])
+
+    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (1, 0, 2, 1)
+    ask.purse.spent = Decimal("0.1")
+    one_round(ask, lambda name: Reply(name, choice=0))
+    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (0, 0.25, 2, 0.75)
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_a_decision_is_the_deciders_over_the_order_given(explore: bool) -> None:
+    ask = begun(seed=5)
+    observation = ask.observe(0.1)
+
+    def eligible(endpoint: int, picked: tuple[int, ...]) -> bool:
+        return endpoint != 1 and len(picked) < 2
+
+    found = ask.decide(observation, order=CHEAPEST_FIRST, eligible=eligible, explore=explore)
+    logits = ask.policy.decider_logits(observation)
+    rng = random.Random(5)
+    assert found == decide(
+        logits, round=1, must_pick=True, order=CHEAPEST_FIRST, eligible=eligible, explore=explore, rng=rng
+    )
+    assert found.order == (3, 0, 2)
+    assert found.probabilities == pick_probabilities(logits)
+    assert (found.log_mu is None) is not explore
+
+
+def test_nobody_is_asked_twice_and_somebody_as_long_as_nobody_has_answered() -> None:
+    for seed in range(20):
+        ask, asked = begun(seed=seed), set[int]()
+        while len(asked) < 4:
+            picked = one_round(ask, lambda name: Reply(name, error=FAILED))
+            assert picked
+            assert not asked & set(picked)
+            asked |= set(picked)
+        assert ask.sight.asked == [i for r in ask.rounds for i in r.decision.picked]
+        assert one_round(ask, lambda name: Reply(name, error=FAILED)) == ()
+        assert ask.rounds[-1].decision.order == ()
+
+
+def test_once_somebody_has_answered_it_may_stop() -> None:
+    ask = begun()
+    one_round(ask, lambda name: Reply(name, choice=0))
+    assert ask.rounds[0].decision.must_pick
+    one_round(ask, lambda name: Reply(name, choice=0))
+    decision = ask.rounds[1].decision
+    assert (decision.round, decision.must_pick) == (2, False)
+    assert set(decision.order) == set(range(4)) - set(ask.rounds[0].decision.picked)
+
+
+def test_the_fallback_does_not_explore() -> None:
+    for seed in range(10):
+        ask = begun(failing=True, seed=seed)
+        assert set(one_round(ask, lambda name: Reply(name, choice=1))) == {0, 1, 3}
+        assert ask.rounds[0].decision.log_mu is None
+        assert one_round(ask, lambda name: Reply(name, choice=1)) == ()
+
+
+def test_what_is_stored_holds_the_texts_features() -> None:
+    ask = begun()
+    one_round(ask, lambda name: Reply(name, choice=0))
+    steps = ask.stored(ask.answer(), texts=False).trajectory
+    assert steps is not None
+    assert steps.features is ask.sight.features
+    assert np.linalg.norm(steps.features) == pytest.approx(1)
