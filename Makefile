@@ -22,8 +22,9 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
 
-bench: $(READY) ## what one ask costs beside the wire, as a table
+bench: $(READY) ## what one ask costs beside the wire, and one update, as tables
 	$(BIN)/python -m tests.benchmarks.overhead
+	$(BIN)/python -m tests.benchmarks.updates
 
 evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there are any
 	@for log in ../shared/data/*.jsonl.gz; do \

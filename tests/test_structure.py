@@ -29,8 +29,9 @@ ENGINES = {
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"pool.py"},
     "typer": {"cli.py"},
+    "torch": {"learn/_torch.py"},
 }
-ENGINES_TO_COME = ("torch", "redis", "opentelemetry", "starlette")
+ENGINES_TO_COME = ("redis", "opentelemetry", "starlette")
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
 HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "sync"}

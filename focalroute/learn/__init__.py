@@ -3,7 +3,8 @@
 The networks live here as plain numpy (`nets`), start from hand-set weights (`cold`) and leave as ONNX (`export`),
 which is all that serving ever sees. `online` is the whole of an update, top to bottom: what was said of an answer
 (`reward`) becomes an `episode`, episodes a batch (`trajectory`), `mappo` improves Decider, Fusion and critic on it
-(`likelihood`, `losses`, `gae`, `backward`, `adam`), and the `gate` compares the outcome with what serves.
+(`likelihood`, `losses`, `gae`, `backward`, `adam`), and the `gate` compares the outcome with what serves. `passes` lets
+torch run the nets instead, for long runs.
 """
 
 from __future__ import annotations

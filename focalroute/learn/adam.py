@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from focalroute.learn.backward import Floats, Gradients
 
@@ -55,6 +53,7 @@ class Adam:
         self, parameters: Mapping[str, Floats], moments: Moments, *, learning_rate: float, max_norm: float
     ) -> None:
         self._shapes = {key: value.shape for key, value in parameters.items()}
+        self._ends = np.cumsum([value.size for value in parameters.values()]).tolist()
         self._at = self._vector(parameters)
         self._first, self._second = self._vector(moments.first), self._vector(moments.second)
         self._steps = moments.steps
@@ -88,6 +87,8 @@ class Adam:
         return np.concatenate([values[key].ravel() for key in self._shapes])
 
     def _split(self, vector: Floats) -> Gradients:
-        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()])
-        parts: list[NDArray[np.floating[Any]]] = np.split(vector, ends[:-1])
-        return {key: part.reshape(shape) for (key, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        starts = (0, *self._ends)
+        return {
+            key: vector[start:end].reshape(shape)
+            for (key, shape), start, end in zip(self._shapes.items(), starts, self._ends, strict=False)
+        }

@@ -8,6 +8,7 @@ Decider's gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -86,7 +87,9 @@ def fusion_state(last: Observation | None, evidence: Evidence) -> F32:
     return state
 
 
-def values(net: CriticNet, states: Floats) -> NDArray[np.floating[Any]]:
-    """V of ``states`` (..., Ds), of their leading shape."""
-    flat, _ = critic_pass(net, states.reshape(-1, states.shape[-1]))
+def values(
+    net: CriticNet, states: Floats, run: Callable[[CriticNet, Floats], tuple[Floats, Pull]] = critic_pass
+) -> NDArray[np.floating[Any]]:
+    """V of ``states`` (..., Ds), of their leading shape; ``run`` is the pass of the engine that computes it."""
+    flat, _ = run(net, states.reshape(-1, states.shape[-1]))
     return flat.reshape(states.shape[:-1])

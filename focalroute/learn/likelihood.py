@@ -72,8 +72,9 @@ def likelihood(logits: Floats, heads: Heads) -> Likelihood:
     least = (EXPLORATION / heads.pool)[:, None]
     far = np.log((1 - least) / least)
     z = np.clip(logits.astype(np.float64), -far, far)
-    p = 1 / (1 + np.exp(-z))
-    log_out = -np.logaddexp(0, z)  # log(1 - p); log p is this + z
+    odds = np.exp(z)
+    p = odds / (1 + odds)
+    log_out = -np.log1p(odds)  # log(1 - p); log p is this + z
     chosen = np.where(heads.eligible, heads.picked * z + log_out, 0).sum(axis=1)
     log_nobody = np.where(heads.visited, log_out, 0).sum(axis=1)
     somebody = np.where(heads.must_pick, -np.expm1(log_nobody), 1)

@@ -14,19 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backward import Floats, Gradients, decider_pass, fusion_pass
-from focalroute.learn.critic import CriticNet, critic_parameters, critic_pass, values
+from focalroute.learn.backward import Floats, Gradients
+from focalroute.learn.critic import CriticNet, critic_parameters, values
 from focalroute.learn.gae import GAE_LAMBDA, GAMMA, gae
 from focalroute.learn.likelihood import Likelihood, likelihood
-from focalroute.learn.losses import FusionLoss, SurrogateLoss, fusion_loss, log_posterior, surrogate_loss
+from focalroute.learn.losses import SurrogateLoss, fusion_loss, log_posterior, surrogate_loss
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.trajectory import Batch, Decisions, Steps
+from focalroute.learn.passes import NUMPY, Passes
+from focalroute.learn.trajectory import Batch, Decisions, Fusions, Steps
 
 __all__ = ["Diagnostics", "Hyperparameters", "Learner", "update"]
 
 _Net = TypeVar("_Net", DeciderNet, FusionNet, CriticNet)
 _Policy = TypeVar("_Policy", DeciderNet, FusionNet)
 _Rows = NDArray[Any]
+_Figures = dict[str, float]
 
 _HALVINGS, _SLACK = 8, 1.5
 
@@ -124,21 +126,28 @@ class Diagnostics:
 
 
 def update(
-    learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator
+    learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator, *, passes: Passes = NUMPY
 ) -> tuple[Learner, Diagnostics]:
     """Learn from a batch: advantages by the critic as it is, then each net on its own, for some epochs.
+
+    Args:
+        learner: what to go on from.
+        batch: what to learn from.
+        settings: how.
+        rng: shuffles the minibatches.
+        passes: the engine that runs the networks.
 
     Returns:
         The next learner, and how it went.
     """
     steps = batch.steps
-    before = values(learner.critic, steps.states)
+    before = values(learner.critic, steps.states, passes.critic)
     advantages = gae(steps.rewards, np.where(steps.taken, before, 0), gamma=GAMMA, lam=settings.gae_lambda)
     returns = advantages + before
 
-    decider, decider_moments, on_decider = _learn_to_decide(learner, batch.decisions, advantages, settings, rng)
-    critic, critic_moments = _learn_to_value(learner, steps, returns, settings, rng)
-    fusion, fusion_moments, on_fusion = _learn_to_fuse(learner, batch, settings, rng)
+    decider, decider_moments, on_decider = _learn_to_decide(learner, batch.decisions, advantages, settings, rng, passes)
+    critic, critic_moments = _learn_to_value(learner, steps, returns, settings, rng, passes)
+    fusion, fusion_moments, on_fusion = _learn_to_fuse(learner, batch.fusions, settings, rng, passes)
 
     moments = {"decider": decider_moments, "fusion": fusion_moments, "critic": critic_moments}
     return Learner(decider, fusion, critic, moments), Diagnostics(
@@ -151,45 +160,66 @@ def update(
 
 
 def _learn_to_decide(
-    learner: Learner, decisions: Decisions, advantages: Floats, settings: Hyperparameters, rng: np.random.Generator
-) -> tuple[DeciderNet, Moments, dict[str, float]]:
+    learner: Learner,
+    decisions: Decisions,
+    advantages: Floats,
+    settings: Hyperparameters,
+    rng: np.random.Generator,
+    passes: Passes,
+) -> tuple[DeciderNet, Moments, _Figures]:
     """By the clipped surrogate, from where ``mu`` decided; stops when it has gone far enough."""
     net, moments = learner.decider, learner.moments["decider"]
-    names = ("policy_loss", "approx_kl", "clip_fraction", "entropy", "effective_sample_size")
     if not len(decisions.log_mu):
+        names = ("policy_loss", "approx_kl", "clip_fraction", "entropy", "effective_sample_size")
         return net, moments, dict.fromkeys(names, 0.0)
+
+    def law(net: DeciderNet, rows: _Rows) -> tuple[Likelihood, Callable[[Floats], Gradients]]:
+        logits, pull = passes.decider(net, decisions.context[rows], decisions.endpoints[rows], decisions.ids[rows])
+        return likelihood(logits, decisions.heads.take(rows)), lambda d: pull(d.astype(logits.dtype))
+
     everyone = np.arange(len(decisions.log_mu))
-    old = _law(net, decisions, everyone)[0].log_pi
+    old = law(net, everyone)[0].log_pi
     weights = np.minimum(np.exp(old - decisions.log_mu), settings.max_weight)
     goodness = _normalised(advantages[decisions.episode, decisions.step].astype(np.float64))
 
-    def gradients(net: DeciderNet, rows: _Rows) -> Gradients | None:
-        law, pull = _law(net, decisions, rows)
-        surrogate = surrogate_loss(
-            law, old[rows], weights[rows], goodness[rows], clip=settings.clip, entropy=settings.entropy
+    def surrogate(now: Likelihood, rows: _Rows) -> SurrogateLoss:
+        return surrogate_loss(
+            now, old[rows], weights[rows], goodness[rows], clip=settings.clip, entropy=settings.entropy
         )
-        return None if surrogate.approx_kl > settings.target_kl else pull(surrogate.d_logits)
 
-    def whole(net: DeciderNet) -> SurrogateLoss:
-        law, _ = _law(net, decisions, everyone)
-        return surrogate_loss(law, old, weights, goodness, clip=settings.clip, entropy=settings.entropy)
+    def gradients(net: DeciderNet, rows: _Rows) -> Gradients | None:
+        now, pull = law(net, rows)
+        loss = surrogate(now, rows)
+        return None if loss.approx_kl > settings.target_kl else pull(loss.d_logits)
+
+    def figures(net: DeciderNet) -> _Figures:
+        now, _ = law(net, everyone)
+        end = surrogate(now, everyone)
+        return {
+            "policy_loss": end.loss,
+            "approx_kl": end.approx_kl,
+            "clip_fraction": end.clip_fraction,
+            "entropy": float(now.entropy.mean()),
+        }
 
     far, moments = _fit(net, parameters(net), moments, gradients, everyone, settings, settings.decider_rate, rng)
-    net = _within(net, far, lambda net: whole(net).approx_kl, settings.target_kl)
-    law, end = _law(net, decisions, everyone)[0], whole(net)
-    size = float(weights.sum() ** 2 / (weights**2).sum())
-    figures = (end.loss, end.approx_kl, end.clip_fraction, float(law.entropy.mean()), size)
-    return net, moments, dict(zip(names, figures, strict=True))
+    net, end = _within(net, far, figures, "approx_kl", settings.target_kl)
+    return net, moments, {**end, "effective_sample_size": float(weights.sum() ** 2 / (weights**2).sum())}
 
 
 def _learn_to_value(
-    learner: Learner, steps: Steps, returns: Floats, settings: Hyperparameters, rng: np.random.Generator
+    learner: Learner,
+    steps: Steps,
+    returns: Floats,
+    settings: Hyperparameters,
+    rng: np.random.Generator,
+    passes: Passes,
 ) -> tuple[CriticNet, Moments]:
     """By least squares on the lambda-returns of all steps."""
     states, targets = steps.states[steps.taken], returns[steps.taken]
 
     def gradients(net: CriticNet, rows: _Rows) -> Gradients:
-        now, pull = critic_pass(net, states[rows])
+        now, pull = passes.critic(net, states[rows])
         return pull((now - targets[rows]) / np.float32(len(rows)))
 
     net, moments = learner.critic, learner.moments["critic"]
@@ -198,28 +228,29 @@ def _learn_to_value(
 
 
 def _learn_to_fuse(
-    learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator
-) -> tuple[FusionNet, Moments, dict[str, float]]:
+    learner: Learner, fusions: Fusions, settings: Hyperparameters, rng: np.random.Generator, passes: Passes
+) -> tuple[FusionNet, Moments, _Figures]:
     """By the likelihood of the feedback; stops when it has gone far enough."""
-    fusions, net = batch.fusions, learner.fusion
+    net, penalty = learner.fusion, settings.fusion_penalty
     everyone = np.arange(len(fusions.answered))
-    old = log_posterior(net.forward(fusions.members, fusions.candidates, fusions.ids), fusions.offered)
-    penalty = settings.fusion_penalty
+    logits, _ = passes.fusion(net, fusions.members, fusions.candidates, fusions.ids)
+    old = log_posterior(logits, fusions.offered)
+    start = fusion_loss(logits, fusions, everyone, old, penalty=penalty)
 
     def gradients(net: FusionNet, rows: _Rows) -> Gradients | None:
-        logits, pull = fusion_pass(net, fusions.members[rows], fusions.candidates[rows], fusions.ids[rows])
+        logits, pull = passes.fusion(net, fusions.members[rows], fusions.candidates[rows], fusions.ids[rows])
         loss = fusion_loss(logits, fusions, rows, old[rows], penalty=penalty)
         return None if loss.kl > settings.fusion_target_kl else pull(loss.d_logits.astype(logits.dtype))
 
-    def whole(net: FusionNet) -> FusionLoss:
-        logits = net.forward(fusions.members, fusions.candidates, fusions.ids)
-        return fusion_loss(logits, fusions, everyone, old, penalty=penalty)
+    def figures(net: FusionNet) -> _Figures:
+        logits, _ = passes.fusion(net, fusions.members, fusions.candidates, fusions.ids)
+        end = fusion_loss(logits, fusions, everyone, old, penalty=penalty)
+        return {"fusion_loss_after": end.loss, "fusion_kl": end.kl}
 
-    start, moments = whole(net), learner.moments["fusion"]
+    moments = learner.moments["fusion"]
     far, moments = _fit(net, parameters(net), moments, gradients, everyone, settings, settings.fusion_rate, rng)
-    net = _within(net, far, lambda net: whole(net).kl, settings.fusion_target_kl)
-    end = whole(net)
-    return net, moments, {"fusion_loss": start.loss, "fusion_loss_after": end.loss, "fusion_kl": end.kl}
+    net, end = _within(net, far, figures, "fusion_kl", settings.fusion_target_kl)
+    return net, moments, {"fusion_loss": start.loss, **end}
 
 
 def _fit(
@@ -244,25 +275,22 @@ def _fit(
     return net, adam.moments
 
 
-def _within(net: _Policy, far: _Policy, distance: Callable[[_Policy], float], target: float) -> _Policy:
+def _within(
+    net: _Policy, far: _Policy, figures: Callable[[_Policy], _Figures], distance: str, target: float
+) -> tuple[_Policy, _Figures]:
     """The last net on the way from ``net`` to ``far``, halved again and again, that went no further than 1.5 target.
 
     A minibatch notices that it is too far only after the step; where gradients had been small for long, one step of
-    Adam can be a leap.
+    Adam can be a leap. Its figures, of which ``distance`` is one, come with it.
     """
     start, end = parameters(net), parameters(far)
     for halvings in range(_HALVINGS):
         share = np.float32(0.5**halvings)
         between = replace(far, **{key: start[key] + share * (end[key] - start[key]) for key in start})
-        if distance(between) <= _SLACK * target:
-            return between
-    return net
-
-
-def _law(net: DeciderNet, decisions: Decisions, rows: _Rows) -> tuple[Likelihood, Callable[[Floats], Gradients]]:
-    """The law of these decisions, and the pull of d/dlogits, in the nets' own type."""
-    logits, pull = decider_pass(net, decisions.context[rows], decisions.endpoints[rows], decisions.ids[rows])
-    return likelihood(logits, decisions.heads.take(rows)), lambda d: pull(d.astype(logits.dtype))
+        found = figures(between)
+        if found[distance] <= _SLACK * target:
+            return between, found
+    return net, figures(net)
 
 
 def _normalised(advantages: NDArray[np.float64]) -> NDArray[np.float64]:
