@@ -290,7 +290,7 @@ class Receipt:
     """Who was asked, why, and what it cost. Holds no prompt and no reply text.
 
     Attributes:
-        policy_version: the one policy version that decided everything.
+        policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
         calls: every member asked, in the order of asking.
         rounds: rounds in which somebody was asked.
         cost: USD of all calls; None if the cost of any is unknown.
@@ -307,6 +307,7 @@ class Receipt:
     latency_s: float
     tags: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
+    policy: str | None = None
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""
