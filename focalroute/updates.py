@@ -29,7 +29,7 @@ def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -
     """
     if isinstance(policy, Named):
         raise ConfigError(
-            f"{setting}: {policy.name!r} is a rule, which an update cannot change; to learn policies give policy a folder"
+            f"{setting}: {policy.name!r} is a rule that no update changes; to learn policies give policy a folder"
         )
     if policy is None:
         raise ConfigError(f"{setting}: an update needs a policy folder to publish to; give policy a folder")

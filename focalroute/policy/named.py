@@ -60,8 +60,8 @@ _REPLIED, _ACCURACY, _PRICE = (slices(ENDPOINT)[name].start for name in ("replie
 _VOTE, _PROBABILITY, _EVIDENCE, _MEMBER_ACCURACY = (
     slices(MEMBER)[name].start for name in ("vote", "probability", "evidence", "accuracy")
 )
-_TIE = 1e-9  # scores this near are equal: sums of floats depend on their order
-_LEAD = 1e-6  # what the elected of equals is put ahead by, so that it stays first in single precision
+_TIE = 1e-6  # scores this near are equal: they are sums of numbers in single precision
+_LEAD = 2e-6  # what the elected of equals is put ahead by, so that it stays first in single precision
 _UNBACKED = 1e-6  # mass of a candidate without any, so that its logarithm is finite
 
 
