@@ -254,10 +254,10 @@ def test_a_folder_stays_a_folder(
     ask_everybody(tmp_path / "plurality")
     ask_everybody(tmp_path / "pluralty")
     served = []
-    for policy in (Path("plurality"), "./plurality", "pluralty", "policies", "new/cascade", "plurality"):
+    for policy in (Path("plurality"), "./plurality", "pluralty", "policies", "./random", "mean/", "plurality"):
         with Ensemble(pool.endpoints, policy=policy) as ensemble:
             served.append((ensemble.stats().policy, ensemble.stats().policy_version))
-    assert served == [(None, 1)] * 3 + [(None, 0)] * 2 + [("plurality", NAMED)]
+    assert served == [(None, 1)] * 3 + [(None, 0)] * 3 + [("plurality", NAMED)]
     assert '"./plurality"' in caplog.records[-1].getMessage()
     assert caplog.records[-1].levelno == logging.WARNING
 

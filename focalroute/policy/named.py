@@ -378,7 +378,7 @@ def chosen(policy: str | Path | None, endpoints: Sequence[str], seed: int | None
         if there:
             _log.warning('policy %r is taken by its name; for the folder of that name give "./%s"', policy, policy)
         return NAMES[policy](endpoints, seed)
-    if there:
+    if there or Path(policy).name != policy:  # a path: of more parts than a name, or with a separator at its end
         return policy
     if policy in NEED_A_LOG:
         raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {_folder(policy)}")
