@@ -90,14 +90,14 @@ class Ask:
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
         """Whom to ask next: those not asked yet that are eligible, visited in this order (see `decide`)."""
-        asked = self.sight.asked
+        asked, alone = self.sight.asked, self.policy.one_a_round
         return decide(
             self.policy.decider_logits(observation),
             round=len(self.rounds) + 1,
             must_pick=not self.sight.backs,
             order=[endpoint for endpoint in order if endpoint not in asked],
-            eligible=eligible,
-            explore=explore and not self.policy.failed,
+            eligible=lambda endpoint, picked: not (alone and picked) and eligible(endpoint, picked),
+            explore=explore and self.policy.learnable,
             rng=self.rng,
         )
 
@@ -145,6 +145,7 @@ class Ask:
             latency_s=time.perf_counter() - self.started,
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
+            policy=self.policy.name,
         )
 
     def _call(self, number: int, reply: Reply) -> Call:
@@ -202,7 +203,7 @@ class Ask:
         return normal_form(candidate, self.query.answer) or candidate
 
     def _trajectory(self, answer: Answer) -> Trajectory | None:
-        if self.policy.failed or self.fused is None:
+        if not self.policy.learnable or self.fused is None:
             return None
         return Trajectory(
             version=self.policy.version,

@@ -64,7 +64,9 @@ def ask(
     choices: Annotated[str | None, typer.Option(help="The closed set of answers, separated by commas.")] = None,
     answer: Annotated[str | None, typer.Option(help="Kind of a free-form answer: number, short or text.")] = None,
     store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="Folder of policy bundles.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
+    ] = None,
     max_usd: Annotated[str | None, typer.Option(help="Cap for this question, USD.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer and its receipt as JSON.")] = False,
 ) -> None:
@@ -92,7 +94,7 @@ def ask(
 @app.command()
 def update(
     store: Annotated[Path, typer.Option(help="The SQLite file with the answers and their feedback.")],
-    policy: Annotated[Path, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
+    policy: Annotated[str, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
     seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
@@ -101,12 +103,15 @@ def update(
     A process that serves with this folder notices within a second of its next question.
     """
     from focalroute.learn.online import update_policy
+    from focalroute.policy.named import chosen
     from focalroute.store import open_store
+    from focalroute.updates import learned_folder
 
+    folder = learned_folder(chosen(policy, ()))
     if not store.exists():
         raise ConfigError(f"{store}: there is no such store")
     with closing(open_store(store)) as opened:
-        report = update_policy(opened, policy, seed=seed)
+        report = update_policy(opened, folder, seed=seed)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
     else:

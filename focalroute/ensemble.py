@@ -23,6 +23,7 @@ from focalroute.learn.reward import USER, credit, judged, outranks
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.policy.fallback import Guarded
+from focalroute.policy.named import chosen
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
 from focalroute.query import Prompt, make_query
@@ -63,7 +64,8 @@ class AsyncEnsemble:
 
     Args:
         endpoints: the pool; names must be unique.
-        policy: folder of policy bundles; None, or a folder without any yet: the cold start.
+        policy: folder of policy bundles; None, or a folder without any yet: the cold start. Or the name of a rule such
+            as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
         store: file of the SQLite store; None: in memory, gone at the end.
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
         max_rounds: how often the Decider may ask before it has to stop.
@@ -122,15 +124,16 @@ class AsyncEnsemble:
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
         self._sources: dict[str, str] = {}
         self._closed = False
+        serving = chosen(policy, self._names, seed)
         self._started = False  # what the store holds from before is known, but not news
         self._store = open_store(store, durability=durability)
         try:
             spent = sum((row.cost for row in self._store.totals().values()), Decimal(0))
             self._guard = BudgetGuard(budget, self.endpoints, spent)
             self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
-            self._slot = PolicySlot.open(policy)
+            self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
-            self._updater = Updater(self._store, self._slot, policy, every=update_every, seed=seed)
+            self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             self._store.subscribe(self._absorb, last=window)
             self._pool = Pool(self.endpoints, self._store, self._guard, attempts=attempts, samples=samples)
         except BaseException:
@@ -326,7 +329,7 @@ class AsyncEnsemble:
         A new policy that is surely worse is rejected, and kept back while there is too little evidence to tell.
 
         Raises:
-            ConfigError: there is no policy folder to publish to.
+            ConfigError: there is no policy folder to publish to: none was given, or a policy by its name.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
         self._check_open()
@@ -337,7 +340,9 @@ class AsyncEnsemble:
         for stored, feedback in rows:
             known = self._sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
-                self._observer.learn(credit(stored, feedback))
+                outcome = credit(stored, feedback)
+                self._observer.learn(outcome)
+                self._slot.learn(outcome, len(stored.keys))
                 self._remember(stored.id, feedback.source)
         if self._started:
             self._updater.heard(len(rows))
@@ -352,9 +357,8 @@ class AsyncEnsemble:
     def stats(self) -> Stats:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
         self._check_open()
-        return stats_of(
-            self._names, self._store.totals(), self._observer, self._pool.states(), self._slot.current.version
-        )
+        version, name = self._slot.current.version, self._slot.name
+        return stats_of(self._names, self._store.totals(), self._observer, self._pool.states(), version, name)
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""

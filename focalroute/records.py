@@ -1,8 +1,7 @@
 """The frozen records that travel through focalroute; shapes and units are stated here, once.
 
-Letters used throughout: N endpoints in the pool, K candidates of a query, m members that replied, R rounds.
-Money is USD as `decimal.Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix
-time. A member is an endpoint in its role within one query.
+Letters used throughout: N endpoints in the pool, K candidates of a query, m members that replied, R rounds. Money is USD
+as `Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix time.
 """
 
 from __future__ import annotations
@@ -290,7 +289,7 @@ class Receipt:
     """Who was asked, why, and what it cost. Holds no prompt and no reply text.
 
     Attributes:
-        policy_version: the one policy version that decided everything.
+        policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
         calls: every member asked, in the order of asking.
         rounds: rounds in which somebody was asked.
         cost: USD of all calls; None if the cost of any is unknown.
@@ -307,6 +306,7 @@ class Receipt:
     latency_s: float
     tags: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
+    policy: str | None = None
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""

@@ -43,18 +43,25 @@ class Stats:
     """An ensemble at one moment.
 
     Attributes:
-        policy_version: the version that serves now.
+        policy_version: the version that serves now: 0 the shipped one, -1 the fallback, -2 a named policy.
         cost: USD of all calls with a known cost.
         endpoints: by name, in pool order.
+        policy: the name of the policy that serves, where it has one; else None.
     """
 
     policy_version: int
     cost: Decimal
     endpoints: Mapping[str, EndpointStats]
+    policy: str | None = None
 
 
 def stats_of(
-    names: Sequence[str], totals: Mapping[str, UsageTotal], observer: Observer, breakers: Sequence[str], version: int
+    names: Sequence[str],
+    totals: Mapping[str, UsageTotal],
+    observer: Observer,
+    breakers: Sequence[str],
+    version: int,
+    policy: str | None,
 ) -> Stats:
     """Put the ledger, the window and the breakers side by side."""
     accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
@@ -65,4 +72,4 @@ def stats_of(
             row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost,
             seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=breakers[i],
         )  # fmt: skip
-    return Stats(version, sum((row.cost for row in totals.values()), Decimal(0)), endpoints)
+    return Stats(version, sum((row.cost for row in totals.values()), Decimal(0)), endpoints, policy)

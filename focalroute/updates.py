@@ -9,37 +9,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from focalroute.errors import ConfigError, FocalrouteError
+from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.store.base import Store
 
 if TYPE_CHECKING:
     from focalroute.learn.online import UpdateReport
 
-__all__ = ["Updater"]
+__all__ = ["Updater", "learned_folder"]
 
 _log = logging.getLogger("focalroute")
+
+
+def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -> str | Path:
+    """The folder that updates of this policy are published to.
+
+    Raises:
+        ConfigError: there is none; the message names ``setting``.
+    """
+    if isinstance(policy, Named):
+        raise ConfigError(
+            f"{setting}: {policy.name!r} is a rule that no update changes; to learn policies give policy a folder"
+        )
+    if policy is None:
+        raise ConfigError(f"{setting}: an update needs a policy folder to publish to; give policy a folder")
+    return policy
 
 
 class Updater:
     """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
 
     Args:
-        root: the policy folder; None: there is nowhere to publish, so nothing is updated.
+        policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
         every: feedbacks between two updates in the background; None: only on demand.
         seed: of the updates, together with their number; None: chance.
 
     Raises:
-        ConfigError: ``every`` is given without a folder.
+        ConfigError: ``every`` is given without a folder to publish to.
     """
 
     def __init__(
-        self, store: Store, slot: PolicySlot, root: str | Path | None, *, every: int | None, seed: int | None
+        self,
+        store: Store,
+        slot: PolicySlot,
+        policy: str | Path | Named | None,
+        *,
+        every: int | None,
+        seed: int | None,
     ) -> None:
-        if every is not None and root is None:
-            raise ConfigError("update_every: needs a policy folder to publish to; give policy")
+        if every is not None:
+            learned_folder(policy, "update_every")
+        self._policy = policy
         self._store = store
         self._slot = slot
-        self._root = root
         self._every = every
         self._seed = seed
         self._runs = 0
@@ -51,19 +73,18 @@ class Updater:
         """Update now, on the calling thread; tens of milliseconds of work.
 
         Raises:
-            ConfigError: there is no policy folder.
+            ConfigError: there is no policy folder, or a named policy serves.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
         from threadpoolctl import threadpool_limits
 
         from focalroute.learn.online import update_policy
 
-        if self._root is None:
-            raise ConfigError("policy: give a folder; it is where an update is published")
+        root = learned_folder(self._policy)
         with self._one_at_a_time, threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
-            report = update_policy(self._store, self._root, seed=seed)
+            report = update_policy(self._store, root, seed=seed)
         self._slot.refresh()
         return report
 

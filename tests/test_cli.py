@@ -51,6 +51,19 @@ def test_ask_as_json_holds_the_receipt(pool_file: Path, tmp_path: Path) -> None:
     assert store.exists()
 
 
+def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
+    """As a folder of that name only where it is written as a path."""
+    asked = {}
+    for policy in ("plurality", "./plurality"):
+        result = focalroute("ask", "What is 17 + 25?", "--answer", "number", "--pool", str(pool_file), "--json",
+                            "--policy", policy)  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        asked[policy] = json.loads(result.stdout)["receipt"]
+    assert asked["plurality"]["policy"] == "plurality"
+    assert len(asked["plurality"]["calls"]) == 6
+    assert (asked["./plurality"]["policy"], asked["./plurality"]["policy_version"]) == (None, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -58,6 +71,8 @@ def test_ask_as_json_holds_the_receipt(pool_file: Path, tmp_path: Path) -> None:
         (["ask", "What?", "--pool", "missing.toml"], "missing.toml"),
         (["ask", "What?", "--answer", "haiku", "--pool", "POOL"], "haiku"),
         (["ask", "   ", "--pool", "POOL"], "query"),
+        (["ask", "What?", "--pool", "POOL", "--policy", "pluralty"], "did you mean 'plurality'"),
+        (["update", "--store", "s.db", "--policy", "plurality"], "'plurality' is a rule"),
         (["ask", "What?"], "--pool"),
         (["demo", "--queries", "1"], "--queries"),
         (["nonsense"], "nonsense"),

@@ -1,7 +1,7 @@
 """focalroute itself as a strategy: the code that serves, asked over recorded replies instead of HTTP.
 
 Observer, Sight, policy, decider, fusion, `Ask`, credit: all as in `focalroute.ensemble`. Only the pool is replaced.
-Any policy plugs in: the cold start, a bundle, or another one set as ``policy`` between two turns.
+Any policy plugs in: the cold start, a bundle, a named one, or another one set as ``policy`` between two turns.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from focalroute.errors import PoolError
 from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
 from focalroute.observe import Observer
-from focalroute.policy.bundle import Policy
-from focalroute.policy.fallback import Fallback, Guarded
+from focalroute.policy.fallback import Guarded, Served
+from focalroute.policy.named import Named
 from focalroute.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
 from focalroute.store.base import StoredAnswer
 
@@ -44,7 +44,7 @@ class Serving:
 
     def __init__(
         self,
-        policy: Policy | Fallback,
+        policy: Served,
         endpoints: Sequence[Endpoint],
         *,
         seed: int,
@@ -87,7 +87,10 @@ class Serving:
         else:
             reward, key = judged(stored, reward=2 * revealed.worth - 1, label=None)
         outcome = credit(stored, Feedback(stored.id, reward, key, USER, 0.0))
-        self._observer.learn(outcome if key is not None else self._graded(outcome, revealed))
+        outcome = outcome if key is not None else self._graded(outcome, revealed)
+        self._observer.learn(outcome)
+        if isinstance(self.policy, Named):
+            self.policy.learn(outcome, len(stored.keys))
 
     def _graded(self, outcome: Outcome, revealed: Revealed) -> Outcome:
         """With the members' own scores, where they are said; a reward alone credits only those who agree."""

@@ -127,7 +127,8 @@ def _windowed(array: F64, window: int) -> F64:
     """Sums over the ``window`` rows before each."""
     total = np.concatenate([np.zeros_like(array[:1]), np.cumsum(array, axis=0)])
     at = np.arange(len(array))
-    return total[at] - total[np.maximum(at - window, 0)]
+    sums: F64 = total[at] - total[np.maximum(at - window, 0)]
+    return sums
 
 
 def _table(recorded: Recorded, seen: dict[str, F64]) -> F64:
@@ -154,7 +155,7 @@ def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:
 
 
 def _pairs(recorded: Recorded, known: Bools, window: int) -> F32:
-    """`focalroute.observe.focal.pair_focal` of all pairs, every 20 rows; values between right and wrong do not count."""
+    """`focalroute.observe.focal.pair_focal` of all pairs, every 20 rows; no value between right and wrong counts."""
     sure = known & ((recorded.value == 0) | (recorded.value == 1))
     failed = sure & (recorded.value == 0)
     chunks = range(0, len(recorded), _STRIDE)

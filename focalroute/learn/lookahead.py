@@ -1,8 +1,8 @@
 """Teaches the Decider to look one step ahead, before the policy gradient takes over.
 
-Where a log holds every endpoint's answer, it is known for any set of members what one more of them would have changed. A
-regression on that gain, from what is seen before asking, gives a policy that asks whoever is expected to be worth the
-money: z_i = kappa (2 gain_i - lambda c_i / C), twice since a right answer is worth 1 - (-1).
+Where a log holds every endpoint's answer, it is known for any set of members what one more of them would have changed.
+A regression on that gain, from what is seen before asking, gives a policy that asks whoever is expected to be worth
+the money: z_i = kappa (2 gain_i - lambda c_i / C), twice since a right answer is worth 1 - (-1).
 
 It is short-sighted (it takes no notice of later rounds, nor of others asked with it), but it asks *because of* what was
 replied. A policy gradient started without it settles on one set for every query: asking on after round 1 does not pay
@@ -42,7 +42,7 @@ def gains(fusion: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[F3
     """
     n = first.shape[1]
     usable = seen.recorded.usable
-    nobody = ~((first | later) & usable).any(axis=1)
+    nobody: Bools = np.logical_not(((first | later) & usable).any(axis=1))
     sets = [np.repeat((asked & usable)[:, None], n + 1, axis=1) for asked in (first, later)]
     one_more = np.eye(n, dtype=np.bool_)[None] & usable[:, None]
     sets[0][:, 1:] |= one_more & nobody[:, None, None]

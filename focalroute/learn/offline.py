@@ -24,7 +24,7 @@ from focalroute.learn.likelihood import likelihood
 from focalroute.learn.lookahead import look_ahead
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.passes import NUMPY, Passes
-from focalroute.learn.recorded import F32, I64, Recorded
+from focalroute.learn.recorded import I64, Recorded
 from focalroute.learn.rollout import Played, roll
 from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
 from focalroute.learn.trajectory import grown
@@ -345,5 +345,5 @@ def _experience(recorded: Recorded) -> Experience:
     """The long run, and the last queries that have a text."""
     accuracy, _ = long_run(recorded, np.arange(len(recorded)))
     values = np.where(recorded.there & recorded.usable, recorded.value, np.nan).astype(np.float32)
-    told: F32 = recorded.vectors.any(axis=1)
+    told = np.asarray(recorded.vectors.any(axis=1))
     return Experience(recorded.names, accuracy, recorded.vectors[told][-CAPACITY:], values[told][-CAPACITY:])

@@ -60,5 +60,8 @@ class Recorded:
     def take(self, rows: NDArray[Any] | slice) -> Recorded:
         """Only these queries."""
         kept = ("names", "prices")
-        parts = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in kept}
-        return replace(self, **{name: None if array is None else array[rows] for name, array in parts.items()})
+        arrays = [field.name for field in fields(self) if field.name not in kept]
+        parts: dict[str, Any] = {
+            name: None if getattr(self, name) is None else getattr(self, name)[rows] for name in arrays
+        }
+        return replace(self, **parts)

@@ -204,7 +204,8 @@ def fused(net: FusionNet, seen: Seen, members: Members, first: F32, later: F32) 
     """The posterior (B, S, K) and who is offered, given who answered: (B, S, N) of round 1 and of later ones."""
     b, s, _ = first.shape
     both = first + later
-    features, offered = evidence(seen, both @ members.votes, both @ members.mass, both.sum(axis=2))
+    votes, mass, count = both @ members.votes, both @ members.mass, both.sum(axis=2)
+    features, offered = evidence(seen, votes.astype(np.float32), mass.astype(np.float32), count)
     pooled = (first @ members.phi[0] + later @ members.phi[1]).reshape(b * s, offered.shape[2], -1)
     hidden = pooled @ net.hidden_pool + features.reshape(*pooled.shape[:2], -1) @ net.hidden_candidate + net.hidden_bias
     np.maximum(hidden, 0, out=hidden)
@@ -258,7 +259,7 @@ def roll(
         )
         logits, pull = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
         eligible = there[active] & ~asked
-        must = ~(asked & usable[active]).any(axis=1)
+        must: Bools = np.logical_not((asked & usable[active]).any(axis=1))
         picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
         heads = Heads(eligible, eligible, picked, must, np.full(len(active), n))
         steps.append(Step(active, context, endpoints, logits, heads, pull))
@@ -296,7 +297,7 @@ def observed(
         )
 
     count = offered.sum(axis=1)
-    some = replied.any(axis=1)
+    some = np.asarray(replied.any(axis=1))
     falling = -np.sort(-np.pad(posterior, ((0, 0), (0, max(4 - posterior.shape[1], 0)))), axis=1)[:, :4]
     falling = falling * some[:, None]
     entropy = -(posterior * np.log(np.maximum(posterior, 1e-30))).sum(axis=1) / np.log(np.maximum(count, 2))
@@ -334,7 +335,7 @@ def _chances(logits: F32, size: int) -> F32:
 def _sample(logits: F32, eligible: Bools, must: Bools, size: int, rng: np.random.Generator) -> Bools:
     """From the law of `focalroute.policy.decider`, which does not depend on the order in which heads are visited."""
     p = _chances(logits, size) * eligible
-    picked: Bools = rng.random(p.shape, np.float32) < p
+    picked = np.asarray(rng.random(p.shape, np.float32) < p, np.bool_)
     none = np.flatnonzero(must & ~picked.any(axis=1) & eligible.any(axis=1))
     # given that somebody is picked, the first one is i with probability p_i prod over j < i of (1 - p_j), normalised
     if len(none):
@@ -349,7 +350,7 @@ def _sample(logits: F32, eligible: Bools, must: Bools, size: int, rng: np.random
 
 
 def _greedy(logits: F32, eligible: Bools, must: Bools) -> Bools:
-    picked: Bools = (logits > 0) & eligible
+    picked = np.asarray((logits > 0) & eligible, np.bool_)
     none = np.flatnonzero(must & ~picked.any(axis=1) & eligible.any(axis=1))
     picked[none, np.where(eligible, logits, -np.inf)[none].argmax(axis=1)] = True
     return picked

@@ -8,25 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.errors import PolicyError
-from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
+from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import Policy
+from focalroute.policy.named import SURE, Named, cheapest_first, plurality
 from focalroute.records import F32, Evidence, Observation
 
-__all__ = ["FALLBACK", "Fallback", "Guarded"]
+__all__ = ["FALLBACK", "Fallback", "Guarded", "Served"]
 
 #: The policy version stamped on answers that no policy decided.
 FALLBACK = -1
 
 _MEMBERS = 3
 _FIRST = slices(CONTEXT)["first"]
-_PRICE = slices(ENDPOINT)["price"]
-_VOTE = slices(MEMBER)["vote"]
-_PROBABILITY = slices(MEMBER)["probability"]
-_SURE = 9.0
 
 
 class Fallback:
-    """Asks the three cheapest endpoints once and takes the plurality, ties by the mass they gave."""
+    """Asks the three cheapest endpoints once and takes the plurality."""
 
     version = FALLBACK
     experience = None
@@ -37,16 +34,18 @@ class Fallback:
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
         """Surely yes for the cheapest in round 1, surely no for everything else."""
-        logits = np.full(len(ids), -_SURE, np.float32)
+        logits = np.full(len(ids), -SURE, np.float32)
         if observation.context[_FIRST][0]:
-            logits[np.argsort(observation.endpoints[:, _PRICE].ravel(), kind="stable")[:_MEMBERS]] = _SURE
+            logits[cheapest_first(observation)[:_MEMBERS]] = SURE
         return logits
 
     def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:
-        """Votes, and a hundredth of the mass."""
-        votes: F32 = evidence.members[:, :, _VOTE].sum((1, 2))
-        mass: F32 = evidence.members[:, :, _PROBABILITY].sum((1, 2))
-        return votes + np.float32(0.01) * mass
+        """See `focalroute.policy.named.plurality`."""
+        return plurality(evidence)
+
+
+#: Whatever can serve.
+Served = Policy | Fallback | Named
 
 
 class Guarded:
@@ -55,15 +54,24 @@ class Guarded:
     Attributes:
         endpoints: the pool's names, tuple of length N.
         version: the one version that every answer of this ask is stamped with.
+        name: of a named policy; None for all others.
+        one_a_round: whether at most one endpoint is asked in a round.
         failed: whether the fallback took over.
     """
 
-    def __init__(self, policy: Policy | Fallback, endpoints: Sequence[str]) -> None:
+    def __init__(self, policy: Served, endpoints: Sequence[str]) -> None:
         self._policy = policy
         self.endpoints = tuple(endpoints)
         self._ids = policy.ids(endpoints)
         self.version = policy.version
+        self.name = policy.name if isinstance(policy, Named) else None
+        self.one_a_round = isinstance(policy, Named) and policy.one_a_round
         self.failed = isinstance(policy, Fallback)
+
+    @property
+    def learnable(self) -> bool:
+        """Whether nets decide: only these sample, and only from these a trajectory is kept to learn from."""
+        return isinstance(self._policy, Policy)
 
     def decider_logits(self, observation: Observation) -> F32:
         """float32 (N,)."""

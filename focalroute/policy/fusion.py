@@ -10,7 +10,7 @@ from focalroute.records import F32
 __all__ = ["posterior"]
 
 
-def posterior(logits: F32) -> NDArray[np.float64]:
+def posterior(logits: F32 | NDArray[np.float64]) -> NDArray[np.float64]:
     """Softmax of the candidates' logits, float64 (K,).
 
     >>> posterior(np.array([1000.0, 1000.0, -1000.0], np.float32)).tolist()

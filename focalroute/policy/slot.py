@@ -12,7 +12,9 @@ from typing import Self
 
 from focalroute.errors import PolicyError
 from focalroute.policy.bundle import CURRENT, Policy, cold, load, versions
-from focalroute.policy.fallback import Fallback
+from focalroute.policy.fallback import Fallback, Served
+from focalroute.policy.named import Named
+from focalroute.records import Outcome
 
 __all__ = ["PolicySlot"]
 
@@ -37,7 +39,7 @@ class PolicySlot:
         error: why the latest bundle is not served; None if it is.
     """
 
-    def __init__(self, policy: Policy | Fallback, root: str | Path | None = None) -> None:
+    def __init__(self, policy: Served, root: str | Path | None = None) -> None:
         self.current = policy
         self.error: PolicyError | None = None
         self._path = None if root is None else Path(root) / CURRENT
@@ -47,11 +49,14 @@ class PolicySlot:
         self._worker = ThreadPoolExecutor(1, "focalroute-policy")
 
     @classmethod
-    def open(cls, root: str | Path | None) -> Self:
+    def open(cls, policy: str | Path | Named | None) -> Self:
         """A slot with the current bundle of a folder; without a folder, or as long as it is empty, with the cold start.
 
-        Where that cannot be served the fallback is, and ``error`` says why.
+        Where that cannot be served the fallback is, and ``error`` says why. A named policy stays for good.
         """
+        if isinstance(policy, Named):
+            return cls(policy)
+        root = policy
         if root is not None and not Path(root).exists():
             _log.warning(
                 "policy folder %s does not exist: the cold start serves until a bundle is published there", root
@@ -60,6 +65,16 @@ class PolicySlot:
         slot._seen = slot._stamp()
         slot._try(lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load(root))
         return slot
+
+    @property
+    def name(self) -> str | None:
+        """The name of the policy that serves, where it has one."""
+        return self.current.name if isinstance(self.current, Named) else None
+
+    def learn(self, outcome: Outcome, candidates: int) -> None:
+        """Let a named policy take in an outcome; a bundle only changes with an update."""
+        if isinstance(self.current, Named):
+            self.current.learn(outcome, candidates)
 
     def swap(self, policy: Policy) -> None:
         """Serve with this policy from now on."""

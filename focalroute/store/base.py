@@ -28,7 +28,7 @@ class StoredAnswer:
         answered: index of the candidate given as the answer.
         probabilities: the posterior over candidates, length K.
         members: endpoint -> how it took part, of every member with a usable reply.
-        trajectory: the policies' steps; None when a fallback answered.
+        trajectory: the policies' steps; None when a fallback or a named policy answered.
         receipt: the receipt as JSON.
         texts: prompt and replies as JSON; None unless the user chose to store text.
     """

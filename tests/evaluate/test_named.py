@@ -1,0 +1,166 @@
+"""Policies served by name do, in the serving code, what the baselines of the same name do in the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from focalroute.evaluate.lineup import BASELINES
+from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
+from focalroute.evaluate.serving import Serving
+from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
+from focalroute.evaluate.subsets import Cascade
+from focalroute.evaluate.table import Table
+from focalroute.evaluate.training import Training
+from focalroute.evaluate.votes import LogLinear, Mean, Vote, Weighted
+from focalroute.policy.named import NAMES, NEED_A_LOG, RATE, SURE_ENOUGH, LogLinearOnline, Named
+from tests.evaluate.logs import Line, closed, output, stream, table_of
+
+PRICES = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0}
+SKILLS = {"a": 0.55, "b": 0.9, "c": 0.7, "d": 0.6}
+TRAIN, TEST = np.arange(200), np.arange(200, 500)
+
+Make = Callable[[Training], Strategy]
+
+
+def named(name: str, table: Table, seed: int = 0) -> Named:
+    return NAMES[name]([endpoint.name for endpoint in table.endpoints], seed)
+
+
+def unsure(lines: list[Line]) -> list[Line]:
+    """Some members with probabilities, among them equal sums and ones that turn the plurality."""
+    for n, line in enumerate(lines):
+        for name in ("a", "c"):
+            given = line["outputs"][name]
+            mass = [0.15, 0.15, 0.15] if n % 3 else [0.1, 0.1, 0.1]
+            mass[given["answer"]] = 0.4 + 0.1 * (n % 4)
+            given["probabilities"] = mass
+    return lines
+
+
+def both(
+    name: str, make: Make, table: Table, *, feedback: FeedbackKind = "none", max_rounds: int = 4
+) -> tuple[Played, Played]:
+    """The policy, once everybody's answers to the training part are known, and the baseline on the test part."""
+    serving = Serving(named("plurality", table), table.endpoints, seed=0, max_rounds=max_rounds)
+    play(serving, table, TRAIN)
+    serving.policy = named(name, table)
+    ours = play(serving, table, TEST, feedback=feedback)
+    theirs = play(make(Training(table, TRAIN, seed=0)), table, TEST, feedback=feedback)
+    return ours, theirs
+
+
+def test_every_baseline_serves_or_says_why_not() -> None:
+    assert NAMES.keys() <= BASELINES.keys() | {"best-single"}
+    assert BASELINES.keys() <= NAMES.keys() | NEED_A_LOG.keys()
+    assert not NAMES.keys() & NEED_A_LOG.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("plurality", lambda training: Vote(training.rank)),
+        ("mean", lambda training: Mean(training.rank)),
+        ("weighted-vote", Weighted),
+        ("best-single", lambda training: First(training.rank)),
+        ("round-robin", lambda training: RoundRobin(len(training.table.endpoints))),
+    ],
+)
+def test_they_ask_and_answer_alike_ties_included(tmp_path: Path, name: str, make: Make) -> None:
+    """With the same past: ties go by accuracy in both, over the window here and the training part there."""
+    table = table_of(tmp_path, unsure(stream(500, SKILLS)), PRICES)
+    ours, theirs = both(name, make, table)
+    assert ours.asked.tolist() == theirs.asked.tolist()
+    assert ours.worth.tolist() == theirs.worth.tolist()
+    assert 0.5 < ours.worth.mean() < 1
+
+
+def test_the_latest_correct_is_the_same_member_from_nothing_known_on(tmp_path: Path) -> None:
+    """At equal prices, which settle here what the pool's order settles there: nobody is known at the start."""
+    table = table_of(tmp_path, stream(300, SKILLS), dict.fromkeys(SKILLS, 1.0))
+    rows = np.arange(300)
+    serving = Serving(named("latest-correct", table), table.endpoints, seed=0)
+    theirs = play(LatestCorrect(Training(table, rows[:0], seed=0)), table, rows)
+    ours = play(serving, table, rows)
+    assert ours.asked.tolist() == theirs.asked.tolist()
+    assert (ours.asked.sum(axis=0) > 0).all()
+
+
+def test_log_linear_learns_the_same_weights(tmp_path: Path) -> None:
+    """From labels, of closed questions and of free-form ones, also of those that nobody answered rightly."""
+    lines = stream(200, SKILLS)
+    for n in range(150, 200):
+        answers = {name: str(given["answer"]) for name, given in lines[n]["outputs"].items()}
+        label = "7" if n % 5 == 0 else str(lines[n]["label"])
+        lines[n] = {"id": f"f{n}", "prompt": "?", "label": label} | {
+            "outputs": {name: output(text) for name, text in answers.items()}
+        }
+    lines[10] = closed(10, dict.fromkeys(SKILLS, 1), label=2)
+    table = table_of(tmp_path, lines, PRICES)
+    policy = named("log-linear-online", table)
+    baseline = LogLinear(range(4), 4, RATE)
+    ours = play(Serving(policy, table.endpoints, seed=0), table, np.arange(200))
+    theirs = play(baseline, table, np.arange(200))
+    assert isinstance(policy, LogLinearOnline)
+    assert policy.weights == pytest.approx(baseline.weights, rel=1e-5)
+    assert abs(policy.weights - 1).max() > 0.1
+    assert ours.asked.all()
+    assert (ours.worth == theirs.worth).mean() > 0.95  # ties apart: at first all weights are equal, and nobody known
+
+
+def test_log_linear_takes_from_a_bare_reward_what_it_tells(tmp_path: Path) -> None:
+    """Of a right answer everything, of a wrong one where the rest of the mass lies: it still finds whom to believe."""
+    table = table_of(tmp_path, stream(500, {"a": 0.3, "b": 0.95, "c": 0.3, "d": 0.3}), PRICES)
+    policy = named("log-linear-online", table)
+    play(Serving(policy, table.endpoints, seed=0), table, np.arange(500), feedback="reward")
+    assert isinstance(policy, LogLinearOnline)
+    assert policy.weights.argmax() == 1
+    assert policy.weights[1] > policy.weights[[0, 2, 3]].max() + 0.3
+
+
+def test_the_cascade_asks_as_the_baseline_does_with_the_same_settings(tmp_path: Path) -> None:
+    """But where the counts, with slightly different priors, fall on the two sides of the threshold."""
+    table = table_of(tmp_path, stream(500, SKILLS), PRICES)
+    ours, theirs = both("cascade", lambda training: Cascade(training, (2, SURE_ENOUGH)), table)
+    assert (ours.asked == theirs.asked).all(axis=1).mean() > 0.95
+    assert (ours.worth == theirs.worth).mean() > 0.95
+    assert not ours.asked[:, [0, 3]].any()
+
+
+def test_the_cascade_asks_a_free_form_question_twice_and_on_where_they_differ(tmp_path: Path) -> None:
+    answers = [{"a": "1", "b": "1", "c": "2", "d": "2"}, {"a": "1", "b": "2", "c": "2", "d": "2"}]
+    lines = [{"id": str(n), "prompt": "?", "outputs": {e: output(t) for e, t in row.items()}, "label": "1"}
+             for n, row in enumerate(answers)]  # fmt: skip
+    table = table_of(tmp_path, lines, PRICES)
+    for rounds, calls in ((1, [1, 1]), (4, [2, 2])):  # half of the pool is all that a cascade asks
+        serving = Serving(named("cascade", table), table.endpoints, seed=0, max_rounds=rounds)
+        assert play(serving, table, np.arange(2), feedback="none").asked.sum(axis=1).tolist() == calls
+
+
+@pytest.mark.parametrize(("name", "members"), [("random", 4), ("random-select", 2)])
+def test_the_random_ones_are_even_and_repeatable(tmp_path: Path, name: str, members: int) -> None:
+    table = table_of(tmp_path, stream(500, SKILLS), PRICES)
+    ours, _ = both(name, BASELINES["round-robin"], table)
+    shares = ours.asked.mean(axis=0)
+    best = list(Training(table, TRAIN, seed=0).rank[:members])
+    assert shares[best] == pytest.approx([1 / members] * members, abs=0.1)
+    assert shares.sum() == pytest.approx(1)
+    assert both(name, BASELINES["round-robin"], table)[0].asked.tolist() == ours.asked.tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("feedback", ["label", "reward", "none"])
+def test_each_copes_with_members_missing_failing_and_graded(tmp_path: Path, name: str, feedback: FeedbackKind) -> None:
+    lines = stream(12, SKILLS)
+    lines[5]["outputs"] = {}
+    lines[6]["outputs"] = {"a": {"error": "down"}, "b": output(None), "c": output(1)}
+    lines[7]["outputs"].pop("b")
+    lines[8] = {"id": "s", "outputs": {n: output(None, score=0.5) for n in PRICES}}
+    table = table_of(tmp_path, lines, PRICES)
+    played = play(Serving(named(name, table), table.endpoints, seed=0), table, np.arange(12), feedback=feedback)
+    assert played.asked.any(axis=1).tolist() == [n != 5 for n in range(12)]
+    assert played.asked[6, 2]  # the only one with an answer
+    assert played.worth[6] == float(lines[6]["label"] == 1)

@@ -1,0 +1,75 @@
+"""What the rules that serve by a name make of an observation or an outcome, where service seldom leads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
+from focalroute.policy.decider import pick_probabilities
+from focalroute.policy.named import NAMES, LogLinearOnline, Named, chosen
+from focalroute.records import Member, Observation, Outcome
+
+POOL = ("a", "b", "c")
+
+
+def seen(**columns: tuple[float, float, float]) -> Observation:
+    """What is seen of the pool; columns not given are 0."""
+    rows = np.zeros((3, width(ENDPOINT)), np.float32)
+    for name, values in columns.items():
+        rows[:, slices(ENDPOINT)[name].start] = values
+    return Observation(np.zeros(width(CONTEXT), np.float32), rows)
+
+
+def order(policy: Named, observation: Observation) -> str:
+    """The endpoints as it wants them, most wanted first."""
+    p = pick_probabilities(policy.decider_logits(observation, policy.ids(POOL)))
+    assert len(set(p)) == 3
+    return "".join(POOL[i] for i in sorted(range(3), key=p.__getitem__, reverse=True))
+
+
+def outcome(inferred: frozenset[str] = frozenset(), **right: float) -> Outcome:
+    members = {name: Member(1, n, 10, 0.1, None) for n, name in enumerate(right)}
+    return Outcome("id", members, right, inferred)
+
+
+def test_the_best_single_goes_by_accuracy_then_price_then_the_pools_order() -> None:
+    policy = NAMES["best-single"](POOL)
+    assert order(policy, seen()) == "abc"
+    assert order(policy, seen(price=(0.1, -0.2, -0.1))) == "bca"
+    assert order(policy, seen(price=(0.1, -0.2, -0.1), accuracy=(0.3, 0.1, 0.3))) == "cab"
+
+
+def test_the_latest_correct_counts_only_what_is_known() -> None:
+    policy = NAMES["latest-correct"](POOL)
+    policy.learn(outcome(b=1.0), 4)
+    assert order(policy, seen()) == "bac"
+    policy.learn(outcome(frozenset("c"), c=0.9, b=0.0), 4)
+    assert order(policy, seen()) == "acb"
+    policy.learn(outcome(c=0.0, gone=1.0), 4)
+    assert order(policy, seen()) == "abc"  # b failed longer ago than c
+
+
+def test_log_linear_leaves_its_weights_where_nothing_tells_its_members_apart() -> None:
+    policy = LogLinearOnline(POOL)
+    for empty, candidates in (
+        (Outcome("id", outcome(a=1.0, b=0.0).members, {"a": 0.75}), 4),  # of b nothing is known
+        (outcome(a=0.0, b=0.0), 2),  # nobody was right, and there is no other candidate
+        (outcome(gone=1.0), 4),
+    ):
+        policy.learn(empty, candidates)
+        assert policy.weights.tolist() == [1, 1, 1]
+    policy.learn(outcome(a=1.0, b=0.0), 4)
+    assert policy.weights[0] > 1 > policy.weights[1]
+    assert policy.weights[2] == 1
+
+
+def test_one_endpoint_is_a_pool_for_each() -> None:
+    for kind in NAMES.values():
+        one = Observation(np.zeros(width(CONTEXT), np.float32), np.zeros((1, width(ENDPOINT)), np.float32))
+        assert kind(["a"]).decider_logits(one, np.arange(1)).item() > 0
+
+
+@pytest.mark.parametrize("policy", [None, "folder/", "."])
+def test_whatever_is_no_name_is_given_back(policy: str | None) -> None:
+    assert chosen(policy, POOL) == policy
