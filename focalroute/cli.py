@@ -133,6 +133,9 @@ def evaluate(
         Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
     ] = "label",
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
 ) -> None:
     """Replay recorded answers: focalroute beside honest baselines, every query answered before its outcome is shown."""
@@ -146,6 +149,7 @@ def evaluate(
         seed=seed,
         feedback=feedback,
         show_task=show_task,
+        presets=preset or (),
         json_file=json_file,
     )
 

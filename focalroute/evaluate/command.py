@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,7 @@ def evaluate_command(
     seed: int = 0,
     feedback: str = "label",
     show_task: bool = False,
+    presets: Sequence[str] = (),
     json_file: Path | None = None,
 ) -> None:
     """Evaluate (see `focalroute.evaluate.report.evaluate`) with a progress bar, print the table, write the JSON.
@@ -37,6 +39,7 @@ def evaluate_command(
         seed=seed,
         feedback=cast(FeedbackKind, feedback),
         show_task=show_task,
+        presets=presets,
         progress=True,
     )
     show(report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,8 @@ from focalroute.errors import ConfigError
 from focalroute.evaluate.lineup import baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.presets.catalogue import presets as find_presets
+from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import I64, Split, Table, join, split
@@ -43,6 +45,7 @@ class Report:
         methods: the baselines and controls.
         focalroute: its operating points.
         margins: by method, focalroute's (first operating point) accuracy minus the method's.
+        unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality.
     """
 
     log: str
@@ -58,6 +61,7 @@ class Report:
     methods: tuple[Score, ...]
     focalroute: tuple[Score, ...]
     margins: dict[str, Comparison]
+    unfused: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON report has it; an operating point without a target has null there."""
@@ -80,6 +84,7 @@ def evaluate(
     feedback: FeedbackKind = "label",
     show_task: bool = False,
     policy: Policy | None = None,
+    presets: Sequence[str] = (),
     progress: bool = False,
 ) -> Report:
     """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
@@ -96,19 +101,21 @@ def evaluate(
         feedback: what is revealed of a query once it is answered.
         show_task: whether the strategies see the task's name.
         policy: what focalroute serves; None: the cold start.
+        presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         progress: whether to show a progress bar.
 
     Raises:
         ConfigError: an argument, the log or the pool is wrong.
     """
     _check(split_by, train_fraction, feedback)
+    published = find_presets(presets)
     table = join(read_log(log), load_pool(pool), log)
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
     served = cold() if policy is None else policy
     training = Training(table, parts.train, seed, feedback, show_task)
-    rounds = len(baselines(training)) + 3 + 2 * len(parts.train) / len(parts.test)
+    rounds = len(baselines(training)) + len(published) + 3 + 2 * len(parts.train) / len(parts.test)
     with progress_bar("replaying", round(rounds * len(parts.test)), shown=progress) as advance:
-        replay = _Replay(table, parts, training, served, advance)
+        replay = _Replay(table, parts, training, served, published, {}, advance)
         ours, plan = replay.ours()
         played = dict(replay.others(plan))
     everybody = float(table.usd[parts.test].sum())
@@ -126,6 +133,7 @@ def evaluate(
         methods=tuple(score(name, one, everybody, seed=seed) for name, one in played.items()),
         focalroute=(score(_OURS, ours, everybody, seed=seed),),
         margins={name: compare([ours], [one], seed=seed) for name, one in played.items()},
+        unfused=replay.unfused,
     )
 
 
@@ -146,6 +154,8 @@ class _Replay:
     parts: Split
     training: Training
     policy: Policy
+    presets: Mapping[str, Callable[[Training], Strategy]]
+    unfused: dict[str, int]
     advance: Callable[[int], object]
 
     def ours(self) -> tuple[Played, Plan]:
@@ -156,8 +166,11 @@ class _Replay:
 
     def others(self, plan: Plan) -> Iterator[tuple[str, Played]]:
         """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
-        for name, make in baselines(self.training).items():
-            yield name, self._play(make(self.training), self.parts.test)
+        for name, make in {**baselines(self.training), **self.presets}.items():
+            strategy = make(self.training)
+            yield name, self._play(strategy, self.parts.test)
+            if isinstance(strategy, RlFocal):
+                self.unfused[name] = strategy.unfused
         yield "best-single-hindsight", self._play(best_in_hindsight(self.table, self.parts.test), self.parts.test)
         yield "shuffled", self._after_training(self._shuffled(plan))
         yield "oracle", oracle(self.table, self.parts.test)
@@ -216,5 +229,8 @@ def show(report: Report) -> None:
         f"Answered first, then revealed ({report.feedback}) and learned from. "
         "best-single-hindsight and oracle know the test part."
     )
+    for name, count in report.unfused.items():
+        if count:
+            console.print(f"{name} answered {count} questions by plurality: more choices than any in training.")
     if report.policy_version == 0:
         console.print("focalroute served its cold start: hand-set weights, one operating point, nothing trained.")

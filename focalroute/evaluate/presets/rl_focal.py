@@ -1,0 +1,302 @@
+"""``rl-focal``: the paper's own method (arXiv 2502.04492), trained offline (Algorithm 1) and online (Algorithm 2).
+
+One round: the Decider draws the next pool from the pool before and how differently that one fails; all its members are
+asked; the Fusion maps their probabilities and its own past rewards to an answer. The query is not seen by either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.evaluate.presets.agents import (
+    Agents,
+    Settings,
+    Step,
+    decider_view,
+    draw_pool,
+    fused_view,
+    learn,
+    likeliest_pool,
+)
+from focalroute.evaluate.presets.diversities import METRICS, diversities, pair_statistics
+from focalroute.evaluate.presets.ppo import draw
+from focalroute.evaluate.presets.recorded import Recorded, masses, recorded
+from focalroute.evaluate.replay import Revealed, Turn
+from focalroute.evaluate.training import Training, best_setting
+from focalroute.evaluate.votes import elect
+from focalroute.learn.losses import log_posterior
+from focalroute.learn.published_rewards import eq6
+from focalroute.records import F32
+
+__all__ = ["RlFocal", "by_mass", "rl_focal", "train", "width_of"]
+
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def rl_focal(training: Training, settings: Settings | None = None) -> RlFocal:
+    """The method, trained on the training part with every endpoint's answer, as the paper does.
+
+    Whether pools are drawn in service too is by default chosen on its last fifth.
+    """
+    if settings is None:
+        fit, _ = training.cut()
+        agents = train(recorded(fit), Settings(), fit.seed)
+        options = [Settings(), Settings(sample=False)]
+        settings = best_setting(training, options, lambda part, chosen: RlFocal(agents, part, chosen))
+    return RlFocal(train(recorded(training), settings, training.seed), training, settings)
+
+
+def width_of(data: Recorded, settings: Settings) -> int:
+    """K: the largest number of choices in training, and of free-form candidates up to the cut."""
+    free = int(data.votes[data.choices == 0].any(axis=1).sum(axis=1).max(initial=0))
+    return max(int(data.choices.max()), min(free, settings.largest_free_form), 1)
+
+
+def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
+    """Which candidates the Fusion's K columns stand for, and which of them it may choose.
+
+    A choice keeps its place. Free-form candidates are sorted by their total mass, the heaviest first, and cut to K;
+    those that nobody backs are not offered.
+
+    Args:
+        probabilities: (B, N, C) of the members asked, zeros elsewhere; C is at least K.
+        choices: their number; 0: a free-form question.
+        width: K.
+
+    Returns:
+        (B, K) candidates, and (B, K) whether each is offered.
+    """
+    total = probabilities.sum(axis=1)
+    if choices:
+        order = np.broadcast_to(np.arange(width), (len(total), width))
+        return order, order < choices
+    order = np.argsort(-total, axis=1, kind="stable")[:, :width]
+    return order, np.take_along_axis(total, order, axis=1) > 0
+
+
+def train(data: Recorded, settings: Settings, seed: int) -> Agents:
+    """Algorithm 1: passes over the training rows, first the Decider on the interim plurality answer, then the Fusion.
+
+    Each pass starts with everybody in the pool and all metrics 0. The critic learns throughout.
+    """
+    rng, width = np.random.default_rng(seed), width_of(data, settings)
+    agents = Agents.fresh(rng, data.fails.shape[1], width, settings)
+    pairs = _pairs(data.fails, settings.window)
+    for number in range(settings.passes):
+        fuse = number >= settings.passes // 2
+        lanes = _Lanes(data, pairs, width, settings, rng)
+        steps: list[Step] = []
+        for t in range(len(data.fails)):
+            steps.append(lanes.step(t, agents, fuse=fuse))
+            if len(steps) > settings.update_every:
+                agents = learn(agents, Step.stack(steps), settings, rng, decide=not fuse, fuse=fuse)
+                steps = steps[-1:]
+    return agents
+
+
+def _pairs(fails: F32, window: int) -> list[F32]:
+    """By t, the pair statistics of the window that ends with row t."""
+    both = np.cumsum(fails[:, :, None] * fails[:, None, :], axis=0, dtype=np.float32)
+    both[window:] -= both[:-window].copy()
+    return [pair_statistics(one, min(t + 1, window)) for t, one in enumerate(both)]
+
+
+class _Lanes:
+    """One pass over the training rows in B lanes at once: the same queries, other draws."""
+
+    def __init__(
+        self, data: Recorded, pairs: list[F32], width: int, settings: Settings, rng: np.random.Generator
+    ) -> None:
+        n = data.fails.shape[1]
+        self._data, self._pairs, self._width, self._settings, self._rng = data, pairs, width, settings, rng
+        self._seen = decider_view(
+            np.ones((settings.lanes, n), np.float32), np.zeros((settings.lanes, len(METRICS)), np.float32)
+        )
+        self._past = np.zeros((settings.lanes, settings.window + len(data.fails)), np.float32)
+
+    def step(self, t: int, agents: Agents, *, fuse: bool) -> Step:
+        """Row t: answered by the Fusion's draw, or by plurality."""
+        data, settings, rng = self._data, self._settings, self._rng
+        picked, pools = draw_pool(agents.decider, self._seen, rng)
+        asked = pools * data.there[t]
+        probabilities = data.probabilities[t] * asked[:, :, None]
+        order, offered = by_mass(probabilities, int(data.choices[t]), self._width)
+        shown = np.take_along_axis(probabilities, order[:, None, :], axis=2) * offered[:, None, :]
+        view = fused_view(self._past[:, t : t + settings.window], shown)
+        worth = data.worth[t][order]
+        if fuse:
+            fused = draw(agents.fusion(view), offered, rng)
+            u = 2 * worth[np.arange(len(fused)), fused] - 1
+            u = np.where(offered.any(axis=1), u, -1)
+        else:
+            fused = np.zeros(len(order), np.int64)
+            u = self._plurality(t, asked)
+        following = decider_view(pools, self._metrics(t, pools))
+        self._past[:, t + settings.window] = u
+        step = Step(
+            seen=self._seen,
+            picked=picked,
+            shown=view,
+            offered=offered,
+            fused=fused,
+            tells=offered.any(axis=1) & np.full(len(offered), fuse),
+            state=np.concatenate([following, view], axis=1),
+            rewards=np.stack([eq6(u, asked.sum(axis=1), asked.shape[1], alpha=settings.alpha), u], axis=1).astype(
+                np.float32
+            ),
+        )
+        self._seen = following
+        return step
+
+    def _metrics(self, t: int, pools: F32) -> F32:
+        fails = self._data.fails[max(0, t + 1 - self._settings.window) : t + 1]
+        return diversities(fails, pools, self._pairs[t])
+
+    def _plurality(self, t: int, asked: F32) -> F32:
+        """The reward (B,) of the asked members' plurality, ties to the candidate with the best backer."""
+        data = self._data
+        votes = asked @ data.votes[t]
+        best = (data.votes[t] * data.best_first[:, None] * asked[:, :, None]).max(axis=1)
+        worth = data.worth[t][(votes + best).argmax(axis=1)]
+        return np.where(votes.any(axis=1), 2 * worth - 1, -1).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """The turn answered last: what its step will hold, and which candidates the Fusion's columns stand for."""
+
+    seen: F32
+    picked: Bools
+    view: F32
+    order: I64
+    offered: Bools
+    fused: I64
+
+
+class RlFocal:
+    """The agents in service: one lane, which goes on from the training part's last window.
+
+    The answer is the Fusion's argmax. What it learns from is a draw from its softmax, whose worth the label tells
+    (a bare reward does so only sometimes): a surrogate over answers that were not drawn would mean nothing. Metrics are
+    taken over the rows in which the whole pool is known to be right or wrong.
+
+    Args:
+        agents: trained.
+        training: what on.
+        settings: as trained.
+
+    Attributes:
+        agents: as they are now.
+        unfused: questions with more choices than any in training, which plurality answered.
+    """
+
+    def __init__(self, agents: Agents, training: Training, settings: Settings) -> None:
+        data = recorded(training)
+        n, window = data.fails.shape[1], settings.window
+        self.agents = agents
+        self.unfused = 0
+        self._rank, self._settings, self._rng = training.rank, settings, np.random.default_rng(training.seed)
+        self._width = width_of(data, settings)
+        latest = data.fails[-window:]
+        self._fails = np.zeros((window, n), np.float32)
+        self._known = np.zeros((window, n), bool)
+        self._fails[: len(latest)], self._known[: len(latest)] = latest, True
+        self._learned = len(latest)
+        self._past = np.zeros((1, window), np.float32)
+        self._pools = np.ones((1, n), np.float32)
+        self._steps: list[Step] = []
+        self._pending: _Pending | None = None
+
+    def answer(self, turn: Turn) -> int:
+        """Draw a pool, ask all of it, fuse."""
+        seen = self._view()
+        decider = self.agents.decider
+        picked, self._pools = (
+            draw_pool(decider, seen, self._rng) if self._settings.sample else likeliest_pool(decider, seen)
+        )
+        for i in [i for i in turn.available if self._pools[0, i]] or turn.available[:1]:
+            turn.ask(i)
+        probabilities = self._heard(turn)
+        order, offered = by_mass(probabilities, turn.choices, self._width)
+        fusable = turn.choices <= self._width
+        offered = offered & fusable
+        shown = np.take_along_axis(probabilities, order[:, None, :], axis=2) * offered[:, None, :]
+        view = fused_view(self._past, shown)
+        logits = self.agents.fusion(view)
+        self._pending = _Pending(seen, picked, view, order, offered, draw(logits, offered, self._rng))
+        if not fusable:
+            self.unfused += 1
+            return elect(self._votes(turn), turn.heard, self._rank)
+        return int(order[0, log_posterior(logits, offered)[0].argmax()]) if offered.any() else -1
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Slide the window; every so many queries update all three networks (Algorithm 2)."""
+        pending, settings = self._pending, self._settings
+        if pending is None:
+            return
+        self._slide(revealed.values)
+        u = 2 * revealed.worth - 1
+        drawn = self._drawn_reward(pending, turn, revealed)
+        paid = eq6(u, len(turn.heard), self._pools.shape[1], alpha=settings.alpha)
+        self._steps.append(
+            Step(
+                seen=pending.seen,
+                picked=pending.picked,
+                shown=pending.view,
+                offered=pending.offered,
+                fused=pending.fused,
+                tells=np.array([drawn is not None]),
+                state=np.concatenate([self._view(), pending.view], axis=1),
+                rewards=np.array([[paid, u if drawn is None else drawn]], np.float32),
+            )
+        )
+        self._past = np.concatenate([self._past[:, 1:], np.array([[u]], np.float32)], axis=1)
+        if len(self._steps) > settings.update_every:
+            steps = Step.stack(self._steps)
+            self.agents = learn(self.agents, steps, settings, self._rng, decide=settings.sample, fuse=True)
+            self._steps = self._steps[-1:]
+
+    def _view(self) -> F32:
+        """o1 of the pool of the last answer."""
+        rows = self._known[:, self._pools[0] > 0].all(axis=1)
+        fails = self._fails[rows]
+        pairs = pair_statistics(fails.T @ fails, len(fails))
+        return decider_view(self._pools, diversities(fails, self._pools, pairs))
+
+    def _heard(self, turn: Turn) -> F32:
+        n = self._pools.shape[1]
+        size = max(turn.choices, n, self._width)
+        found = np.zeros((1, n, size), np.float32)
+        for i, heard in turn.heard.items():
+            found[0, i] = masses(heard.candidate, heard.output, size)
+        return found
+
+    def _slide(self, values: Mapping[int, float]) -> None:
+        at = self._learned % len(self._fails)
+        self._learned += 1
+        self._known[at] = False
+        for i, value in values.items():
+            self._known[at, i], self._fails[at, i] = True, value < 0.5
+
+    @staticmethod
+    def _votes(turn: Turn) -> dict[int, float]:
+        backed = [heard.candidate for heard in turn.heard.values() if heard.candidate >= 0]
+        return {candidate: float(backed.count(candidate)) for candidate in backed}
+
+    @staticmethod
+    def _drawn_reward(pending: _Pending, turn: Turn, revealed: Revealed) -> float | None:
+        """What the Fusion's draw would have earned; None where that is not said."""
+        if not pending.offered.any():
+            return None
+        drawn = int(pending.order[0, pending.fused[0]])
+        if revealed.label is not None:
+            return 1.0 if drawn == revealed.label else -1.0
+        if revealed.text is not None:  # nobody asked gave the right answer
+            return -1.0
+        worth = [value for i, value in revealed.values.items() if turn.heard[i].candidate == drawn]
+        return 2 * worth[0] - 1 if worth else None

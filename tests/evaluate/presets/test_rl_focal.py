@@ -1,0 +1,188 @@
+"""RL-Focal: its views, what it learns where the best policy is known, and what it must not see."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from focalroute.evaluate.presets.agents import Agents, Settings, Step, decider_view, draw_pool, learn
+from focalroute.evaluate.presets.diversities import METRICS
+from focalroute.evaluate.presets.mlp import mlp_parameters
+from focalroute.evaluate.presets.ppo import Learned, Ppo
+from focalroute.evaluate.presets.recorded import recorded
+from focalroute.evaluate.presets.rl_focal import by_mass, rl_focal, train, width_of
+from focalroute.evaluate.replay import FeedbackKind, Turn, play
+from tests.evaluate.logs import closed, output, table_of
+from tests.evaluate.presets.worlds import PRICES, parts, sees_only_what_it_asked, two_sides
+
+QUICK = Settings(window=50, passes=4, lanes=4, ppo=Ppo(rate=0.01, clip=0.2), update_every=50)
+
+
+def test_it_learns_whom_to_believe_and_whom_to_leave_out(tmp_path: Path) -> None:
+    """The plurality of all is no better than a coin between two answers; the best pools are always right."""
+    table = two_sides(tmp_path)
+    training, rows = parts(table)
+    strategy = rl_focal(training, QUICK)
+    played = play(strategy, table, rows)
+    assert played.worth.mean() > 0.95
+    asked = played.asked.mean(axis=0)
+    assert asked[:2].mean() > asked[2:].mean() + 0.2
+
+
+def test_the_decider_alone_learns_from_the_interim_plurality(tmp_path: Path) -> None:
+    """After the first half of the passes the Fusion is as it was, and the Decider prefers those who are right."""
+    training, _ = parts(two_sides(tmp_path))
+    data = recorded(training)
+    agents = train(data, replace(QUICK, passes=1), 0)
+    fresh = Agents.fresh(np.random.default_rng(0), 4, 3, QUICK)
+    assert _same(agents.decider, fresh.decider)  # one pass has no first half: it is the Fusion's
+    assert not _same(agents.fusion, fresh.fusion)
+
+
+def test_only_what_it_asked_is_seen(tmp_path: Path) -> None:
+    table = two_sides(tmp_path, 300)
+    assert sees_only_what_it_asked(table, lambda training: rl_focal(training, replace(QUICK, passes=2)))
+
+
+def test_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> None:
+    table = two_sides(tmp_path, 200)
+    runs = []
+    for seed in (0, 0, 1):
+        training, rows = parts(table, seed=seed)
+        runs.append(play(rl_focal(training, replace(QUICK, passes=2)), table, rows))
+    assert np.array_equal(runs[0].asked, runs[1].asked)
+    assert not np.array_equal(runs[0].asked, runs[2].asked)
+
+
+def test_a_question_with_too_many_choices_is_left_to_plurality_and_counted(tmp_path: Path) -> None:
+    lines = [closed(n, dict.fromkeys("abc", n % 3), n % 3) for n in range(40)]
+    for line in lines[35:]:
+        line |= {"choices": ["A", "B", "C", "D"], "label": 3, "outputs": {name: output(3) for name in "abc"}}
+    table = table_of(tmp_path, lines, {name: PRICES[name] for name in "abc"})
+    training, rows = parts(table)
+    strategy = rl_focal(training, replace(QUICK, passes=2))
+    played = play(strategy, table, rows)
+    assert strategy.unfused == 5
+    assert played.worth[-5:].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("feedback", ["label", "reward", "none"])
+@pytest.mark.parametrize("kind", ["free form", "scores", "gaps", "one endpoint"])
+def test_it_plays_whatever_a_log_holds(tmp_path: Path, kind: str, feedback: FeedbackKind) -> None:
+    lines: list[dict[str, Any]] = []
+    for n in range(100):
+        if kind == "free form":
+            outputs = {"a": output(str(n)), "b": output(str(n if n % 2 else n + 1)), "c": output(None)}
+            lines.append({"id": str(n), "label": str(n), "outputs": outputs})
+        elif kind == "scores":
+            outputs = {name: {"score": s, "cost_usd": 1.0} for name, s in (("a", 0.2), ("b", 0.8), ("c", 0.6))}
+            lines.append({"id": str(n), "outputs": outputs})
+        elif kind == "gaps":
+            answers = {"a": n % 3, "b": 1, "c": None} if n % 3 else {"b": 0}
+            lines.append(closed(n, answers, n % 3))
+            if n % 4 == 0:
+                lines[-1]["outputs"]["b"] = output(None, error="timeout")
+        else:
+            lines.append(closed(n, {"a": n % 3}, n % 3))
+    names = "a" if kind == "one endpoint" else "abc"
+    table = table_of(tmp_path, lines, {name: PRICES[name] for name in names})
+    training, rows = parts(table)
+    strategy = rl_focal(training, replace(QUICK, passes=2, update_every=10))
+    played = play(strategy, table, rows, feedback=feedback)
+    assert strategy.unfused == 0
+    assert played.asked.any(axis=1).all()
+    assert np.isfinite(played.worth).all()
+
+
+def test_free_form_candidates_come_by_mass_and_choices_in_their_place() -> None:
+    mass = np.zeros((1, 2, 4), np.float32)
+    mass[0, 0], mass[0, 1] = [0, 0.2, 0.5, 0.3], [0, 0.1, 0.1, 0.6]
+    order, offered = by_mass(mass, 0, 3)
+    assert (order.tolist(), offered.tolist()) == ([[3, 2, 1]], [[True, True, True]])
+    mass[0, :, 1] = 0
+    assert by_mass(mass, 0, 3)[1].tolist() == [[True, True, False]]
+    order, offered = by_mass(mass, 2, 3)
+    assert (order.tolist(), offered.tolist()) == ([[0, 1, 2]], [[True, True, False]])
+
+
+def test_the_fusions_width_is_that_of_the_training_part(tmp_path: Path) -> None:
+    lines = [closed(n, {"a": 0}) for n in range(10)]
+    lines[9]["choices"] = list("ABCDEF")
+    table = table_of(tmp_path, lines, {"a": 1.0})
+    assert width_of(recorded(parts(table, 0.8)[0]), QUICK) == 3
+    free = [{"id": str(n), "label": "0", "outputs": {x: output(x) for x in "abcd"}} for n in range(10)]
+    data = recorded(parts(table_of(tmp_path, free, PRICES))[0])
+    assert width_of(data, QUICK) == 4
+    assert width_of(data, replace(QUICK, largest_free_form=2)) == 2
+
+
+def test_a_pool_has_at_least_two_and_the_likeliest_fill_up() -> None:
+    agents = Agents.fresh(np.random.default_rng(0), 4, 3, QUICK)
+    net = replace(agents.decider.net, out_bias=np.array([-9, -3, -9, -2], np.float32))
+    seen = decider_view(np.ones((500, 4), np.float32), np.zeros((500, len(METRICS)), np.float32))
+    picked, pools = draw_pool(Learned.fresh(net), seen, np.random.default_rng(0))
+    assert pools.sum(axis=1).min() == 2
+    assert (pools >= picked).all()
+    nobody = picked.sum(axis=1) == 0
+    assert nobody.any()
+    assert pools[nobody].tolist() == [[0, 1, 0, 1]] * int(nobody.sum())
+
+
+@pytest.mark.parametrize(("decide", "fuse"), [(True, False), (False, True), (False, False)])
+def test_each_agent_learns_only_when_it_should_and_the_critic_always(decide: bool, fuse: bool) -> None:
+    rng = np.random.default_rng(0)
+    agents = Agents.fresh(rng, 4, 3, QUICK)
+    after = learn(agents, _steps(rng), QUICK, rng, decide=decide, fuse=fuse)
+    assert _same(after.decider, agents.decider) != decide
+    assert _same(after.fusion, agents.fusion) != fuse
+    assert not _same(after.critic, agents.critic)
+
+
+def test_the_fusion_learns_nothing_from_steps_that_tell_nothing() -> None:
+    rng = np.random.default_rng(0)
+    agents = Agents.fresh(rng, 4, 3, QUICK)
+    steps = replace(_steps(rng), tells=np.zeros((2, 9), bool))
+    assert _same(learn(agents, steps, QUICK, rng, decide=False, fuse=True).fusion, agents.fusion)
+
+
+def test_the_paper_has_about_17000_parameters() -> None:
+    """8 models, 4 choices: the two policies."""
+    agents = Agents.fresh(np.random.default_rng(0), 8, 4, Settings())
+    policies = (mlp_parameters(learned.net) for learned in (agents.decider, agents.fusion))
+    assert sum(array.size for arrays in policies for array in arrays.values()) == pytest.approx(17_000, rel=0.1)
+
+
+def _steps(rng: np.random.Generator) -> Step:
+    seen, shown = 4 + 1 + len(METRICS), QUICK.window + 4 * 3
+    made = [
+        Step(
+            seen=rng.standard_normal((2, seen)).astype(np.float32),
+            picked=rng.random((2, 4)) < 0.5,
+            shown=rng.standard_normal((2, shown)).astype(np.float32),
+            offered=np.ones((2, 3), bool),
+            fused=rng.integers(0, 3, 2),
+            tells=np.ones(2, bool),
+            state=rng.standard_normal((2, seen + shown)).astype(np.float32),
+            rewards=rng.choice([-1, 1], (2, 2)).astype(np.float32),
+        )
+        for _ in range(9)
+    ]
+    return Step.stack(made)
+
+
+def _same(one: Learned, other: Learned) -> bool:
+    return all(np.array_equal(getattr(one.net, f.name), getattr(other.net, f.name)) for f in fields(one.net))
+
+
+def test_asking_goes_through_the_turn(tmp_path: Path) -> None:
+    """What it answers with was backed by somebody it asked, whenever all agree."""
+    table = table_of(tmp_path, [closed(n, dict.fromkeys("abcd", n % 3), n % 3) for n in range(60)], PRICES)
+    training, rows = parts(table)
+    strategy = rl_focal(training, replace(QUICK, passes=2))
+    turn = Turn(table, int(rows[0]))
+    strategy.answer(turn)
+    assert 2 <= len(turn.heard) <= 4
