@@ -75,6 +75,7 @@ def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
         (["update", "--store", "s.db", "--policy", "plurality"], "'plurality' is a rule"),
         (["ask", "What?"], "--pool"),
         (["demo", "--queries", "1"], "--queries"),
+        (["eval", "log.jsonl", "--pool", "POOL", "--preset", "rl"], "preset"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -88,11 +89,13 @@ def test_what_the_user_can_correct_is_named_with_exit_code_2(pool_file: Path, ar
 def test_eval_replays_a_log_and_writes_its_report(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [dict(line) for line in recorded(60, {"a": 0.9, "b": 0.6})])
     pool = write_pool(tmp_path / "pool.toml", {"a": 1.0, "b": 0.1})
-    result = focalroute("eval", str(log), "--pool", str(pool), "--json", str(tmp_path / "report.json"))
+    result = focalroute(
+        "eval", str(log), "--pool", str(pool), "--preset", "der", "--json", str(tmp_path / "report.json")
+    )
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["n_train"], report["n_test"]) == (48, 12)
-    assert {"plurality", "oracle", "shuffled", "log-linear-online"} <= {row["name"] for row in report["methods"]}
+    assert {"plurality", "oracle", "shuffled", "preset-der"} <= {row["name"] for row in report["methods"]}
     assert "plurality" in result.stdout
 
 

@@ -71,9 +71,39 @@ def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:
     assert "knn" not in scores
 
 
+def test_presets_are_rows_beside_the_others(
+    given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate_command(*given, presets=["der", "rl-focal", "der"], json_file=tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    names = [method["name"] for method in report["methods"]]
+    assert sorted(names) == sorted(
+        [*BASELINES, "preset-der", "preset-rl-focal", "best-single-hindsight", "shuffled", "oracle"]
+    )
+    assert report["unfused"] == {"preset-rl-focal": 0}
+    assert "preset-rl-focal" in capsys.readouterr().out
+
+
+def test_questions_that_a_preset_could_not_fuse_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = stream(50, SKILLS)
+    for line in lines[47:]:
+        line["choices"] = ["A", "B", "C", "D"]
+    log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", dict.fromkeys(SKILLS, 1.0))
+    evaluate_command(log, pool, presets=["rl-focal"], json_file=tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text())["unfused"] == {"preset-rl-focal": 3}
+    assert "answered 3 questions by plurality" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
-    [({"split": "random"}, "split"), ({"feedback": "some"}, "feedback"), ({"train_fraction": 1.0}, "train_fraction")],
+    [
+        ({"split": "random"}, "split"),
+        ({"feedback": "some"}, "feedback"),
+        ({"train_fraction": 1.0}, "train_fraction"),
+        ({"presets": ["der", "rlfocal"]}, "preset: .*'rlfocal'.*rl-focal, der"),
+    ],
 )
 def test_wrong_arguments_are_named(given: tuple[Path, Path], wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):

@@ -266,15 +266,18 @@ class Der:
 
 def der(training: Training, settings: Settings | None = None) -> Der:
     """The method, trained on the training part, by default with T_max and ``level`` chosen on its last fifth."""
+    from threadpoolctl import threadpool_limits
+
     routes, size = Routes.of(training), len(training.table.endpoints)
 
     def made(part: Training, chosen: Settings) -> Der:
         return Der(train(routes.take(np.arange(len(part.rows))), chosen, part.seed), chosen, size)
 
-    if settings is None:
-        options = [Settings(steps=steps, level=level) for steps in (2, 4) for level in (False, True)]
-        settings = best_setting(training, options, made)
-    return made(training, settings)
+    with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
+        if settings is None:
+            options = [Settings(steps=steps, level=level) for steps in (2, 4) for level in (False, True)]
+            settings = best_setting(training, options, made)
+        return made(training, settings)
 
 
 def _answer_features(choices: Sequence[str] | None, candidate: int, answer: int | str | None) -> F32:

@@ -43,12 +43,15 @@ def rl_focal(training: Training, settings: Settings | None = None) -> RlFocal:
 
     Whether pools are drawn in service too is by default chosen on its last fifth.
     """
-    if settings is None:
-        fit, _ = training.cut()
-        agents = train(recorded(fit), Settings(), fit.seed)
-        options = [Settings(), Settings(sample=False)]
-        settings = best_setting(training, options, lambda part, chosen: RlFocal(agents, part, chosen))
-    return RlFocal(train(recorded(training), settings, training.seed), training, settings)
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
+        if settings is None:
+            fit, _ = training.cut()
+            agents = train(recorded(fit), Settings(), fit.seed)
+            options = [Settings(), Settings(sample=False)]
+            settings = best_setting(training, options, lambda part, chosen: RlFocal(agents, part, chosen))
+        return RlFocal(train(recorded(training), settings, training.seed), training, settings)
 
 
 def width_of(data: Recorded, settings: Settings) -> int:

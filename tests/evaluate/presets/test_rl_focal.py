@@ -33,14 +33,16 @@ def test_it_learns_whom_to_believe_and_whom_to_leave_out(tmp_path: Path) -> None
     assert asked[:2].mean() > asked[2:].mean() + 0.2
 
 
-def test_the_decider_alone_learns_from_the_interim_plurality(tmp_path: Path) -> None:
-    """After the first half of the passes the Fusion is as it was, and the Decider prefers those who are right."""
-    training, _ = parts(two_sides(tmp_path))
+def test_the_first_half_of_the_passes_is_the_deciders_and_the_second_the_fusions(tmp_path: Path) -> None:
+    """Of two passes the second leaves the Decider alone; of one there is no first half."""
+    training, _ = parts(two_sides(tmp_path, 200))
     data = recorded(training)
-    agents = train(data, replace(QUICK, passes=1), 0)
     fresh = Agents.fresh(np.random.default_rng(0), 4, 3, QUICK)
-    assert _same(agents.decider, fresh.decider)  # one pass has no first half: it is the Fusion's
-    assert not _same(agents.fusion, fresh.fusion)
+    one, two = (train(data, replace(QUICK, passes=passes), 0) for passes in (1, 2))
+    assert _same(one.decider, fresh.decider)
+    assert not _same(one.fusion, fresh.fusion)
+    assert not _same(two.decider, fresh.decider)
+    assert not _same(two.fusion, fresh.fusion)
 
 
 def test_only_what_it_asked_is_seen(tmp_path: Path) -> None:
