@@ -64,7 +64,7 @@ def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
     """Which candidates the Fusion's K columns stand for, and which of them it may choose.
 
     A choice keeps its place. Free-form candidates are sorted by their total mass, the heaviest first, and cut to K;
-    those that nobody backs are not offered.
+    those that nobody backs are not offered. Where nobody answered nothing is.
 
     Args:
         probabilities: (B, N, C) of the members asked, zeros elsewhere; C is at least K.
@@ -77,7 +77,7 @@ def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
     total = probabilities.sum(axis=1)
     if choices:
         order = np.broadcast_to(np.arange(width), (len(total), width))
-        return order, order < choices
+        return order, (order < choices) & total.any(axis=1, keepdims=True)
     order = np.argsort(-total, axis=1, kind="stable")[:, :width]
     return order, np.take_along_axis(total, order, axis=1) > 0
 

@@ -109,6 +109,7 @@ def test_free_form_candidates_come_by_mass_and_choices_in_their_place() -> None:
     assert by_mass(mass, 0, 3)[1].tolist() == [[True, True, False]]
     order, offered = by_mass(mass, 2, 3)
     assert (order.tolist(), offered.tolist()) == ([[0, 1, 2]], [[True, True, False]])
+    assert not by_mass(np.zeros((1, 2, 4), np.float32), 2, 3)[1].any()
 
 
 def test_the_fusions_width_is_that_of_the_training_part(tmp_path: Path) -> None:
