@@ -48,10 +48,12 @@ def rl_focal(training: Training, settings: Settings | None = None) -> RlFocal:
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
         if settings is None:
             fit, _ = training.cut()
-            agents = train(recorded(fit), Settings(), fit.seed)
+            data = recorded(fit)
+            agents = train(data, Settings(), fit.seed)
             options = [Settings(), Settings(sample=False)]
-            settings = best_setting(training, options, lambda part, chosen: RlFocal(agents, part, chosen))
-        return RlFocal(train(recorded(training), settings, training.seed), training, settings)
+            settings = best_setting(training, options, lambda part, chosen: RlFocal(agents, data, part, chosen))
+        everything = recorded(training)
+        return RlFocal(train(everything, settings, training.seed), everything, training, settings)
 
 
 def width_of(data: Recorded, settings: Settings) -> int:
@@ -190,7 +192,8 @@ class RlFocal:
 
     Args:
         agents: trained.
-        training: what on.
+        data: what on.
+        training: the part of the log that it is.
         settings: as trained.
 
     Attributes:
@@ -198,8 +201,7 @@ class RlFocal:
         unfused: questions with more choices than any in training, which plurality answered.
     """
 
-    def __init__(self, agents: Agents, training: Training, settings: Settings) -> None:
-        data = recorded(training)
+    def __init__(self, agents: Agents, data: Recorded, training: Training, settings: Settings) -> None:
         n, window = data.fails.shape[1], settings.window
         self.agents = agents
         self.unfused = 0
