@@ -129,6 +129,13 @@ def evaluate(
     ] = "stream",
     train_fraction: Annotated[float, typer.Option(help="How much of it, from the start, is for training.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Same seed, same report.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How often to train and play everything, with one seed each.")] = 1,
+    operating_points: Annotated[
+        str, typer.Option(help="Cost ratios to hold, separated by commas, 1 being the cost of asking everybody.")
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(help="Serve the bundle in this folder, or the cold start (cold), instead of training.")
+    ] = "",
     feedback: Annotated[
         Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
     ] = "label",
@@ -144,6 +151,9 @@ def evaluate(
         split=split,
         train_fraction=train_fraction,
         seed=seed,
+        seeds=seeds,
+        operating_points=operating_points,
+        policy=policy,
         feedback=feedback,
         show_task=show_task,
         json_file=json_file,

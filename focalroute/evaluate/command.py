@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from focalroute.errors import ConfigError
+from focalroute.evaluate.points import OPERATING_POINTS
 from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.report import SplitKind, evaluate, show
+from focalroute.policy.bundle import Policy, cold, load
 
 __all__ = ["evaluate_command"]
 
@@ -20,6 +22,9 @@ def evaluate_command(
     split: str = "stream",
     train_fraction: float = 0.8,
     seed: int = 0,
+    seeds: int = 1,
+    operating_points: str = "",
+    policy: str = "",
     feedback: str = "label",
     show_task: bool = False,
     json_file: Path | None = None,
@@ -35,6 +40,9 @@ def evaluate_command(
         split_by=cast(SplitKind, split),  # checked there, like everything else
         train_fraction=train_fraction,
         seed=seed,
+        seeds=seeds,
+        operating_points=_ratios(operating_points),
+        policy=_policy(policy),
         feedback=cast(FeedbackKind, feedback),
         show_task=show_task,
         progress=True,
@@ -45,3 +53,16 @@ def evaluate_command(
             json_file.write_text(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n", "utf-8")
         except OSError as error:
             raise ConfigError(f"{json_file}: cannot be written: {error.strerror}") from None
+
+
+def _ratios(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else OPERATING_POINTS
+    except ValueError:
+        raise ConfigError(f"operating_points: give numbers separated by commas, not {text!r}") from None
+
+
+def _policy(text: str) -> Policy | None:
+    if not text:
+        return None
+    return cold() if text == "cold" else load(text)
