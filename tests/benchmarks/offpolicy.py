@@ -1,8 +1,8 @@
 """Off-policy estimates against the truth, as Markdown tables: ``python -m tests.benchmarks.offpolicy``.
 
 On questions and models of the package's own simulation, and on recorded answers in ``../shared/data`` where they are
-(see `tests.evaluate.truth` for what is compared with what). Ten minutes or so; ``--logs`` and
-``--samples`` make it shorter.
+(see `tests.evaluate.truth` for what is compared with what). A few minutes; ``--logs``, ``--size``
+and ``--samples`` say how thorough it is.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def cell(trial: Trial, unit: float) -> str:
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--logs", type=int, default=100, help="logs drawn for each table")
-    parser.add_argument("--size", type=int, default=1000, help="answers in a log")
-    parser.add_argument("--samples", type=int, default=12, help="times each row is played for the truth")
+    parser.add_argument("--logs", type=int, default=40, help="logs drawn for each table")
+    parser.add_argument("--size", type=int, default=600, help="answers in a log")
+    parser.add_argument("--samples", type=int, default=4, help="times each row is played for the truth")
     parser.add_argument("--reward", action="store_true", help="bare rewards instead of labels")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
