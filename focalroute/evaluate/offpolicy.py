@@ -177,13 +177,14 @@ class _Log:
             posterior[row, : len(answer.probabilities)] = answer.probabilities
         fusions = made.fusions
         answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
-        closed = fusions.labelled | (fusions.reward == 1) | (fusions.offered.sum(axis=1) == 2)
+        either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, _ in sampled])
+        told = fusions.labelled | (fusions.reward == 1) | (either & (fusions.reward == -1))
         return cls(
             batch=made,
             names=names,
             shares=shares,
             worth=worth(fusions, np.log(np.maximum(posterior, 1e-12))),
-            known=answered | closed[:, None],
+            known=answered | told[:, None],
             part=np.random.default_rng(seed).permutation(len(episodes)) % PARTS,
         )
 
