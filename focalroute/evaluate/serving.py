@@ -46,6 +46,7 @@ class Serving:
     Attributes:
         policy: what serves.
         history: the endpoints decided on, by round, of every turn so far.
+        stored: the last answer as the ensemble would keep it; None: there was none.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Serving:
         self._explore = explore
         self._log_price = math.log(price_of_money)
         self._target = target
-        self._stored: StoredAnswer | None = None
+        self.stored: StoredAnswer | None = None
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
@@ -98,7 +99,7 @@ class Serving:
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, as the ensemble does with feedback."""
-        stored = self._stored
+        stored = self.stored
         if stored is None:
             return
         if revealed.text is not None or (turn.choices and revealed.label is not None):
@@ -142,7 +143,7 @@ class Serving:
             answer = ask.answer() if ask.rounds else None
         except PoolError:
             answer = None
-        self._stored = None if answer is None else ask.stored(answer, texts=False)
+        self.stored = None if answer is None else ask.stored(answer, texts=False)
         if answer is None:
             return -1
         if answer.choice is not None:
