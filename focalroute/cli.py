@@ -1,4 +1,4 @@
-"""The command line: ``focalroute demo``, ``ask``, ``update`` and ``eval``."""
+"""The command line: ``focalroute demo``, ``ask``, ``update``, ``eval`` and ``policy``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a folder holds, go back to a version.")
+app.add_typer(policies, name="policy")
 
 
 def _version(wanted: bool) -> None:
@@ -129,6 +131,13 @@ def evaluate(
     ] = "stream",
     train_fraction: Annotated[float, typer.Option(help="How much of it, from the start, is for training.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Same seed, same report.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How often to train and play everything, with one seed each.")] = 1,
+    operating_points: Annotated[
+        str, typer.Option(help="Cost ratios to hold, separated by commas, 1 being the cost of asking everybody.")
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(help="Serve the bundle in this folder, or the cold start (cold), instead of training.")
+    ] = "",
     feedback: Annotated[
         Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
     ] = "label",
@@ -147,11 +156,55 @@ def evaluate(
         split=split,
         train_fraction=train_fraction,
         seed=seed,
+        seeds=seeds,
+        operating_points=operating_points,
+        policy=policy,
         feedback=feedback,
         show_task=show_task,
         presets=preset or (),
         json_file=json_file,
     )
+
+
+@policies.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="A policy: a folder, folder@version, or cold for the shipped one.")],
+    b: Annotated[str, typer.Argument(help="Another one.")],
+    store: Annotated[Path, typer.Option(help="The SQLite file with the answers and their feedback.")],
+    seed: Annotated[int, typer.Option(help="Of the parts that the critic is fitted on.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+) -> None:
+    """Estimate what two policies would have been worth on answers that were decided with exploration and rewarded.
+
+    Nobody is asked: the answers are weighed by the probabilities that were stored with them.
+    """
+    from focalroute.evaluate.compare import compare_command
+
+    compare_command(a, b, store, seed=seed, as_json=as_json)
+
+
+@policies.command("show")
+def show_policy(
+    policy: Annotated[str, typer.Argument(help="A folder, folder@version, or cold for the shipped one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show the versions that a folder keeps, and what one of them (else the one that serves) was made from."""
+    from focalroute.policy.command import show_command
+
+    show_command(policy, as_json=as_json)
+
+
+@policies.command("rollback")
+def roll_back(
+    folder: Annotated[Path, typer.Argument(help="Folder of policy bundles.")],
+    version: Annotated[
+        int | None, typer.Argument(help="The version; without it what the current one came from.")
+    ] = None,
+) -> None:
+    """Make an earlier version serve again; processes that serve with this folder notice within a second."""
+    from focalroute.policy.command import rollback_command
+
+    rollback_command(folder, version)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The frozen records that travel through focalroute; shapes and units are stated here, once.
 
-Letters used throughout: N endpoints in the pool, K candidates of a query, m members that replied, R rounds. Money is USD
-as `Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix time.
+Letters used throughout: N endpoints in the pool, K candidates of a query, m members that replied, R rounds. Money is
+USD as `Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix time.
 """
 
 from __future__ import annotations

@@ -6,15 +6,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.export import decider_model, fusion_model
+from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
 from focalroute.store.sqlite import SqliteStore
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
+from tests.learn.made import cold_learner, play
 
 
 def focalroute(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -106,6 +113,54 @@ def test_update_says_what_came_of_it(tmp_path: Path) -> None:
     result = focalroute("update", "--store", str(tmp_path / "s.db"), "--policy", str(tmp_path / "policy"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("insufficient: version 0;")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store of rewarded answers, ``s.db``, and a policy that asks more, ``p``."""
+    folder = tmp_path_factory.mktemp("told")
+    with closing(SqliteStore(folder / "s.db")) as store:
+        store.write(*[row for pair in play(cold_learner(), 120, 0) for row in pair]).result()
+    cold = cold_decider()
+    more = decider_model(replace(cold, bias=cold.bias + np.float32(0.3)))
+    publish(folder / "p", decider=more, fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    return folder
+
+
+def test_policies_are_compared_on_a_store(told: Path) -> None:
+    result = focalroute("policy", "compare", "cold", "p@1", "--store", "s.db", cwd=told)
+    assert result.returncode == 0, result.stderr
+    assert "A: cold (version 0); effective sample size 120 of 120, mean ratio 1.00" in result.stdout
+    assert "than A: " in result.stdout
+    as_json = focalroute("policy", "compare", "cold", "p", "--store", "s.db", "--json", cwd=told)
+    said = json.loads(as_json.stdout)
+    assert (said["episodes"], said["labelled"], said["greedy"]) == (120, 120, 0)
+    assert said["difference"]["reward"].keys() == {"ips", "self-normalised", "doubly-robust"}
+    assert said["verdict"] in result.stdout
+
+
+def test_policies_are_shown_and_rolled_back(told: Path) -> None:
+    shown = focalroute("policy", "show", "p", "--json", cwd=told)
+    assert json.loads(shown.stdout)["versions"] == [1]
+    back = focalroute("policy", "rollback", "p", "1", cwd=told)
+    assert (back.returncode, back.stdout) == (0, "p: version 1 serves now\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["compare", "cold", "p", "--store", "none.db"], "none.db: there is no such store"),
+        (["compare", "cold", "none", "--store", "s.db"], "none: there is no such folder"),
+        (["compare", "p", "p@1", "--store", "s.db"], "both are the same policy"),
+        (["rollback", "p"], "was learned from the shipped policy"),
+        (["rollback", "p", "9"], "version 9 is not kept; give one of 1"),
+    ],
+)
+def test_what_is_wrong_with_a_policy_command_is_named(told: Path, arguments: list[str], says: str) -> None:
+    result = focalroute("policy", *arguments, cwd=told)
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_version_and_the_module_are_there() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import Played
 
-__all__ = ["BLOCK", "Comparison", "Score", "compare", "interval", "score"]
+__all__ = ["BLOCK", "Comparison", "Score", "compare", "interval", "mixed", "score"]
 
 F64 = NDArray[np.float64]
 
@@ -62,8 +62,12 @@ class Comparison:
 
 
 def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of all values; each array is one run's rows, in order."""
-    blocks = [run[at : at + BLOCK] for run in values for at in range(0, len(run), BLOCK)]
+    """The 95 % percentile interval of the mean of all values; each array is one run over the same rows, in order.
+
+    The rows are what is drawn anew: a block comes with the values of all runs, since these share its luck.
+    """
+    rows = np.mean(values, axis=0)
+    blocks = [rows[at : at + BLOCK] for at in range(0, len(rows), BLOCK)]
     sums, sizes = np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks])
     drawn = np.random.default_rng(seed).integers(len(blocks), size=(_RESAMPLES, len(blocks)))
     means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
@@ -71,17 +75,25 @@ def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
     return low, high
 
 
-def score(name: str, played: Played, everybody_usd: float, *, seed: int = 0) -> Score:
-    """Score what was played; ``everybody_usd`` is what asking everybody on the same rows costs."""
-    paid = float(played.usd.sum())
+def score(name: str, runs: Sequence[Played], everybody_usd: float, *, seed: int = 0) -> Score:
+    """Score what was played, one `Played` a seed; ``everybody_usd`` is what asking everybody on these rows costs."""
+    paid = float(np.mean([run.usd.sum() for run in runs]))
     return Score(
         name=name,
-        accuracy=float(played.worth.mean()),
-        accuracy_ci95=interval([played.worth], seed=seed),
-        cost_usd_per_query=paid / len(played.usd),
+        accuracy=float(np.mean([run.worth.mean() for run in runs])),
+        accuracy_ci95=interval([run.worth for run in runs], seed=seed),
+        cost_usd_per_query=paid / len(runs[0].usd),
         cost_ratio=paid / everybody_usd if everybody_usd else 0.0,
-        calls_per_query=float(played.asked.sum(axis=1).mean()),
+        calls_per_query=float(np.mean([run.asked.sum(axis=1).mean() for run in runs])),
     )
+
+
+def mixed(first: Sequence[Played], second: Sequence[Played], share: float) -> list[Played]:
+    """Playing the second with this probability and else the first, in expectation; ``asked`` is the first's."""
+    return [
+        Played((1 - share) * a.worth + share * b.worth, (1 - share) * a.usd + share * b.usd, a.asked)
+        for a, b in zip(first, second, strict=True)
+    ]
 
 
 def compare(one: Sequence[Played], other: Sequence[Played], *, seed: int = 0) -> Comparison:

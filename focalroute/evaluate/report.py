@@ -9,29 +9,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from focalroute.config import load_pool
 from focalroute.errors import ConfigError
 from focalroute.evaluate.lineup import baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.points import OPERATING_POINTS, Plan, Point, Served, beside_curve, trained
 from focalroute.evaluate.presets.catalogue import presets as find_presets
 from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
-from focalroute.evaluate.serving import Serving, Shuffled
-from focalroute.evaluate.table import I64, Split, Table, join, split
+from focalroute.evaluate.table import Split, Table, join, split
 from focalroute.evaluate.training import Training
-from focalroute.policy.bundle import Policy, cold
+from focalroute.learn.offline import OfflineSettings
+from focalroute.policy.bundle import Policy
 from focalroute.progress import progress_bar
 
-__all__ = ["Report", "SplitKind", "evaluate", "show"]
+__all__ = ["Method", "Report", "SplitKind", "evaluate", "show"]
 
 SplitKind = Literal["stream", "per-task"]
-Plan = Sequence[tuple[tuple[int, ...], ...]]
-
 _OURS = "focalroute"
-_PIPED_WIDTH = 120
+_PIPED_WIDTH = 150
+_SHOWN = 0.2
+_WARM = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Score):
+    """A baseline or control.
+
+    Attributes:
+        curve_minus: focalroute's cost-quality curve at this method's cost minus the method; None: it costs less than
+            every operating point.
+    """
+
+    curve_minus: Comparison | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +52,11 @@ class Report:
     Attributes:
         log: the log's path as given.
         scored: "accuracy", or "score" where the log has no labels.
-        policy_version: 0: the cold start, which has no operating points: it takes no notice of the price of money.
+        policy: "trained", "cold", or the version of the one given.
         methods: the baselines and controls.
         focalroute: its operating points.
-        margins: by method, focalroute's (first operating point) accuracy minus the method's.
-        unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality.
+        unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
+            all seeds.
     """
 
     log: str
@@ -54,24 +65,18 @@ class Report:
     n_train: int
     n_test: int
     seed: int
+    seeds: int
     feedback: FeedbackKind
     show_task: bool
     scored: str
-    policy_version: int
-    methods: tuple[Score, ...]
-    focalroute: tuple[Score, ...]
-    margins: dict[str, Comparison]
-    unfused: dict[str, int]
+    policy: str
+    methods: tuple[Method, ...]
+    focalroute: tuple[Point, ...]
+    unfused: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON report has it; an operating point without a target has null there."""
-        plain = dataclasses.asdict(self)
-        margins = plain.pop("margins")
-        for method in plain["methods"]:
-            method["focalroute_minus"] = margins[method["name"]]
-        for point in plain["focalroute"]:
-            point["target_cost_ratio"] = None
-        return plain
+        """As the JSON report has it."""
+        return dataclasses.asdict(self)
 
 
 def evaluate(
@@ -81,124 +86,162 @@ def evaluate(
     split_by: SplitKind = "stream",
     train_fraction: float = 0.8,
     seed: int = 0,
+    seeds: int = 1,
     feedback: FeedbackKind = "label",
     show_task: bool = False,
+    operating_points: Sequence[float] = OPERATING_POINTS,
     policy: Policy | None = None,
     presets: Sequence[str] = (),
+    settings: OfflineSettings | None = None,
     progress: bool = False,
 ) -> Report:
     """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
 
-    focalroute plays the training part as it would have in service (seeing only what it asks for, learning from the
-    feedback), unscored. Baselines see the whole training part, with its labels.
+    focalroute trains like the baselines on the whole training part, then serves the last 500 queries of it, unscored,
+    and the test part, both as it would in service: seeing only what it asks for, learning from the feedback.
 
     Args:
         log: an outcome log.
         pool: its pool file.
         split_by: cut the log once, or every task.
         train_fraction: share of the queries in the first part.
-        seed: of everything random.
+        seed: of everything random, the first of ``seeds``.
+        seeds: how often everything is trained and played; figures are means over them.
         feedback: what is revealed of a query once it is answered.
         show_task: whether the strategies see the task's name.
-        policy: what focalroute serves; None: the cold start.
+        operating_points: the cost ratios to hold, each of them played.
+        policy: what focalroute serves; None: what it is trained to.
         presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
+        settings: how it is trained.
         progress: whether to show a progress bar.
 
     Raises:
         ConfigError: an argument, the log or the pool is wrong.
     """
-    _check(split_by, train_fraction, feedback)
+    _check(split_by, train_fraction, seeds, feedback, operating_points)
     published = find_presets(presets)
+    settings = settings or OfflineSettings()
     table = join(read_log(log), load_pool(pool), log)
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
-    served = cold() if policy is None else policy
-    training = Training(table, parts.train, seed, feedback, show_task)
-    rounds = len(baselines(training)) + len(published) + 3 + 2 * len(parts.train) / len(parts.test)
-    with progress_bar("replaying", round(rounds * len(parts.test)), shown=progress) as advance:
-        replay = _Replay(table, parts, training, served, published, {}, advance)
-        ours, plan = replay.ours()
-        played = dict(replay.others(plan))
+    first = Training(table, parts.train, seed, feedback, show_task)
+    targets = tuple(operating_points) if policy is None or policy.version else (None,)
+    plays = len(baselines(first)) + len(published) + 1 + (len(targets) + 1) * (1 + _WARM / len(parts.test))
+    training = 0 if policy else settings.steps + settings.fusion_epochs
+    total = seeds * (round(plays * len(parts.test)) + training)
+    ours: list[list[Played]] = [[] for _ in targets]
+    others: dict[str, list[Played]] = {}
+    unfused: dict[str, int] = {}
+    with progress_bar("replaying", total, shown=progress) as advance:
+        for number in range(seed, seed + seeds):
+            served = policy or trained(table, parts.train, seed=number, settings=settings, advance=advance)
+            replay = Served(
+                served,
+                table,
+                parts,
+                dataclasses.replace(first, seed=number),
+                warm=parts.train[-_WARM:] if served.version else parts.train,
+                explore=not served.version,
+                advance=advance,
+            )
+            plans = []
+            for runs, target in zip(ours, targets, strict=True):
+                played, plan = replay.played(target)
+                runs.append(played)
+                plans.append(plan)
+            shown = _shown(targets)
+            for name, one in _others(replay, plans[shown], targets[shown], published, unfused):
+                others.setdefault(name, []).append(one)
+    return _report(log, table, parts, ours, others, targets, first, seeds, train_fraction, split_by, policy, unfused)
+
+
+def _others(
+    replay: Served,
+    plan: Plan,
+    target: float | None,
+    published: Mapping[str, Callable[[Training], Strategy]],
+    unfused: dict[str, int],
+) -> Iterator[tuple[str, Played]]:
+    """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
+    table, test, training = replay.table, replay.parts.test, replay.training
+
+    def alone(strategy: Strategy) -> Played:
+        return play(
+            strategy,
+            table,
+            test,
+            feedback=training.feedback,
+            show_task=training.show_task,
+            advance=replay.advance,
+        )
+
+    for name, make in {**baselines(training), **published}.items():
+        strategy = make(training)
+        yield name, alone(strategy)
+        if isinstance(strategy, RlFocal):
+            unfused[name] = unfused.get(name, 0) + strategy.unfused
+    yield "best-single-hindsight", alone(best_in_hindsight(table, test))
+    yield "shuffled", replay.shuffled(plan, target)
+    yield "oracle", oracle(table, test)
+
+
+def _shown(targets: Sequence[float | None]) -> int:
+    """The operating point that is set beside each method and shuffled: the one nearest a fifth of the cost."""
+    return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
+
+
+def _report(
+    log: str | Path,
+    table: Table,
+    parts: Split,
+    ours: Sequence[Sequence[Played]],
+    others: Mapping[str, Sequence[Played]],
+    targets: Sequence[float | None],
+    first: Training,
+    seeds: int,
+    train_fraction: float,
+    split_by: SplitKind,
+    policy: Policy | None,
+    unfused: Mapping[str, int],
+) -> Report:
     everybody = float(table.usd[parts.test].sum())
+    points = []
+    for runs, target in zip(ours, targets, strict=True):
+        scored = dataclasses.asdict(score(_OURS, runs, everybody, seed=first.seed))
+        minus = {name: compare(runs, played, seed=first.seed) for name, played in others.items()}
+        points.append(Point(**scored, target_cost_ratio=target, minus=minus))
+    methods = []
+    for name, played in others.items():
+        one = score(name, played, everybody, seed=first.seed)
+        methods.append(Method(**dataclasses.asdict(one), curve_minus=beside_curve(one, played, points, ours)))
     return Report(
         log=str(log),
         split=split_by,
         train_fraction=train_fraction,
         n_train=len(parts.train),
         n_test=len(parts.test),
-        seed=seed,
-        feedback=feedback,
-        show_task=show_task,
+        seed=first.seed,
+        seeds=seeds,
+        feedback=first.feedback,
+        show_task=first.show_task,
         scored="score" if all(query.label is None for query in table.queries) else "accuracy",
-        policy_version=served.version,
-        methods=tuple(score(name, one, everybody, seed=seed) for name, one in played.items()),
-        focalroute=(score(_OURS, ours, everybody, seed=seed),),
-        margins={name: compare([ours], [one], seed=seed) for name, one in played.items()},
-        unfused=replay.unfused,
+        policy="trained" if policy is None else "cold" if not policy.version else f"version {policy.version}",
+        methods=tuple(methods),
+        focalroute=tuple(points),
+        unfused=unfused,
     )
 
 
-def _check(split_by: str, train_fraction: float, feedback: str) -> None:
+def _check(split_by: str, train_fraction: float, seeds: int, feedback: str, operating_points: Sequence[float]) -> None:
     if split_by not in ("stream", "per-task"):
         raise ConfigError(f"split: stream or per-task, not {split_by!r}")
     if feedback not in ("label", "reward", "none"):
         raise ConfigError(f"feedback: label, reward or none, not {feedback!r}")
     if not 0 < train_fraction < 1:
         raise ConfigError(f"train_fraction: must lie between 0 and 1, not {train_fraction}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Replay:
-    """What one evaluation plays on."""
-
-    table: Table
-    parts: Split
-    training: Training
-    policy: Policy
-    presets: Mapping[str, Callable[[Training], Strategy]]
-    unfused: dict[str, int]
-    advance: Callable[[int], object]
-
-    def ours(self) -> tuple[Played, Plan]:
-        """The test part, as focalroute plays it after the training part, and whom it asked there."""
-        serving = Serving(self.policy, self.table.endpoints, seed=self.training.seed)
-        played = self._after_training(serving)
-        return played, serving.history[len(self.parts.train) :]
-
-    def others(self, plan: Plan) -> Iterator[tuple[str, Played]]:
-        """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
-        for name, make in {**baselines(self.training), **self.presets}.items():
-            strategy = make(self.training)
-            yield name, self._play(strategy, self.parts.test)
-            if isinstance(strategy, RlFocal):
-                self.unfused[name] = strategy.unfused
-        yield "best-single-hindsight", self._play(best_in_hindsight(self.table, self.parts.test), self.parts.test)
-        yield "shuffled", self._after_training(self._shuffled(plan))
-        yield "oracle", oracle(self.table, self.parts.test)
-
-    def _shuffled(self, plan: Plan) -> Shuffled:
-        order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
-        return Shuffled(
-            self.policy,
-            self.table.endpoints,
-            seed=self.training.seed,
-            plan=[plan[n] for n in order],
-            start=len(self.parts.train),
-        )
-
-    def _after_training(self, strategy: Strategy) -> Played:
-        self._play(strategy, self.parts.train)
-        return self._play(strategy, self.parts.test)
-
-    def _play(self, strategy: Strategy, rows: I64) -> Played:
-        training = self.training
-        return play(
-            strategy,
-            self.table,
-            rows,
-            feedback=training.feedback,
-            show_task=training.show_task,
-            advance=self.advance,
-        )
+    if seeds < 1:
+        raise ConfigError(f"seeds: must be at least 1, not {seeds}")
+    if not operating_points or not all(0 < point <= 1 for point in operating_points):
+        raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(operating_points)}")
 
 
 def show(report: Report) -> None:
@@ -207,30 +250,43 @@ def show(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    grid = Grid(box=SIMPLE, title=f"{report.log}: {report.n_test} queries after {report.n_train}, seed {report.seed}")
-    for column in ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "focalroute minus it"):
+    shown = report.focalroute[_shown([point.target_cost_ratio for point in report.focalroute])]
+    seeds = f"seed {report.seed}" if report.seeds == 1 else f"{report.seeds} seeds"
+    grid = Grid(box=SIMPLE, title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}")
+    for column in ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "", "its curve"):
         grid.add_column(column, justify="right" if column else "left", no_wrap=True)
+    grid.columns[6].header = f"focalroute @ {shown.cost_ratio:.2f} minus it"
     for row in sorted((*report.focalroute, *report.methods), key=lambda row: -row.accuracy):
-        margin = report.margins.get(row.name)
         low, high = row.accuracy_ci95
         grid.add_row(
-            row.name,
+            _named(row),
             f"{row.accuracy:.4f}",
             f"{low:.3f} to {high:.3f}",
             f"{row.cost_ratio:.3f}",
             f"{row.cost_usd_per_query * 1000:.4f}",
             f"{row.calls_per_query:.2f}",
-            "" if margin is None else f"{margin.difference:+.3f} ({margin.ci95[0]:+.3f} to {margin.ci95[1]:+.3f})",
-            style="bold" if row.name == _OURS else None,
+            "" if isinstance(row, Point) else _difference(shown.minus[row.name]),
+            _difference(row.curve_minus) if isinstance(row, Method) else "",
+            style="bold" if isinstance(row, Point) else None,
         )
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     console.print(grid)
     console.print(
-        f"Answered first, then revealed ({report.feedback}) and learned from. "
-        "best-single-hindsight and oracle know the test part."
+        f"Answered first, then revealed ({report.feedback}) and learned from. best-single-hindsight and oracle know "
+        "the test part. Its curve: focalroute's operating points at the method's cost, minus the method."
     )
     for name, count in report.unfused.items():
         if count:
             console.print(f"{name} answered {count} questions by plurality: more choices than any in training.")
-    if report.policy_version == 0:
-        console.print("focalroute served its cold start: hand-set weights, one operating point, nothing trained.")
+    if report.policy == "cold":
+        console.print("focalroute served its cold start: nothing trained, one operating point.")
+
+
+def _named(row: Score) -> str:
+    if isinstance(row, Point) and row.target_cost_ratio is not None:
+        return f"{row.name} @ {row.target_cost_ratio:g}"
+    return row.name
+
+
+def _difference(found: Comparison | None) -> str:
+    return "" if found is None else f"{found.difference:+.3f} ({found.ci95[0]:+.3f} to {found.ci95[1]:+.3f})"

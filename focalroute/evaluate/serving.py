@@ -13,6 +13,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+
 from focalroute.ask import Ask
 from focalroute.config import Endpoint
 from focalroute.cost import BudgetGuard, typical_cost
@@ -27,6 +29,9 @@ from focalroute.store.base import StoredAnswer
 
 __all__ = ["Serving", "Shuffled"]
 
+_PACE = 0.05
+_CHEAPEST, _DEAREST = math.log(1e-3), math.log(1e2)
+
 
 class Serving:
     """Serves a policy with the settings of `focalroute.AsyncEnsemble`, and learns whom to ask and to believe.
@@ -35,11 +40,13 @@ class Serving:
         policy: what serves; may be replaced between turns.
         endpoints: the pool.
         seed: of the sampled decisions.
-        max_rounds: as in `focalroute.AsyncEnsemble`, and so all that follow.
+        max_rounds: as in `focalroute.AsyncEnsemble`, and so those that follow.
+        target: the cost ratio to hold in the long run; the price of money then starts as given and is paced.
 
     Attributes:
         policy: what serves.
         history: the endpoints decided on, by round, of every turn so far.
+        stored: the last answer as the ensemble would keep it; None: there was none.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Serving:
         explore: bool = True,
         price_of_money: float = 0.1,
         window: int = 500,
+        target: float | None = None,
     ) -> None:
         self.policy = policy
         self.history: list[tuple[tuple[int, ...], ...]] = []
@@ -61,25 +69,37 @@ class Serving:
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
-        self._price_of_money = price_of_money
-        self._stored: StoredAnswer | None = None
+        self._log_price = math.log(price_of_money)
+        self._target = target
+        self.stored: StoredAnswer | None = None
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
         ask = self._begin(turn)
         while turn.available and (len(ask.rounds) < self._max_rounds or not ask.sight.backs):
-            observation = ask.observe(self._price_of_money)
+            observation = ask.observe(math.exp(self._log_price))
             decision = self._decide(ask, observation, turn)
             replies = tuple(self._reply(turn, i) for i in decision.picked)
             ask.take(Round(observation, decision, replies))
             if not replies or len(ask.sight.asked) == len(turn.available):
                 break
         self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
+        self._pace(turn)
         return self._end(ask, turn)
+
+    def _pace(self, turn: Turn) -> None:
+        """Let the price of money follow what was paid of what asking everybody is expected to cost."""
+        if self._target is None:
+            return
+        expected = self._observer.expected_cost()[list(turn.available)]
+        everybody = float(np.nan_to_num(expected, nan=float(np.nanmean(expected))).sum())
+        paid = sum(heard.usd for heard in turn.heard.values())
+        excess = paid / everybody / self._target - 1 if everybody > 0 else 0.0
+        self._log_price = min(max(self._log_price + _PACE * min(excess, 3.0), _CHEAPEST), _DEAREST)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, as the ensemble does with feedback."""
-        stored = self._stored
+        stored = self.stored
         if stored is None:
             return
         if revealed.text is not None or (turn.choices and revealed.label is not None):
@@ -123,7 +143,7 @@ class Serving:
             answer = ask.answer() if ask.rounds else None
         except PoolError:
             answer = None
-        self._stored = None if answer is None else ask.stored(answer, texts=False)
+        self.stored = None if answer is None else ask.stored(answer, texts=False)
         if answer is None:
             return -1
         if answer.choice is not None:

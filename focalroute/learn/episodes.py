@@ -11,7 +11,7 @@ from focalroute.observe import layout
 from focalroute.records import Feedback, Trajectory
 from focalroute.store.base import StoredAnswer
 
-__all__ = ["Costs", "Episode", "deciding", "episode"]
+__all__ = ["Costs", "Episode", "deciding", "episode", "rewarded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,17 @@ def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
         if found is None or outranks(said.source, found.source):
             found = said
     return found
+
+
+def rewarded(
+    answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]],
+) -> list[tuple[StoredAnswer, Feedback]]:
+    """The answers that a policy decided and somebody judged, in their order, each with the feedback that counts."""
+    return [
+        (answer, said)
+        for answer, feedback in answers
+        if answer.trajectory is not None and (said := deciding(feedback)) is not None
+    ]
 
 
 def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode | None:

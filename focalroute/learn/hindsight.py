@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from focalroute.learn.recorded import F32, Bools, Recorded
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
 from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
-from focalroute.observe.reading import PRIOR_CALLS, Rows, rows_of
+from focalroute.observe.reading import Rows, rows_of, table_of
 
 __all__ = ["Hindsight", "LongRun", "look_back", "similar"]
 
@@ -25,10 +25,17 @@ _BLOCK = 512  # rows whose similarity to all others is computed at once
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """Where the prior of each endpoint's accuracy sits: (N,) offsets to the pool's level and strengths in asks."""
+    """Where the priors of each endpoint sit.
+
+    Attributes:
+        offsets: (N,) accuracy minus the pool's level.
+        strengths: (N,) how firmly, in asks.
+        usd: (N,) cost of a call.
+    """
 
     offsets: F64
     strengths: F64
+    usd: F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,9 @@ def look_back(recorded: Recorded, first: Bools, later: Bools, long_run: LongRun,
     pairs = _pairs(recorded, known, window)
     size = len(recorded.names)
     focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), _STRIDE, axis=0)[: len(recorded)]
-    rows = rows_of(_table(recorded, seen), focal, long_run.offsets, long_run.strengths)
+    order = ("n", "n_later", "right", "right_later", "n", "usd", "timed", "latency")
+    table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
+    rows = rows_of(table, focal, long_run.offsets, long_run.strengths)
     return Hindsight(rows, _lengths(recorded, seen), pairs)
 
 
@@ -129,20 +138,6 @@ def _windowed(array: F64, window: int) -> F64:
     at = np.arange(len(array))
     sums: F64 = total[at] - total[np.maximum(at - window, 0)]
     return sums
-
-
-def _table(recorded: Recorded, seen: dict[str, F64]) -> F64:
-    """As `focalroute.observe.reading.Summary` has it, (T, N, 10)."""
-    listed = ~np.isnan(recorded.prices)
-    price = np.where(listed, recorded.prices, 0)
-    prior = np.where(listed, PRIOR_CALLS, 0)
-    costed = (seen["n"] + prior) > 0
-    cost = (prior * price + seen["usd"]) / np.maximum(seen["n"] + prior, 1)
-    timed = seen["timed"] > 0
-    latency = seen["latency"] / np.maximum(seen["timed"], 1)
-    logs = [np.where(there, np.log(np.maximum(x, 1e-12)), 0) for there, x in ((costed, cost), (timed, latency))]
-    counts = [seen[name] for name in ("n", "n_later", "right", "right_later")]
-    return np.stack([*counts, cost, latency, *logs, costed, timed], axis=-1)
 
 
 def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:

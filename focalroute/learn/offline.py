@@ -343,7 +343,8 @@ def _score(curve: tuple[Point, ...]) -> float:
 
 def _experience(recorded: Recorded) -> Experience:
     """The long run, and the last queries that have a text."""
-    accuracy, _ = long_run(recorded, np.arange(len(recorded)))
+    accuracy, prior = long_run(recorded, np.arange(len(recorded)))
     values = np.where(recorded.there & recorded.usable, recorded.value, np.nan).astype(np.float32)
     told = np.asarray(recorded.vectors.any(axis=1))
-    return Experience(recorded.names, accuracy, recorded.vectors[told][-CAPACITY:], values[told][-CAPACITY:])
+    usd = prior.usd.astype(np.float32)
+    return Experience(recorded.names, accuracy, usd, recorded.vectors[told][-CAPACITY:], values[told][-CAPACITY:])

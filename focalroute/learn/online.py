@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from focalroute.errors import PolicyError
 from focalroute.learn.critic import CriticNet
-from focalroute.learn.episodes import Costs, Episode, deciding, episode
+from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.gate import ENOUGH, MARGIN, Comparison, compare
 from focalroute.learn.mappo import Diagnostics, Hyperparameters, Learner, update
@@ -24,8 +24,7 @@ from focalroute.learn.state import pack, unpack, uses
 from focalroute.learn.trajectory import batch, grown, vocabulary
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish
-from focalroute.records import Feedback
-from focalroute.store.base import Store, StoredAnswer
+from focalroute.store.base import Store
 
 __all__ = ["MAX_LAG", "MAX_USES", "WINDOW", "UpdateReport", "update_policy"]
 
@@ -90,7 +89,7 @@ def update_policy(
     rng = np.random.default_rng(seed)
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
     state = _state(root, policy.version)
-    rows = _rewarded(store)
+    rows = rewarded(store.recent(_REACH))[-WINDOW:]
     costs = Costs.of(answer for answer, _ in rows)
     episodes = [found for answer, said in rows if (found := episode(answer, said, costs))]
     held, rest = _split(episodes, rng)
@@ -119,16 +118,6 @@ def update_policy(
             learner=pack(learned, _counted(used, fresh, episodes)),
         )
     return UpdateReport(status, version, policy.version, len(fresh), len(held), reason, comparison, diagnostics)
-
-
-def _rewarded(store: Store) -> list[tuple[StoredAnswer, Feedback]]:
-    """The latest answers that a policy decided and somebody judged, oldest first."""
-    judged = [
-        (answer, said)
-        for answer, feedback in store.recent(_REACH)
-        if answer.trajectory is not None and (said := deciding(feedback)) is not None
-    ]
-    return judged[-WINDOW:]
 
 
 def _split(episodes: Sequence[Episode], rng: np.random.Generator) -> tuple[list[Episode], list[Episode]]:

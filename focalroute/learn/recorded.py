@@ -59,9 +59,6 @@ class Recorded:
 
     def take(self, rows: NDArray[Any] | slice) -> Recorded:
         """Only these queries."""
-        kept = ("names", "prices")
-        arrays = [field.name for field in fields(self) if field.name not in kept]
-        parts: dict[str, Any] = {
-            name: None if getattr(self, name) is None else getattr(self, name)[rows] for name in arrays
-        }
-        return replace(self, **parts)
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        of_pool = ("names", "prices")
+        return replace(self, **{k: array[rows] for k, array in parts.items() if k not in of_pool and array is not None})

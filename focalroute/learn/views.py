@@ -28,12 +28,15 @@ Masks = tuple[Bools, Bools]
 
 
 def long_run(recorded: Recorded, rows: I64) -> tuple[F32, LongRun]:
-    """(N,) accuracy of each endpoint over these rows, and the prior that follows from it."""
+    """(N,) accuracy of each endpoint over these rows, and the priors that follow from them."""
     usable = (recorded.usable & recorded.there)[rows]
     right, count = (usable * recorded.value[rows]).sum(axis=0), usable.sum(axis=0)
     overall = right.sum() / max(count.sum(), 1)
     accuracy = ((right + 10 * overall) / (count + 10)).astype(np.float32)
-    return accuracy, LongRun(accuracy - float(accuracy.mean()), np.full(len(accuracy), float(PRIOR_LONG_RUN)))
+    there = recorded.there[rows]
+    usd = (there * recorded.usd[rows]).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+    strengths = np.full(len(accuracy), float(PRIOR_LONG_RUN))
+    return accuracy, LongRun(accuracy - float(accuracy.mean()), strengths, usd.astype(np.float64))
 
 
 class Views:

@@ -65,6 +65,7 @@ class Observer:
         self._lock = threading.Lock()
         self._window = Window(window)
         self._summary = Summary([None if price is None else float(price) for price in prices])
+        self._listed = self._summary.prices
         n = len(self.endpoints)
         unseen = pair_focal((0, 0), (0, 0))
         self._pairs = [[0.0 if i == j else unseen for j in range(n)] for i in range(n)]
@@ -94,6 +95,7 @@ class Observer:
             self._offsets = np.array([0.0 if offset is None else offset for offset in offsets])
             self._strengths = np.array([PRIOR_ASKS if offset is None else PRIOR_LONG_RUN for offset in offsets], float)
             self._memory = experience.memory(self.endpoints)
+            self._summary.prices = experience.prices(self._listed, self.endpoints)
             self._reading, self._read_at = self._renewed(), self._window.version
 
     def learn(self, outcome: Outcome) -> None:

@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
-__all__ = ["PRIOR_ASKS", "PRIOR_CALLS", "PRIOR_LONG_RUN", "Reading", "Rows", "Summary", "read", "rows_of", "tolls"]
+__all__ = [
+    "PRIOR_ASKS",
+    "PRIOR_CALLS",
+    "PRIOR_LONG_RUN",
+    "Reading",
+    "Rows",
+    "Summary",
+    "read",
+    "rows_of",
+    "table_of",
+    "tolls",
+]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -106,49 +117,70 @@ class Reading:
 class Summary:
     """What a reading takes from each endpoint's `Counts`, renewed as endpoints change.
 
+    Args:
+        prices: USD of a typical call of each; None where unknown.
+
     Attributes:
-        table: float64 (N, 10): rows with a value, those of later rounds, the right ones of both (an inferred
-            value counts as the fraction it is); cost and latency (0 where unknown), their logarithms, and whether
-            they are known.
-        costs: expected USD of one call, None where unknown: (5 x listed price + windowed sum) / (5 + n), the plain mean
-            without a listed price.
+        prices: float64 (N,), NaN where unknown; what is expected of a call before, and beside, those that were seen.
     """
 
     def __init__(self, prices: Sequence[float | None]) -> None:
         n = len(prices)
-        self._prices = prices
-        self.table = np.zeros((n, 10))
-        self.costs: list[float | None] = [None] * n
+        self.prices = np.array([np.nan if price is None else price for price in prices], np.float64)
+        self._counts = np.zeros((n, 8))
         self.latencies: list[float | None] = [None] * n
         self.mean_lengths = [0.0] * n
         self.length_scales = [0.0] * n
-        for index in range(n):
-            self.renew(index, Counts())
 
     def renew(self, index: int, c: Counts) -> None:
         """Take over one endpoint's totals."""
-        cost = self.costs[index] = self._expected_cost(self._prices[index], c)
-        latency = self.latencies[index] = c.latency_us / c.timed / 1e6 if c.timed else None
+        self.latencies[index] = c.latency_us / c.timed / 1e6 if c.timed else None
         self.mean_lengths[index] = c.tokens / c.lengths if c.lengths else 0.0
         self.length_scales[index] = _length_scale(c)
-        self.table[index] = (
+        self._counts[index] = (
             c.known + c.inferred,
             c.known_later + c.inferred_later,
             c.right + c.inferred_sum / INFERRED_UNIT,
             c.right_later + c.inferred_sum_later / INFERRED_UNIT,
-            cost or 0.0,
-            latency or 0.0,
-            0.0 if cost is None else math.log(max(cost, _LEAST)),
-            0.0 if latency is None else math.log(max(latency, _LEAST)),
-            cost is not None,
-            latency is not None,
+            c.priced,
+            c.cost_pico / 1e12,
+            c.timed,
+            c.latency_us / 1e6,
         )
 
-    @staticmethod
-    def _expected_cost(price: float | None, c: Counts) -> float | None:
-        if price is None:
-            return c.cost_pico / c.priced / 1e12 if c.priced else None
-        return (PRIOR_CALLS * price + c.cost_pico / 1e12) / (PRIOR_CALLS + c.priced)
+    def table(self) -> F64:
+        """(N, 10), see `table_of`."""
+        return table_of(self.prices, self._counts)
+
+
+def table_of(prices: F64, counts: F64) -> F64:
+    """What `rows_of` needs, from sums over the window.
+
+    Expected cost is (S price scale + sum of costs) / (S + n), S = 5 calls; scale is how much more the calls seen cost
+    than their prices, over the whole pool, since a price stands for a call of typical length.
+
+    Args:
+        prices: (N,) USD of a typical call, NaN where unknown.
+        counts: (..., N, 8) rows with a value (an inferred one counts as the fraction it is), those of later rounds, the
+            right ones of both; calls of known cost and their USD; calls of known latency and their seconds.
+
+    Returns:
+        (..., N, 10): the first four of these; expected cost and mean latency (0 where unknown), their logarithms, and
+        whether they are known.
+    """
+    priced, usd, timed, seconds = (counts[..., at] for at in (4, 5, 6, 7))
+    listed = ~np.isnan(prices)
+    price = np.where(listed, prices, 0)
+    prior = PRIOR_CALLS * (price[listed].mean() if listed.any() else 0.0)
+    typical = (priced * price).sum(axis=-1, keepdims=True) + prior
+    paid = (usd * listed).sum(axis=-1, keepdims=True) + prior
+    scale = np.where(typical > 0, paid / np.where(typical > 0, typical, 1), 1)
+    calls = PRIOR_CALLS * listed + priced
+    cost = (PRIOR_CALLS * price * scale + usd) / np.maximum(calls, 1)
+    latency = seconds / np.maximum(timed, 1)
+    known = [calls > 0, timed > 0]
+    logs = [np.log(np.maximum(x, _LEAST)) * there for x, there in zip((cost, latency), known, strict=True)]
+    return np.stack([*np.moveaxis(counts[..., :4], -1, 0), cost, latency, *logs, *known], axis=-1)
 
 
 def tolls(priced: F64) -> F32:
@@ -165,7 +197,7 @@ def rows_of(table: F64, focal: F64, offsets: F64, strengths: F64) -> Rows:
     / (sum of n + 2): 1/2 before anything was seen, and the pool's mean where no long run is known, all offsets being 0.
 
     Args:
-        table: (..., N, 10), see `Summary`.
+        table: (..., N, 10), see `table_of`.
         focal: (..., N) each endpoint's mean focal diversity over its pairs.
         offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
         strengths: (N,) S.
@@ -196,20 +228,22 @@ def read(
     names: tuple[str, ...], summary: Summary, pairs: list[list[float]], focal: F64, offsets: F64, strengths: F64
 ) -> Reading:
     """Make a reading (see `rows_of`)."""
-    rows = rows_of(summary.table, focal, offsets, strengths)
+    table = summary.table()
+    rows = rows_of(table, focal, offsets, strengths)
+    costs = [cost if known else None for cost, known in zip(table[:, 4].tolist(), table[:, 8].tolist(), strict=True)]
     return Reading(
         names=names,
         template=rows.columns,
-        seen=summary.table[:, 0].astype(int).tolist(),
+        seen=table[:, 0].astype(int).tolist(),
         accuracy=rows.accuracy.tolist(),
         centred=rows.columns[:, _AT["accuracy"].start].tolist(),
         level=float(rows.level - 0.5) * 2,
         latency_s=summary.latencies.copy(),
-        expected_cost=summary.costs.copy(),
+        expected_cost=costs,
         shares=rows.shares,
         mean_length=summary.mean_lengths.copy(),
         length_scale=summary.length_scales.copy(),
-        order=_cheapest_first(summary.costs, names),
+        order=_cheapest_first(costs, names),
         pairs=pairs,
     )
 

@@ -1,0 +1,253 @@
+"""What two policies would have been worth on answers that others gave, from the probabilities that were stored.
+
+Off-policy evaluation of whole queries: `focalroute.learn.offpolicy` has the formulas, which the gate of an update uses
+as well. A policy is valued as it serves with exploration, on queries like the ones stored, seen with the window as it
+was then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.errors import ConfigError
+from focalroute.evaluate.crossfit import PARTS, cross_fitted
+from focalroute.learn.episodes import Costs, Episode, episode, rewarded
+from focalroute.learn.export import decider_net, fusion_net
+from focalroute.learn.gate import ENOUGH
+from focalroute.learn.offpolicy import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
+from focalroute.learn.trajectory import Batch, batch, vocabulary
+from focalroute.policy.bundle import Policy
+from focalroute.records import Feedback
+from focalroute.store.base import StoredAnswer
+
+__all__ = ["ESTIMATORS", "MEASURES", "Estimate", "Estimates", "PolicyComparison", "PolicyValue", "compare_policies"]
+
+#: What is estimated: right answers in points (100 (u + 1) / 2), cost in costs of asking everybody once, and
+#: u - lambda cost in points, lambda the one that each decision saw.
+MEASURES = ("accuracy", "cost", "reward")
+#: How: weighted by whole episodes' ratios; the same divided by their mean; per decision around a fitted V.
+ESTIMATORS = ("ips", "self-normalised", "doubly-robust")
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval (normal approximation over episodes)."""
+
+    value: float
+    low: float
+    high: float
+
+
+#: Measure -> estimator -> estimate.
+Estimates = Mapping[str, Mapping[str, Estimate]]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyValue:
+    """What is known of one policy.
+
+    Attributes:
+        effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi / mu: how many answers of its
+            own the stored ones are worth.
+        mean_ratio: the mean of rho, which has mean 1. Far from it: what the policy does was hardly ever tried.
+        changed: answers that its Fusion would have given otherwise.
+        guessed: those of them whose worth is only likely, since a bare reward on another answer says no more.
+        estimates: measure -> estimator -> value; None if the effective sample size is under `ENOUGH`: insufficient
+            evidence.
+    """
+
+    effective_sample_size: float
+    mean_ratio: float
+    changed: int
+    guessed: int
+    estimates: Estimates | None
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is evidence at all."""
+        return self.estimates is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyComparison:
+    """Two policies on the same stored answers.
+
+    Attributes:
+        rewarded: answers that a policy decided and somebody judged.
+        episodes: those that count: every decision sampled, seen through today's layout.
+        greedy: left out because a decision was not sampled, so that it has no probability to weigh by.
+        unread: left out because another version of this package saw them through another layout.
+        labelled: those of ``episodes`` whose right answer is known.
+        a: the first policy.
+        b: the second.
+        difference: b minus a, paired; None where either has insufficient evidence.
+    """
+
+    rewarded: int
+    episodes: int
+    greedy: int
+    unread: int
+    labelled: int
+    a: PolicyValue
+    b: PolicyValue
+    difference: Estimates | None
+
+
+def compare_policies(
+    answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]], a: Policy, b: Policy, *, seed: int = 0
+) -> PolicyComparison:
+    """Estimate what two policies are worth, and their difference, from rewarded answers of any policies.
+
+    Args:
+        answers: with their feedback, as `Store.recent` gives them.
+        a: a policy.
+        b: another one.
+        seed: of the parts that the critic is cross-fitted on.
+
+    Raises:
+        ConfigError: both are the same policy, or no answer can count.
+        PolicyError: a policy is not one that this package wrote.
+    """
+    if (a.decider_onnx, a.fusion_onnx, a.names) == (b.decider_onnx, b.fusion_onnx, b.names):
+        raise ConfigError("both are the same policy; give two that differ")
+    judged = rewarded(answers)
+    if not judged:
+        raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")
+    costs = Costs.of(answer for answer, _ in judged)
+    read = [(answer, one) for answer, said in judged if (one := episode(answer, said, costs))]
+    sampled = [(answer, one) for answer, one in read if _sampled(one)]
+    if not sampled:
+        raise ConfigError(
+            f"none of the {len(judged)} rewarded answers can count: {len(read)} were decided greedily (explore=False), "
+            f"{len(judged) - len(read)} seen through another layout; serve with exploration, then compare"
+        )
+    log = _Log.of(sampled, seed)
+    first, second = _played(log, a), _played(log, b)
+    enough = first.value.enough and second.value.enough
+    return PolicyComparison(
+        rewarded=len(judged),
+        episodes=len(sampled),
+        greedy=len(read) - len(sampled),
+        unread=len(judged) - len(read),
+        labelled=int(log.batch.fusions.labelled.sum()),
+        a=first.value,
+        b=second.value,
+        difference=_estimates(second.values - first.values) if enough else None,
+    )
+
+
+def _sampled(one: Episode) -> bool:
+    return all(decision.log_mu is not None for _, decision in one.trajectory.decisions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """The episodes as arrays (letters as in `focalroute.learn.trajectory`).
+
+    Attributes:
+        names: the endpoints, in the order of the batch's ids.
+        shares: (B, T) c_k / C of each decision.
+        worth: (B, K) u, had this candidate been the answer.
+        known: (B, K) whether that is exact.
+        part: (B,) which of the parts, for cross-fitting, an episode is in.
+    """
+
+    batch: Batch
+    names: tuple[str, ...]
+    shares: F64
+    worth: F64
+    known: NDArray[np.bool_]
+    part: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sampled: Sequence[tuple[StoredAnswer, Episode]], seed: int) -> _Log:
+        episodes = [one for _, one in sampled]
+        names = vocabulary((), episodes)
+        made = batch(episodes, names)
+        shares = np.zeros_like(made.steps.rewards, np.float64)
+        posterior = np.zeros_like(made.fusions.offered, np.float64)
+        for row, (answer, one) in enumerate(sampled):
+            shares[row, shares.shape[1] - 1 - len(one.shares) : -1] = one.shares
+            posterior[row, : len(answer.probabilities)] = answer.probabilities
+        fusions = made.fusions
+        answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
+        either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, _ in sampled])
+        told = fusions.labelled | (fusions.reward == 1) | (either & (fusions.reward == -1))
+        return cls(
+            batch=made,
+            names=names,
+            shares=shares,
+            worth=worth(fusions, np.log(np.maximum(posterior, 1e-12))),
+            known=answered | told[:, None],
+            part=np.random.default_rng(seed).permutation(len(episodes)) % PARTS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """One policy on a log; ``values`` (estimator, measure, B) are its estimates as means of one value an episode."""
+
+    value: PolicyValue
+    values: F64
+
+
+def _played(log: _Log, policy: Policy) -> _Played:
+    steps, fusions = log.batch.steps, log.batch.fusions
+    rows = np.concatenate([[0], policy.ids(log.names)])  # from the batch's ids to the policy's own
+    decisions = replace(log.batch.decisions, ids=rows[log.batch.decisions.ids])
+    ratio = ratios(decider_net(policy.decider_onnx), decisions, steps.taken.shape)
+    answer = log_q(fusion_net(policy.fusion_onnx), replace(fusions, ids=rows[fusions.ids])).argmax(axis=1)
+    each, weight = np.arange(len(answer)), ratio[:, -1]
+    size = effective_sample_size(weight)
+    rewards = _rewards(log, log.worth[each, answer])
+    total = rewards.sum(axis=2)
+    values = np.stack([weight * total, _normalised(total, weight), _robust(log, rewards, ratio)])
+    value = PolicyValue(
+        effective_sample_size=size,
+        mean_ratio=float(weight.mean()),
+        changed=int((answer != fusions.answered).sum()),
+        guessed=int((~log.known[each, answer]).sum()),
+        estimates=_estimates(values) if size >= ENOUGH else None,
+    )
+    return _Played(value, values)
+
+
+def _rewards(log: _Log, u: F64) -> F64:
+    """What each step adds to each measure, (measure, B, T), the answers worth ``u`` (B,)."""
+    right = np.zeros_like(log.shares)
+    right[:, -1] = POINTS * (u + 1)
+    paid = POINTS * log.batch.steps.rewards.astype(np.float64)  # -lambda c_k / C at the Decider's steps
+    paid[:, -1] = 0
+    return np.stack([right, log.shares, right + paid])
+
+
+def _normalised(total: F64, weight: F64) -> F64:
+    """The self-normalised estimate sum(rho G) / sum(rho), made linear, so that its interval is that of a mean."""
+    value = (total @ weight / weight.sum())[:, None]
+    linear: F64 = value + weight / weight.mean() * (total - value)
+    return linear
+
+
+def _robust(log: _Log, rewards: F64, ratio: F64) -> F64:
+    """V(s_1) and its corrections, (measure, B)."""
+    steps = log.batch.steps
+    value = cross_fitted(steps, rewards, ratio, log.part)
+    first = steps.taken.argmax(axis=1)
+    start = value[:, np.arange(len(first)), first]
+    added = np.stack([corrections(r, v, ratio, steps.taken) for r, v in zip(rewards, value, strict=True)])
+    robust: F64 = start + added
+    return robust
+
+
+def _estimates(values: F64) -> Estimates:
+    """From one value an episode, (estimator, measure, B)."""
+    return {
+        measure: {how: Estimate(*interval(values[e, m])) for e, how in enumerate(ESTIMATORS)}
+        for m, measure in enumerate(MEASURES)
+    }

@@ -1,0 +1,131 @@
+"""focalroute on one log: trained, then played at several operating points, each a cost ratio to hold."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from focalroute.evaluate.metrics import Comparison, Score, compare, mixed
+from focalroute.evaluate.recording import publish_trained, train_on
+from focalroute.evaluate.replay import Played, Strategy, play
+from focalroute.evaluate.serving import Serving, Shuffled
+from focalroute.evaluate.table import I64, Split, Table
+from focalroute.evaluate.training import Training
+from focalroute.learn.offline import GRID, OfflineSettings
+from focalroute.policy.bundle import Policy, load
+
+__all__ = ["OPERATING_POINTS", "Plan", "Point", "Served", "beside_curve", "trained"]
+
+#: The cost ratios that are played by default.
+OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+
+#: Whom each query's decisions named, by round.
+Plan = Sequence[tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Point(Score):
+    """One operating point.
+
+    Attributes:
+        target_cost_ratio: what it was to hold; None: the policy has but one point.
+        minus: by method, this point's accuracy minus the method's.
+    """
+
+    target_cost_ratio: float | None
+    minus: dict[str, Comparison]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A policy, and how it is played on one log.
+
+    Attributes:
+        warm: the training rows that it serves before the test part, unscored, so that its window is full.
+    """
+
+    policy: Policy
+    table: Table
+    parts: Split
+    training: Training
+    warm: I64
+    explore: bool
+    advance: Callable[[int], object]
+
+    def played(self, target: float | None) -> tuple[Played, Plan]:
+        """The test part at one operating point, and whom it asked there."""
+        serving = Serving(self.policy, self.table.endpoints, **self._settings(target))
+        played = self.after_warm(serving)
+        return played, serving.history[len(self.warm) :]
+
+    def shuffled(self, plan: Plan, target: float | None) -> Played:
+        """The control: it asks, on every query, whom the decisions on another one named."""
+        order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
+        moved = [plan[n] for n in order]
+        settings = self._settings(target)
+        return self.after_warm(
+            Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.warm), **settings)
+        )
+
+    def after_warm(self, strategy: Strategy) -> Played:
+        """The test part, once the rows before it are played."""
+        self._play(strategy, self.warm)
+        return self._play(strategy, self.parts.test)
+
+    def _settings(self, target: float | None) -> dict[str, Any]:
+        price = 0.1 if target is None else _price(self.policy, target)
+        return {"seed": self.training.seed, "explore": self.explore, "price_of_money": price, "target": target}
+
+    def _play(self, strategy: Strategy, rows: I64) -> Played:
+        training = self.training
+        return play(
+            strategy,
+            self.table,
+            rows,
+            feedback=training.feedback,
+            show_task=training.show_task,
+            advance=self.advance,
+        )
+
+
+def trained(
+    table: Table, rows: I64, *, seed: int, settings: OfflineSettings, advance: Callable[[int], object]
+) -> Policy:
+    """The policy that training on these rows gives, as a bundle that went through the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = train_on(table, rows, seed=seed, settings=settings, advance=advance)
+        publish_trained(folder, found, settings=settings, seed=seed)
+        return load(folder)
+
+
+def _price(policy: Policy, target: float) -> float:
+    """The price of money at which the policy met this cost ratio on its validation part, as far as it is known."""
+    curve = policy.metrics.get("curve", ())
+    prices = [point["price_of_money"] for point in curve] or [GRID[0], GRID[-1]]
+    costs = [point["cost_ratio"] for point in curve] or [1.0, 0.0]
+    falling = np.minimum.accumulate(costs)[::-1]
+    return float(np.exp(np.interp(target, falling, np.log(prices)[::-1])))
+
+
+def beside_curve(
+    method: Score, played: Sequence[Played], points: Sequence[Score], curve: Sequence[Sequence[Played]]
+) -> Comparison | None:
+    """Focalroute's curve at the method's cost minus the method; None where the method costs less than every point.
+
+    Between two operating points the curve is linear: either is played by chance. Beyond the last one it is level.
+    """
+    order = sorted(range(len(points)), key=lambda n: points[n].cost_ratio)
+    below = [n for n in order if points[n].cost_ratio <= method.cost_ratio]
+    if not below:
+        return None
+    best = max(below, key=lambda n: points[n].accuracy)
+    found = [curve[best]]
+    above = [n for n in order if points[n].cost_ratio > method.cost_ratio]
+    for n in above:
+        low, high = points[below[-1]].cost_ratio, points[n].cost_ratio
+        found.append(mixed(curve[below[-1]], curve[n], (method.cost_ratio - low) / (high - low)))
+    return max((compare(one, played) for one in found), key=lambda one: one.difference)

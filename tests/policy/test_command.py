@@ -1,0 +1,103 @@
+"""Policies as the command line names and shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from focalroute.errors import ConfigError, PolicyError
+from focalroute.policy.bundle import COLD, current
+from focalroute.policy.command import described, named, rollback_command, show_command
+from focalroute.policy.publish import publish
+
+DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
+
+
+def again(root: Path, parent: int | None = None) -> int:
+    metrics, settings = {"gate": {"gain": 1.5}}, {"clip": 0.2}
+    return publish(
+        root, decider=DECIDER, fusion=FUSION, names=(), parent=parent, metrics=metrics, hyperparameters=settings
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three versions, the last learned from the first."""
+    folder = tmp_path / "policy"
+    for parent in (None, 1, 1):
+        again(folder, parent)
+    return folder
+
+
+def test_a_policy_is_named_by_its_folder_with_or_without_a_version_or_as_the_shipped_one(root: Path) -> None:
+    assert (named("cold").version, named(str(root)).version, named(f"{root}@2").version) == (0, 3, 2)
+
+
+def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path) -> None:
+    again(tmp_path / "me@home")
+    assert named(str(tmp_path / "me@home")).version == named(f"{tmp_path}/me@home@1").version == 1
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("{root}@4", "version 4 is not kept; give one of 1, 2, 3"),
+        ("{root}@new", "'new' is no version; write folder@3"),
+        ("{root}@", "'' is no version"),
+        ("{root}@²", "is no version"),
+        ("{root}/none", "there is no such folder"),
+        ("{root}/none@1", "there is no such folder"),
+        ("{root}/CURRENT", "there is no such folder"),
+        ("{root}/v000001", "holds no policy"),
+        ("", "holds no policy"),
+    ],
+)
+def test_a_name_that_names_no_policy_is_a_setting_to_correct(root: Path, reference: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        named(reference.format(root=root))
+    assert says in str(caught.value)
+
+
+def test_a_damaged_policy_is_a_policy_error(root: Path) -> None:
+    (root / "v000002" / "decider.onnx").write_bytes(b"")
+    with pytest.raises(PolicyError, match="SHA-256"):
+        named(f"{root}@2")
+
+
+def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_command(f"{root}@2")
+    shown = capsys.readouterr().out
+    assert f"{root}: versions 1, 2, 3 (serves)" in shown
+    assert "version 2, learned from 1, made 20" in shown
+    assert '  gate: {"gain": 1.5}' in shown
+    assert "  clip: 0.2" in shown
+    show_command(str(root), as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert said == described(str(root))
+    assert (said["version"], said["parent"], said["current"], said["versions"]) == (3, 1, 3, [1, 2, 3])
+    show_command("cold")
+    assert capsys.readouterr().out.startswith("version 0, learned from the shipped policy, made -\n")
+
+
+def test_rollback_goes_to_the_parent_or_to_a_version(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollback_command(root, None)
+    assert capsys.readouterr().out == f"{root}: version 1 serves now\n"
+    rollback_command(root, 2)
+    assert current(root) == 2
+
+
+def test_a_rollback_that_leads_nowhere_changes_nothing(root: Path, tmp_path: Path) -> None:
+    rollback_command(root, 1)
+    with pytest.raises(ConfigError, match="was learned from the shipped policy; name a version"):
+        rollback_command(root, None)
+    with pytest.raises(ConfigError, match="version 9 is not kept"):
+        rollback_command(root, 9)
+    assert current(root) == 1
+    with pytest.raises(ConfigError, match="no such folder"):
+        rollback_command(tmp_path / "none", None)
+    (root / "v000002" / "fusion.onnx").write_bytes(b"")
+    with pytest.raises(PolicyError, match="SHA-256"):
+        rollback_command(root, 2)
+    assert current(root) == 1
