@@ -63,7 +63,8 @@ def test_only_what_is_known_counts_and_only_once() -> None:
 def test_what_a_policy_brings_along_of_an_endpoint_that_changed_is_given_up() -> None:
     """Its long run and its memory are of what it was; the others keep theirs."""
     vector = np.eye(1, 4, dtype=np.float32)
-    experience = Experience(NAMES, np.array([0.9, 0.5, 0.4], np.float32), vector, np.array([[1, 0, 1]], np.float32))
+    accuracy, unknown = np.array([0.9, 0.5, 0.4], np.float32), np.full(3, np.nan, np.float32)
+    experience = Experience(NAMES, accuracy, unknown, vector, np.array([[1, 0, 1]], np.float32))
     observer = Observer(NAMES, [None] * 3, embed=lambda _: vector[0])
     observer.adopt(experience)
     believed = observer.accuracy()
@@ -72,9 +73,9 @@ def test_what_a_policy_brings_along_of_an_endpoint_that_changed_is_given_up() ->
     learned(observer, 100, "before", a=1.0)
     assert learned(observer, 30, "after", a=0.0)
     observer.adopt(experience)  # of the same policy: nothing new
-    accuracy = observer.accuracy()
-    assert accuracy[0] < 0.35
-    assert accuracy[1] - accuracy[2] == pytest.approx((believed[1] - believed[2]) * 50 / 150)
+    now = observer.accuracy()
+    assert now[0] < 0.35
+    assert now[1] - now[2] == pytest.approx((believed[1] - believed[2]) * 50 / 150)
 
 
 def test_a_memory_forgets_one_endpoints_past_alone() -> None:
