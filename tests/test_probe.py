@@ -239,7 +239,6 @@ def narrow(root: Path) -> Path:
 
 
 def test_a_newcomer_is_tried_and_then_asked_without_being_told(tmp_path: Path) -> None:
-    """Greedy decisions, so that nobody but a probe would ever hear of it."""
     models = [SimulatedModel(name, skill=skill) for name, skill in (("a", 0.5), ("b", 0.45), ("c", 0.4), ("new", 1.0))]
     policy, store = narrow(tmp_path / "policy"), tmp_path / "s.db"
     questions = list(stream(300, seed=2))
@@ -255,5 +254,4 @@ def test_a_newcomer_is_tried_and_then_asked_without_being_told(tmp_path: Path) -
             return hit
 
         asked(list(pool.endpoints[:3]), slice(0, 100), 0.0)
-        assert not any(asked(list(pool.endpoints), slice(100, 150), 0.0))
-        assert all(asked(list(pool.endpoints), slice(150, 300), 0.5)[-20:])
+        assert all(asked(list(pool.endpoints), slice(100, 300), 0.5)[-20:])
