@@ -284,6 +284,7 @@ class Settings:
     attempts: Annotated[int, Field(ge=1, le=10)]
     samples: Annotated[int, Field(ge=1, le=128)]
     update_every: Annotated[int, Field(ge=1)] | None
+    probe_share: Annotated[float, Field(ge=0, le=1)]
     store_text: bool
     durability: Literal["normal", "full"]
     seed: int | None

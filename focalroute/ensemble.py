@@ -23,9 +23,10 @@ from focalroute.learn.reward import USER, credit, judged, outranks
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.policy.fallback import Guarded
-from focalroute.policy.named import chosen
+from focalroute.policy.named import Named, chosen
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
+from focalroute.probe import Prober
 from focalroute.query import Prompt, make_query
 from focalroute.records import Answer, Decision, Feedback, Observation, Round
 from focalroute.stats import Stats, stats_of
@@ -77,6 +78,9 @@ class AsyncEnsemble:
         update_every: feedbacks between two updates of the policies, learned in the background and published to
             ``policy``; None: only by `update`. Let one process of several on a store do it.
         samples: how many samples stand in for log-probabilities that an endpoint does not give.
+        probe_share: what probes of endpoints that a query was not asked may cost over time, as a share of what the asks
+            do (see `focalroute.observe.probing`); they run in the background, and teach with the answer's feedback.
+            A policy by name does without.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
         seed: makes the sampled decisions repeatable.
@@ -101,6 +105,7 @@ class AsyncEnsemble:
         attempts: int = 3,
         samples: int = 10,
         update_every: int | None = None,
+        probe_share: float = 0.02,
         store_text: bool = False,
         durability: Literal["normal", "full"] = "normal",
         seed: int | None = None,
@@ -114,6 +119,7 @@ class AsyncEnsemble:
             attempts=attempts,
             samples=samples,
             update_every=update_every,
+            probe_share=probe_share,
             store_text=store_text,
             durability=durability,
             seed=seed,
@@ -136,6 +142,8 @@ class AsyncEnsemble:
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             self._store.subscribe(self._absorb, last=window)
             self._pool = Pool(self.endpoints, self._store, self._guard, attempts=attempts, samples=samples)
+            share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
+            self._prober = Prober(self._observer, self._pool, self._store, share=share, deadline_s=deadline_s)
         except BaseException:
             self._store.close()
             raise
@@ -213,7 +221,10 @@ class AsyncEnsemble:
         except BaseException:  # whatever ended it, what was consumed is in the ledger
             self._store.write(*ask.ledger())
             raise
-        return await self._record(fused, row, *ask.ledger())
+        recorded = await self._record(fused, row, *ask.ledger())
+        if recorded.durable:
+            self._prober.after(ask)
+        return recorded
 
     async def _ask_in_rounds(self, ask: Ask) -> None:
         """Observe, decide, ask, fuse; again until the policy stops, or rounds, endpoints or time are used up.
@@ -337,15 +348,19 @@ class AsyncEnsemble:
 
     def _absorb(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Feedback was committed, here or by another process: let the observer learn each outcome."""
+        news = 0
         for stored, feedback in rows:
             known = self._sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
-                outcome = credit(stored, feedback)
-                self._observer.learn(outcome)
-                self._slot.learn(outcome, len(stored.keys))
+                changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
+                if known != feedback.source:
+                    self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))
                 self._remember(stored.id, feedback.source)
+                for name, change in changes.items() if self._started else ():
+                    _log.info("endpoint %r changed: %s", name, change)
+            news += known != feedback.source  # one that comes again, because of a probe, is none
         if self._started:
-            self._updater.heard(len(rows))
+            self._updater.heard(news)
 
     def _remember(self, answer_id: str, source: str) -> None:
         self._sources[answer_id] = source
@@ -370,6 +385,7 @@ class AsyncEnsemble:
         self._updater.close()
         self._slot.close()
         try:
+            await self._prober.aclose()
             await self._pool.aclose()
         finally:
             self._store.close()

@@ -371,7 +371,7 @@ class Member:
     """How one endpoint took part in one answered query; only usable replies count.
 
     Attributes:
-        round: that it was asked in, 1-based.
+        round: that it was asked in, 1-based; 0: probed after the answer.
         candidate: index of the candidate it backs.
         completion_tokens: length of its reply.
         usd: what it cost, None if unknown.

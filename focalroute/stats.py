@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from focalroute.observe import Observer
+from focalroute.observe.drift import Change
 from focalroute.store.base import UsageTotal
 
 __all__ = ["EndpointStats", "Stats", "stats_of"]
@@ -25,6 +26,8 @@ class EndpointStats:
         accuracy: its share right among them, shrunk towards its long-run one, or else the pool's mean.
         latency_s: its mean latency among them; None if there are none.
         breaker: "closed", "open" or "half-open".
+        change: the last time it was found to be right more, or less, often than before (see
+            `focalroute.observe.drift`); None if it never was.
     """
 
     calls: int
@@ -36,6 +39,7 @@ class EndpointStats:
     accuracy: float
     latency_s: float | None
     breaker: str
+    change: Change | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,13 @@ def stats_of(
 ) -> Stats:
     """Put the ledger, the window and the breakers side by side."""
     accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
+    changes = observer.changes()
     endpoints = {}
     for i, name in enumerate(names):
         row = totals.get(name, _NOTHING)
         endpoints[name] = EndpointStats(
             row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost,
             seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=breakers[i],
+            change=changes[i],
         )  # fmt: skip
     return Stats(version, sum((row.cost for row in totals.values()), Decimal(0)), endpoints, policy)

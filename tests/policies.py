@@ -22,3 +22,12 @@ def ask_everybody(root: Path) -> Path:
     decider = replace(cold, skip_context=context, skip_endpoint=np.zeros_like(cold.skip_endpoint), bias=bias)
     publish(root, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return root
+
+
+def ask_the_cheapest(root: Path) -> Path:
+    """A folder whose policy asks the cheapest endpoint in round 1 and nobody after; to be served greedily."""
+    cold = cold_decider()
+    flat = {name: np.zeros_like(getattr(cold, name)) for name in ("skip_context", "skip_endpoint")}
+    decider = decider_model(replace(cold, **flat, bias=np.full(1, -20, np.float32)))
+    publish(root, decider=decider, fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    return root

@@ -22,10 +22,12 @@ from focalroute.errors import PoolError
 from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
 from focalroute.observe import Observer
+from focalroute.observe.probing import Cost, Probing
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.policy.named import Named
+from focalroute.probe import probed
 from focalroute.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import StoredAnswer, StoredProbe
 
 __all__ = ["Serving", "Shuffled"]
 
@@ -42,6 +44,7 @@ class Serving:
         seed: of the sampled decisions.
         max_rounds: as in `focalroute.AsyncEnsemble`, and so those that follow.
         target: the cost ratio to hold in the long run; the price of money then starts as given and is paced.
+        detect: whether to look for endpoints that changed; to measure what that is worth.
 
     Attributes:
         policy: what serves.
@@ -60,17 +63,20 @@ class Serving:
         price_of_money: float = 0.1,
         window: int = 500,
         target: float | None = None,
+        probe_share: float = 0.02,
+        detect: bool = True,
     ) -> None:
         self.policy = policy
         self.history: list[tuple[tuple[int, ...], ...]] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
-        self._observer = Observer(self._names, [typical_cost(e) for e in endpoints], window=window)
+        self._observer = Observer(self._names, [typical_cost(e) for e in endpoints], window=window, detect=detect)
         self._guard = BudgetGuard(None, endpoints, Decimal(0))
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
         self._log_price = math.log(price_of_money)
         self._target = target
+        self._probing = Probing(self._observer, probe_share)
         self.stored: StoredAnswer | None = None
 
     def answer(self, turn: Turn) -> int:
@@ -84,8 +90,24 @@ class Serving:
             if not replies or len(ask.sight.asked) == len(turn.available):
                 break
         self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
+        answer = self._end(ask, turn)
+        if self.stored is not None:
+            self.stored = replace(self.stored, probes=self._probed(ask.query, turn))
         self._pace(turn)
-        return self._end(ask, turn)
+        return answer
+
+    def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
+        """Probe somebody with the turn's query, if it is time; a policy by name does without."""
+        if isinstance(self.policy, Named):
+            return ()
+        paid = Cost(sum(heard.usd for heard in turn.heard.values()), len(turn.heard))
+        probe = self._probing.after(paid, set(turn.available) - turn.heard.keys())
+        if probe is None:
+            return ()
+        reply = self._reply(turn, probe.endpoint)
+        self._probing.settle(probe, Cost(float(reply.cost or 0), 1))
+        row = probed(query, reply)
+        return () if row is None else (row,)
 
     def _pace(self, turn: Turn) -> None:
         """Let the price of money follow what was paid of what asking everybody is expected to cost."""

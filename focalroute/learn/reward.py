@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
-from focalroute.records import Feedback, Outcome
+from focalroute.records import Feedback, Member, Outcome
 from focalroute.store.base import StoredAnswer
 
 __all__ = ["JUDGE", "USER", "credit", "judged", "label_key", "outranks", "reward_of"]
@@ -86,8 +87,11 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     A label is exact. A bare reward tells of those who agree with the answer: (reward + 1) / 2. Of the others it
     tells, on a closed question: after a full 1, that they are wrong; after a full -1, that member j is right with
     probability q(j's candidate) / (1 - q(answer)), which is inferred unless there were but two choices.
+
+    Endpoints that were probed afterwards are credited alike, in round 0.
     """
     features = None if answer.trajectory is None else answer.trajectory.features
+    answer = _with_probes(answer)
     if feedback.label is not None:
         right = {
             name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
@@ -102,6 +106,19 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
             if not known:
                 inferred.add(name)
     return Outcome(answer.id, answer.members, right, frozenset(inferred), features)
+
+
+def _with_probes(answer: StoredAnswer) -> StoredAnswer:
+    """As if those probed had been members, too; a free-form answer that only they gave had no mass."""
+    if not answer.probes:
+        return answer
+    keys = answer.keys + tuple(dict.fromkeys(probe.key for probe in answer.probes if probe.key not in answer.keys))
+    probed = {
+        probe.endpoint: Member(0, keys.index(probe.key), probe.completion_tokens, probe.latency_s, probe.usd)
+        for probe in answer.probes
+    }
+    mass = answer.probabilities + (0.0,) * (len(keys) - len(answer.keys))
+    return replace(answer, keys=keys, probabilities=mass, members={**probed, **answer.members})
 
 
 def _inference(answer: StoredAnswer, reward: float) -> Callable[[int], tuple[float | None, bool]]:

@@ -97,6 +97,14 @@ class Memory:
         self._known[place] = row
         self._vectors[place] = vector
 
+    def forget(self, endpoint: int, newest: int) -> None:
+        """Forget how right an endpoint was on all queries before its ``newest`` latest known ones."""
+        latest_first = (self._next - 1 - np.arange(self._size)) % CAPACITY
+        columns = [endpoint, self._n + endpoint]
+        old = self._known[latest_first, columns[1]].cumsum() > newest
+        self._known[np.ix_(latest_first[old], columns)] = 0
+        self._sums[columns] = self._known[: self._size, columns].sum(axis=0)
+
     def estimate(self, vector: F32) -> list[float]:
         """How right each endpoint may be on a query with these features, minus the mean over endpoints; length N.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import combinations
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.errors import ConfigError
+from focalroute.observe.drift import Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, text_features
 from focalroute.observe.focal import Bits, pair_focal
@@ -30,6 +31,8 @@ __all__ = ["Observer"]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
+_UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unsettled
+
 
 class Observer:
     """What is known of a pool of endpoints. Safe to use from any number of threads.
@@ -41,6 +44,7 @@ class Observer:
         prices: the expected USD of one typical call of each, from its listed price; None where unknown. Windowed costs
             take over as they are seen, the listed one weighing as much as 5 calls.
         window: outcomes kept.
+        detect: whether to look for endpoints that changed, and to forget what was before.
         embed: maps a query's text to finite numbers, always as many, instead of `text_features`.
 
     Attributes:
@@ -53,6 +57,7 @@ class Observer:
         prices: Sequence[float | Decimal | None],
         *,
         window: int = 500,
+        detect: bool = True,
         embed: Embedder | None = None,
     ) -> None:
         self.endpoints = tuple(endpoints)
@@ -74,6 +79,11 @@ class Observer:
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
         self._adopted: Experience | None = None
+        self._detecting = detect
+        self._detectors: dict[str, Detector] = {}
+        self._changes: dict[str, Change] = {}
+        self._learned = 0  # outcomes
+        self._unsettled_until = 0  # of these
         self._stale: set[int] = set()
         self._stale_pairs: set[tuple[int, int]] = set()
         self._reading = self._renewed()
@@ -98,13 +108,22 @@ class Observer:
             self._summary.prices = experience.prices(self._listed, self.endpoints)
             self._reading, self._read_at = self._renewed(), self._window.version
 
-    def learn(self, outcome: Outcome) -> None:
+    def learn(self, outcome: Outcome, at: float = 0.0) -> Mapping[str, Change]:
         """Take in an outcome; asks begun afterwards see it.
+
+        Args:
+            at: when it became known, Unix time.
+
+        Returns:
+            The endpoints that it shows to have changed (see `focalroute.observe.drift`); what the window held of them
+            from before is forgotten.
 
         Raises:
             ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
         """
         with self._lock:
+            new = outcome.answer_id not in self._window
+            before = self._window.known(outcome.answer_id)
             for row in self._window.push(outcome):
                 here = sorted(self._index[name] for name in row if name in self._index)
                 self._stale.update(here)
@@ -112,9 +131,44 @@ class Observer:
             if outcome.features is not None:
                 right = [self._right(outcome, name) for name in self.endpoints]
                 self._memory.add(outcome.answer_id, outcome.features, right)
+            self._learned += new
+            changes = self._detect(outcome.answer_id, before, at) if self._detecting else {}
             if self._begun:  # asks are under way: renew here, so that the next one need not; a replayed backlog waits
                 self._begun = False
                 self._reading, self._read_at = self._renewed(), self._window.version
+        return changes
+
+    def _detect(self, answer_id: str, before: Mapping[str, bool], at: float) -> dict[str, Change]:
+        """Show the detectors what is known that was not before; a correction of what was is not taken up."""
+        known = self._window.known(answer_id)
+        changes = {}
+        for name in [name for name in known if name not in before]:
+            detector = self._detectors.setdefault(name, Detector())
+            change = detector.push(known[name], len(known) - 1, sum(known.values()) - known[name])
+            if change is not None:
+                changes[name] = self._changes[name] = change._replace(at=at)
+                self._forget(name, change.since)
+        return changes
+
+    def _forget(self, name: str, newest: int) -> None:
+        """All that was known of an endpoint before its newest outcomes, its long run included, is of another one."""
+        self._window.forget(name, newest)
+        if name in self._index:
+            index, others = self._index[name], range(len(self.endpoints))
+            self._memory.forget(index, newest)
+            self._offsets[index], self._strengths[index] = 0.0, PRIOR_ASKS
+            self._stale.update(others)
+            self._stale_pairs.update((min(index, i), max(index, i)) for i in others if i != index)
+            self._unsettled_until = self._learned + _UNSETTLED
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether an endpoint of the pool changed within the last 200 outcomes."""
+        return self._learned < self._unsettled_until
+
+    def changes(self) -> tuple[Change | None, ...]:
+        """The last change of each endpoint; None where none was found."""
+        return tuple(self._changes.get(name) for name in self.endpoints)
 
     def begin(self, query: Query) -> Sight:
         """Begin one ask: its own mutable state, on the pool's numbers as they are now."""

@@ -80,7 +80,7 @@ class Window:
 
     Attributes:
         size: T.
-        version: changes with every push.
+        version: changes with every push, and whenever something is forgotten.
     """
 
     def __init__(self, size: int = 500) -> None:
@@ -95,6 +95,9 @@ class Window:
 
     def __len__(self) -> int:
         return len(self._position)
+
+    def __contains__(self, answer_id: str) -> bool:
+        return answer_id in self._position
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,6 +131,27 @@ class Window:
         self._apply(position, row, operator.add)
         self.version += 1
         return (tuple(row),) if before is None else (tuple(row), tuple(before[1]))
+
+    def forget(self, name: str, newest: int) -> None:
+        """Take an endpoint out of every row before its ``newest`` latest known ones (at least 1), as if not asked."""
+        for age in range(1, self.size + 1):
+            position = (self._next - age) % self.size
+            entry = self._ring[position]
+            part = entry[1].get(name) if entry else None
+            if entry is None or part is None:
+                continue
+            if newest > 0:
+                newest -= part.known
+                continue
+            self._apply(position, {name: part}, operator.sub)
+            self._ring[position] = (entry[0], {other: counts for other, counts in entry[1].items() if other != name})
+        self.version += 1
+
+    def known(self, answer_id: str) -> dict[str, bool]:
+        """Of whom it is known whether they were right in the row of this answer, and whether they were."""
+        position = self._position.get(answer_id)
+        entry = None if position is None else self._ring[position]
+        return {name: bool(part.right) for name, part in entry[1].items() if part.known} if entry else {}
 
     def counts(self, name: str) -> Counts:
         """Totals of one endpoint; all zero if it has no row."""

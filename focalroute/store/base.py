@@ -14,7 +14,25 @@ from typing import Any, Protocol
 
 from focalroute.records import CostSource, Feedback, Member, Trajectory, Usage
 
-__all__ = ["CapabilityRow", "LedgerRow", "Listener", "Row", "Store", "StoredAnswer", "UsageTotal"]
+__all__ = ["CapabilityRow", "LedgerRow", "Listener", "Row", "Store", "StoredAnswer", "StoredProbe", "UsageTotal"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProbe:
+    """What an endpoint that was not asked says to an answered query: evidence about it, no part of the answer.
+
+    Attributes:
+        key: the key of the candidate it backs (see `focalroute.answers.candidate_key`), which may be one that no
+            member gave.
+        usd: what it cost, None if unknown.
+    """
+
+    answer_id: str
+    endpoint: str
+    key: str
+    completion_tokens: int
+    latency_s: float
+    usd: Decimal | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,7 @@ class StoredAnswer:
         trajectory: the policies' steps; None when a fallback or a named policy answered.
         receipt: the receipt as JSON.
         texts: prompt and replies as JSON; None unless the user chose to store text.
+        probes: endpoints that were probed with the query afterwards; kept in rows of their own.
     """
 
     id: str
@@ -43,6 +62,7 @@ class StoredAnswer:
     trajectory: Trajectory | None
     receipt: str
     texts: str | None = None
+    probes: tuple[StoredProbe, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +98,7 @@ class UsageTotal:
     cost: Decimal
 
 
-Row = StoredAnswer | Feedback | LedgerRow | CapabilityRow
+Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow
 Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 
 
@@ -103,7 +123,8 @@ class Store(Protocol):
         """Call ``listener`` with feedback and its answer, in the order it was committed, by any process.
 
         The ``last`` latest ones are delivered before this returns; then every new one, before its `write` future
-        resolves if it was written here. The listener runs on the store's thread and must be quick.
+        resolves if it was written here, and once more when a probe of its answer was committed after it. The listener
+        runs on the store's thread and must be quick.
         """
 
     def capabilities(self, key: str) -> CapabilityRow | None:

@@ -14,9 +14,9 @@ import numpy as np
 
 from focalroute.errors import StoreError
 from focalroute.records import F32, Decision, Evidence, Member, Observation, Trajectory
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import StoredAnswer, StoredProbe
 
-__all__ = ["from_pico", "pack", "read_answer", "to_pico", "unpack", "write_answer"]
+__all__ = ["from_pico", "pack", "read_answer", "to_pico", "unpack", "write_answer", "write_probe"]
 
 _PICO = Decimal(10) ** 12
 _HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of its JSON
@@ -42,10 +42,22 @@ def write_answer(answer: StoredAnswer) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
-def read_answer(
-    row: tuple[str, float, str, bytes | None, str, str | None],
-) -> StoredAnswer:
-    """The answer of a row (id, created_at, record, trajectory, receipt, texts); StoreError if it is damaged."""
+def write_probe(probe: StoredProbe) -> str:
+    """A probe as JSON, but for the answer it belongs to."""
+    usd = None if probe.usd is None else str(probe.usd)
+    record = [probe.endpoint, probe.key, probe.completion_tokens, probe.latency_s, usd]
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+
+
+def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], probes: str | None = None) -> StoredAnswer:
+    """The answer of a row (id, created_at, record, trajectory, receipt, texts).
+
+    Args:
+        probes: the records of its probes as a JSON list; None: there are none.
+
+    Raises:
+        StoreError: it is damaged.
+    """
     answer_id, created_at, record, trajectory, receipt, texts = row
     try:
         keys, kind, answered, probabilities, members = json.loads(record)
@@ -60,6 +72,7 @@ def read_answer(
             trajectory=None if trajectory is None else unpack(trajectory),
             receipt=receipt,
             texts=texts,
+            probes=tuple(_probe(answer_id, *values) for values in json.loads(probes or "[]")),
         )
     except Exception as error:  # damage may show as anything
         raise StoreError(f"answer {answer_id}: its row is damaged ({type(error).__name__}: {error})") from error
@@ -67,6 +80,10 @@ def read_answer(
 
 def _member(number: int, candidate: int, tokens: int, latency_s: float, usd: str | None) -> Member:
     return Member(number, candidate, tokens, latency_s, None if usd is None else Decimal(usd))
+
+
+def _probe(answer_id: str, endpoint: str, key: str, tokens: int, latency_s: float, usd: str | None) -> StoredProbe:
+    return StoredProbe(answer_id, endpoint, key, tokens, latency_s, None if usd is None else Decimal(usd))
 
 
 def pack(trajectory: Trajectory) -> bytes:

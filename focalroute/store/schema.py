@@ -58,4 +58,13 @@ MIGRATIONS: tuple[str, ...] = (
         pico INTEGER NOT NULL      -- and what was left of each, in 1e-12 USD
     );
     """,
+    """
+    CREATE TABLE probes (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        answer_id TEXT NOT NULL REFERENCES answers (id) ON DELETE CASCADE,
+        endpoint TEXT NOT NULL,
+        record TEXT NOT NULL,      -- endpoint, key, completion_tokens, latency_s, usd as JSON
+        UNIQUE (answer_id, endpoint)
+    );
+    """,
 )

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from focalroute.errors import FocalrouteError, StoreError
 from focalroute.records import Feedback
 from focalroute.store import tables
-from focalroute.store.base import CapabilityRow, Listener, Row, StoredAnswer, UsageTotal
+from focalroute.store.base import CapabilityRow, Listener, Row, StoredAnswer, StoredProbe, UsageTotal
 from focalroute.store.schema import MIGRATIONS, TABLES
 
 __all__ = ["SqliteStore"]
@@ -96,6 +96,7 @@ class SqliteStore:
         self._recent: dict[str, StoredAnswer] = {}
         self._listeners: list[Listener] = []
         self._heard = 0  # number of the last feedback that was delivered
+        self._probes_heard = 0  # number of the last probe that was
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left some
         self._lock = threading.Lock()  # of the two that any thread may touch: _recent, _closed
         self._closed = False
@@ -123,6 +124,7 @@ class SqliteStore:
         def join(db: sqlite3.Connection) -> None:
             self._deliver()  # now every listener has heard the same
             self._heard = max(self._heard, tables.newest_feedback(db))
+            self._probes_heard = max(self._probes_heard, tables.newest_probe(db))
             self._tell([listener], tables.latest_feedback(db, last))
             self._listeners.append(listener)
 
@@ -188,6 +190,8 @@ class SqliteStore:
         for row in rows:
             if isinstance(row, StoredAnswer):
                 self._recent.setdefault(row.id, row)
+            elif isinstance(row, StoredProbe):
+                self._recent.pop(row.answer_id, None)  # it is no longer all there is
         while len(self._recent) > min(_RECENT, self._keep or _RECENT):
             del self._recent[next(iter(self._recent))]
 
@@ -303,7 +307,7 @@ class SqliteStore:
         except Exception as error:  # noqa: BLE001 - every waiter is told, and the thread goes on
             _roll_back(self._connection)
             failures = [self._broken(error) for _ in jobs]
-        if any(isinstance(row, Feedback) for job in jobs for row in job.rows):
+        if any(isinstance(row, Feedback | StoredProbe) for job in jobs for row in job.rows):
             self._deliver()
         for job, failure in zip(jobs, failures, strict=True):
             if failure is None:
@@ -354,15 +358,20 @@ class SqliteStore:
             job.future.set_result(result)
 
     def _deliver(self) -> None:
-        """Tell the listeners what feedback was committed, by any process, since the last time."""
+        """Tell the listeners what feedback was committed, or probed after it was, since the last time, by anybody."""
         if not self._listeners:
             return
         try:
-            rows, self._heard = tables.feedback_after(self._connection, self._heard)
+            probe = tables.newest_probe(self._connection)
+            rows: list[tables.Judged] = []
+            if probe > self._probes_heard:
+                rows = tables.feedback_probed_after(self._connection, self._probes_heard, self._heard)
+            news, self._heard = tables.feedback_after(self._connection, self._heard)
+            self._probes_heard = probe
         except sqlite3.Error as error:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
-        self._tell(tuple(self._listeners), rows)
+        self._tell(tuple(self._listeners), rows + news)
 
     @staticmethod
     def _tell(listeners: Iterable[Listener], rows: list[tables.Judged]) -> None:

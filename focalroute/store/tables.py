@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from focalroute.errors import FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.records import Feedback
-from focalroute.store.base import CapabilityRow, LedgerRow, Row, StoredAnswer, UsageTotal
-from focalroute.store.codec import from_pico, pack, read_answer, to_pico, write_answer
+from focalroute.store.base import CapabilityRow, LedgerRow, Row, StoredAnswer, StoredProbe, UsageTotal
+from focalroute.store.codec import from_pico, pack, read_answer, to_pico, write_answer, write_probe
 
 if TYPE_CHECKING:
     import sqlite3
 
 __all__ = [
     "feedback_after",
+    "feedback_probed_after",
     "find_answer",
     "find_capabilities",
     "insert",
     "latest_answers",
     "latest_feedback",
     "newest_feedback",
+    "newest_probe",
     "problems",
     "prune",
     "totals",
@@ -30,11 +32,15 @@ __all__ = [
 
 _log = logging.getLogger("focalroute.store")
 
-_ANSWERS = "SELECT a.id, a.created_at, a.record, a.trajectory, a.receipt, a.texts FROM answers a "
+_ANSWER = (
+    "a.id, a.created_at, a.record, a.trajectory, a.receipt, a.texts, "
+    "(SELECT '[' || group_concat(p.record) || ']' FROM probes p WHERE p.answer_id = a.id) "
+)
+_ANSWERS = "SELECT " + _ANSWER + "FROM answers a "
 _FEEDBACK = (
     "SELECT f.answer_id, f.reward, f.label, f.source, f.created_at, f.seq, "
-    "a.id, a.created_at, a.record, a.trajectory, a.receipt, a.texts "
-    "FROM feedback f JOIN answers a ON a.id = f.answer_id "
+    + _ANSWER
+    + "FROM feedback f JOIN answers a ON a.id = f.answer_id "
 )
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 
@@ -58,6 +64,9 @@ def insert(db: sqlite3.Connection, row: Row) -> None:
         _insert_feedback(db, row)
     elif isinstance(row, LedgerRow):
         _insert_bill(db, row)
+    elif isinstance(row, StoredProbe):
+        insert = "INSERT INTO probes (answer_id, endpoint, record) VALUES (?, ?, ?)"
+        db.execute(insert, (row.answer_id, row.endpoint, write_probe(row)))
     else:
         db.execute(
             "INSERT INTO capabilities (key, probed_at, capability_values) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
@@ -133,7 +142,7 @@ def prune(db: sqlite3.Connection, keep: int) -> None:
 def find_answer(db: sqlite3.Connection, answer_id: str) -> StoredAnswer | None:
     """The answer with this id; StoreError if its row is damaged."""
     row = db.execute(_ANSWERS + "WHERE a.id = ?", (answer_id,)).fetchone()
-    return None if row is None else read_answer(row)
+    return None if row is None else read_answer(row[:6], row[6])
 
 
 def find_capabilities(db: sqlite3.Connection, key: str) -> CapabilityRow | None:
@@ -157,6 +166,18 @@ def feedback_after(db: sqlite3.Connection, number: int) -> tuple[list[Judged], i
     return list(_judged(rows)), rows[-1][5] if rows else number
 
 
+def newest_probe(db: sqlite3.Connection) -> int:
+    """The number of the probe written last, 0 if there is none."""
+    number: int = db.execute("SELECT coalesce(max(seq), 0) FROM probes").fetchone()[0]
+    return number
+
+
+def feedback_probed_after(db: sqlite3.Connection, number: int, feedback: int) -> list[Judged]:
+    """Feedback up to number ``feedback`` whose answer was probed after probe ``number``, in order."""
+    probed = "WHERE f.seq <= ? AND f.answer_id IN (SELECT answer_id FROM probes WHERE seq > ?) ORDER BY f.seq"
+    return list(_judged(db.execute(_FEEDBACK + probed, (feedback, number)).fetchall()))
+
+
 def latest_feedback(db: sqlite3.Connection, last: int) -> list[Judged]:
     """The ``last`` latest feedbacks, in order, with their answers."""
     return list(_judged(db.execute(_FEEDBACK + "ORDER BY f.seq DESC LIMIT ?", (last,)).fetchall()[::-1]))
@@ -172,7 +193,7 @@ def _readable(rows: Iterable[Any]) -> Iterator[StoredAnswer]:
     """The answers of these rows; a damaged one is no reason to learn nothing from the others."""
     for row in rows:
         try:
-            yield read_answer(row)
+            yield read_answer(row[:6], row[6])
         except StoreError as error:
             _log.warning("%s; it is left out", error)
 
@@ -232,7 +253,7 @@ def _lost_rows(db: sqlite3.Connection) -> Iterator[str]:
 def _damaged_answers(db: sqlite3.Connection) -> Iterator[str]:
     for row in db.execute(_ANSWERS):
         try:
-            read_answer(row)
+            read_answer(row[:6], row[6])
         except StoreError as error:
             yield str(error)
 

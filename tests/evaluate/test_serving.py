@@ -14,9 +14,12 @@ from focalroute.config import PoolFile
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from focalroute.evaluate.serving import Serving, Shuffled
-from focalroute.evaluate.table import join
-from focalroute.policy.bundle import cold, load
+from focalroute.evaluate.table import Table, join
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.export import decider_model, fusion_model
+from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.fallback import Fallback
+from focalroute.policy.publish import publish
 from focalroute.records import Answer
 from focalroute.sim import Question, SimulatedPool
 from focalroute.sim import stream as questions
@@ -30,7 +33,7 @@ SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
 async def _served(pool: SimulatedPool, asked: list[Question]) -> tuple[list[Answer], list[list[Answer]]]:
     """The ensemble's answers, each followed by its label; and every endpoint's own answers."""
     ours = []
-    async with AsyncEnsemble(pool.endpoints, seed=5) as ensemble:
+    async with AsyncEnsemble(pool.endpoints, seed=5, probe_share=0) as ensemble:
         for q in asked:
             ours.append(await ensemble.ask(q.text, choices=q.choices))
             await ensemble.feedback(ours[-1], label=q.label)
@@ -62,7 +65,7 @@ def test_replay_decides_and_answers_as_the_ensemble_does(tmp_path: Path) -> None
         lines = [_recorded(n, q, [column[n] for column in alone]) for n, q in enumerate(asked)]
         log = write_log(tmp_path / "log.jsonl", lines)
         table = join(read_log(log), PoolFile(tuple(pool.endpoints), {}, None), log)
-        serving = Serving(cold(), pool.endpoints, seed=5)
+        serving = Serving(cold(), pool.endpoints, seed=5, probe_share=0)
         played = play(serving, table, np.arange(40))
     names = [endpoint.name for endpoint in table.endpoints]
     called = [tuple(call.endpoint for call in answer.receipt.calls) for answer in ours]
@@ -158,3 +161,78 @@ def test_a_turn_without_outputs_asks_nobody(tmp_path: Path) -> None:
     turn = Turn(table, 0)
     assert Serving(cold(), table.endpoints, seed=0).answer(turn) == -1
     assert turn.heard == {}
+
+
+# -- drift -------------------------------------------------------------------------------------------------------------
+
+
+def turning(tmp_path: Path, before: dict[str, float], after: dict[str, float]) -> Table:
+    """600 queries and then 600 more, at other skills; everybody at one price."""
+    lines = [*stream(600, before), *stream(600, after, seed=1)]
+    for n, line in enumerate(lines):
+        line["id"] = str(n)
+    return table_of(tmp_path, lines, dict.fromkeys(after, 1.0))
+
+
+def narrow(tmp_path: Path) -> Policy:
+    """The cold start, but it hardly asks more than the one that was right most often."""
+    decider = cold_decider()
+    decider.bias[:] -= 3
+    publish(tmp_path, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    return load(tmp_path)
+
+
+def decided_on(serving: Serving, endpoint: int, rows: slice) -> float:
+    """The share of these rows in which it was decided to ask an endpoint: probes are no decisions."""
+    return float(np.mean([any(endpoint in picked for picked in rounds) for rounds in serving.history[rows]]))
+
+
+def test_a_newcomer_is_tried_by_a_probe(tmp_path: Path) -> None:
+    """Among greedy decisions."""
+    skills = {"a": 0.8, "b": 0.5, "c": 0.3}
+    table = turning(tmp_path, skills, {**skills, "new": 0.95})
+    serving = Serving(narrow(tmp_path / "policy"), table.endpoints, seed=0, explore=False, probe_share=0.05)
+    played = play(serving, table, np.arange(1200))
+    asked = decided_on(serving, 3, slice(800, 1200))
+    probes = played.asked.sum() - sum(len(picked) for rounds in serving.history for picked in rounds)
+    assert asked > 0.9
+    assert 0 < probes < 100
+    assert played.worth[800:].mean() > 0.9
+
+
+def test_one_that_gets_good_is_found(tmp_path: Path) -> None:
+    skills = {"a": 0.8, "b": 0.5, "c": 0.3}
+    table = turning(tmp_path, skills, {**skills, "c": 0.95})
+    serving = Serving(narrow(tmp_path / "policy"), table.endpoints, seed=0, explore=False, probe_share=0.05)
+    play(serving, table, np.arange(1200))
+    assert decided_on(serving, 2, slice(600, 700)) < 0.1
+    assert decided_on(serving, 2, slice(1100, 1200)) > 0.9
+
+
+def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Path) -> None:
+    """And sooner with the detector than without, when the window is long."""
+    skills = {"a": 0.95, "b": 0.75, "c": 0.3, "d": 0.3}
+    table = turning(tmp_path, skills, {**skills, "a": 0.05})
+    late = {}
+    for detect in (True, False):
+        serving = Serving(
+            narrow(tmp_path / f"policy {detect}"), table.endpoints, seed=0, explore=False, probe_share=0, detect=detect
+        )
+        play(serving, table, np.arange(1200))
+        late[detect] = decided_on(serving, 0, slice(600, 700))
+    assert late[True] < 0.3 < late[False]
+
+
+def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
+    """At most the share of what the asks cost, and part of what was played; the same every time."""
+    table = table_of(tmp_path, stream(400, SKILLS), PRICES)
+    plays = [play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(400)) for _ in range(2)]
+    serving = Serving(cold(), table.endpoints, seed=0, probe_share=0.1)
+    played = play(serving, table, np.arange(400))
+    decided = np.zeros_like(played.asked)
+    for row, rounds in enumerate(serving.history):
+        decided[row, [endpoint for picked in rounds for endpoint in picked]] = True
+    asks = float(table.usd[:400][decided].sum())
+    assert played.usd.sum() == pytest.approx(float(table.usd[:400][played.asked].sum()))
+    assert 0 <= played.usd.sum() - asks <= 0.1 * asks
+    assert plays[0].asked.tolist() == plays[1].asked.tolist() == played.asked.tolist()

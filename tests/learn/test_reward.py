@@ -15,7 +15,7 @@ from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
 from focalroute.learn.reward import credit, label_key, outranks, reward_of
 from focalroute.records import Evidence, Feedback, Member, Outcome, Trajectory
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import StoredAnswer, StoredProbe
 
 STEADY = settings(deadline=None, derandomize=True)
 
@@ -215,3 +215,40 @@ def test_the_texts_features_go_along(said: dict[str, Any]) -> None:
     made = Trajectory(1, ("a", "b", "c", "d"), (), seen, 0, features=features)
     assert told(replace(THREE, trajectory=made), **said).features is features
     assert told(THREE, **said).features is None
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+def probed(answer: StoredAnswer, **says: str) -> StoredAnswer:
+    probes = [StoredProbe("id", name, candidate_key(said), 7, 0.2, None) for name, said in says.items()]
+    return replace(answer, probes=tuple(probes))
+
+
+def test_a_label_tells_of_those_probed_as_of_members() -> None:
+    outcome = told(probed(THREE, new="y", old="x"), label=candidate_key("y"))
+    assert outcome.right == {"a": 0, "b": 0, "c": 1, "d": 0, "new": 1, "old": 0}
+    assert outcome.inferred == frozenset()
+    assert outcome.members["new"] == Member(0, 1, 7, 0.2, None)
+    assert {name: outcome.members[name] for name in "abcd"} == THREE.members
+
+
+def test_a_bare_reward_tells_of_those_probed_as_of_members() -> None:
+    answer = probed(THREE, agrees="x", differs="y")
+    assert told(answer, reward=1.0).right == {"a": 1, "b": 1, "c": 0, "d": 0, "agrees": 1, "differs": 0}
+    wrong = told(answer, reward=-1.0)
+    assert wrong.right["agrees"] == 0
+    assert wrong.right["differs"] == wrong.right["c"] == pytest.approx(0.8)
+    assert wrong.inferred == {"c", "d", "differs"}
+
+
+def test_a_free_form_answer_that_only_a_probe_gave_is_right_or_wrong_by_the_label() -> None:
+    answer = probed(FREE, new="43", same="41")
+    assert told(answer, label=candidate_key("43")).right == {"a": 0, "b": 0, "new": 1, "same": 0}
+    assert told(answer, label=candidate_key("41")).right == {"a": 0, "b": 1, "new": 0, "same": 1}
+    assert told(answer, reward=1.0).right == {"a": 1}
+
+
+def test_who_was_asked_is_credited_as_asked() -> None:
+    """A probe of a member, which there should not be, changes nothing."""
+    assert told(probed(THREE, a="y"), label=candidate_key("y")) == told(THREE, label=candidate_key("y"))

@@ -31,8 +31,8 @@ def experience(seed: int = 0, count: int = 30, width: int = 6) -> Experience:
 
 
 def embedded(vectors: np.ndarray, names: tuple[str, ...] = NAMES) -> Observer:
-    """An observer whose queries' texts are the numbers of these vectors."""
-    return Observer(names, [None] * len(names), embed=lambda text: vectors[int(text)])
+    """An observer whose queries' texts are the numbers of these vectors; it heeds no order of outcomes."""
+    return Observer(names, [None] * len(names), detect=False, embed=lambda text: vectors[int(text)])
 
 
 def ask(text: int) -> Query:

@@ -323,7 +323,7 @@ def test_an_observation_is_not_changed_by_what_comes_later() -> None:
 
 
 def test_evidence_of_a_closed_question_holds_each_slice_by_its_definition() -> None:
-    observer = Observer(("a", "b", "c"), [None] * 3)
+    observer = Observer(("a", "b", "c"), [None] * 3, detect=False)
     learned(observer, "a", 1.0, 20, tokens=10)
     learned(observer, "a", 0.0, 20, tokens=30)
     learned(observer, "c", 1.0, 40)

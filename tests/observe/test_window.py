@@ -254,3 +254,41 @@ def test_unknown_is_not_zero() -> None:
 def test_a_window_holds_at_least_one_row() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Window(0)
+
+
+def test_forgetting_leaves_the_window_as_if_the_endpoint_had_not_been_asked() -> None:
+    """All but its newest known rows go, inferred ones between included; everybody else's stay as they were."""
+    rng = random.Random(0)
+    stream = []
+    for n in range(60):
+        asked = rng.sample(NAMES, 3)
+        inferred = frozenset(name for name in asked if rng.random() < 0.3)
+        right = {name: rng.choice((0.0, 1.0)) for name in asked}
+        stream.append(Outcome(str(n), {name: member() for name in asked}, right, inferred))
+    window, expected = Window(40), Window(40)
+    for outcome in stream:
+        window.push(outcome)
+    window.forget("a", 5)
+    newest = [n for n, outcome in enumerate(stream) if exact(outcome, "a")][-5]
+    for n, outcome in enumerate(stream):
+        kept = {name: part for name, part in outcome.members.items() if name != "a" or n >= newest}
+        expected.push(Outcome(outcome.answer_id, kept, outcome.right, outcome.inferred))
+    for name in NAMES:
+        assert window.counts(name) == expected.counts(name)
+        assert window.bits(name) == expected.bits(name)
+    assert window.counts("a").known == 5
+    for outcome in stream[:40]:  # and it slides on exactly
+        window.push(Outcome(f"again {outcome.answer_id}", outcome.members, outcome.right, outcome.inferred))
+    fresh = Window(40)
+    for outcome in stream[:40]:
+        fresh.push(Outcome(f"again {outcome.answer_id}", outcome.members, outcome.right, outcome.inferred))
+    assert {name: window.counts(name) for name in NAMES} == {name: fresh.counts(name) for name in NAMES}
+
+
+def test_a_window_says_whom_it_knows_of_an_answer() -> None:
+    window = Window(2)
+    window.push(Outcome("1", {"a": member(), "b": member(), "c": member()}, {"a": 1.0, "b": 0.0, "c": 0.5}))
+    assert window.known("1") == {"a": True, "b": False}
+    assert window.known("2") == {}
+    assert "1" in window
+    assert "2" not in window

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from focalroute.errors import FeedbackConflict
+from focalroute.errors import FeedbackConflict, StoreError
 from focalroute.records import Feedback
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import StoredAnswer, StoredProbe
 from focalroute.store.sqlite import SqliteStore
 from tests.store.made import answer, edit, judge, on_thread, trajectory
 
@@ -218,3 +219,75 @@ def test_feedback_that_could_not_be_read_is_heard_later(caplog: pytest.LogCaptur
         store.write(judge("x", source="judge")).result(10)
     assert heard == ["x/user", "x/judge"]
     assert "tried again" in caplog.text
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+def probe(answer_id: str, endpoint: str = "late") -> StoredProbe:
+    return StoredProbe(answer_id, endpoint, "key1", 7, 0.1 + 0.2, Decimal("0.000123"))
+
+
+def probes_heard(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> list[tuple[str, str, tuple[StoredProbe, ...]]]:
+    return [(stored.id, feedback.source, stored.probes) for stored, feedback in rows]
+
+
+def test_a_probe_before_the_feedback_comes_with_it_and_one_after_brings_it_again() -> None:
+    heard: list[tuple[str, str, tuple[StoredProbe, ...]]] = []
+    with closing(SqliteStore(poll_s=3600)) as store:
+        store.subscribe(lambda rows: heard.extend(probes_heard(rows)), last=9)
+        store.write(answer("x"), answer("y")).result(10)
+        store.write(probe("x")).result(10)
+        assert heard == []
+        store.write(judge("x")).result(10)
+        store.write(judge("x", source="judge")).result(10)
+        assert heard == [("x", "user", (probe("x"),)), ("x", "judge", (probe("x"),))]
+        store.write(probe("x", "later")).result(10)
+        both = (probe("x"), probe("x", "later"))
+        assert [(name, said, set(probes)) for name, said, probes in heard[2:]] == [
+            ("x", "user", set(both)),
+            ("x", "judge", set(both)),
+        ]
+        again = store.answer("x")
+        assert again is not None
+        assert set(again.probes) == set(both)
+        assert [len(stored.probes) for stored, _ in store.recent(9)] == [2, 0]
+        assert store.verify() == ()
+
+
+def test_a_probe_written_by_another_process_is_heard_with_the_next_poll(tmp_path: Path) -> None:
+    """Whichever of two stores on a file probes, and whichever is told."""
+    heard: list[tuple[str, str, tuple[StoredProbe, ...]]] = []
+    done = threading.Event()
+
+    def hear(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        heard.extend(probes_heard(rows))
+        if heard[-1][2]:
+            done.set()
+
+    with closing(SqliteStore(tmp_path / "s.db")) as one, closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as other:
+        one.write(answer("x")).result(10)
+        other.subscribe(hear, last=9)
+        other.write(judge("x")).result(10)
+        one.write(probe("x")).result(10)
+        assert done.wait(10)
+    assert heard == [("x", "user", ()), ("x", "user", (probe("x"),))]
+
+
+def test_a_probe_of_an_unknown_answer_or_a_second_one_is_refused() -> None:
+    with closing(SqliteStore()) as store:
+        store.write(answer("x"), probe("x")).result(10)
+        for row in (probe("nobody"), probe("x")):
+            with pytest.raises(StoreError, match="cannot be stored"):
+                store.write(row).result(10)
+        found = store.answer("x")
+        assert found is not None
+        assert found.probes == (probe("x"),)
+
+
+def test_a_pruned_answer_takes_its_probes_along() -> None:
+    with closing(SqliteStore(keep=5)) as store:
+        for n in range(30):
+            store.write(answer(str(n)), probe(str(n))).result(10)
+        kept = on_thread(store, lambda db: db.execute("SELECT count(*) FROM probes").fetchone()[0])
+    assert kept <= 10

@@ -1,0 +1,101 @@
+"""Probes: after an answer, off its path, a query is put to one endpoint that was not asked (see `observe.probing`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from focalroute.answers import candidate_key, normal_form
+from focalroute.ask import Ask
+from focalroute.cost import Bill, Purse
+from focalroute.errors import FocalrouteError
+from focalroute.observe import Observer
+from focalroute.observe.probing import Cost, Probe, Probing
+from focalroute.pool import PROBE, Pool
+from focalroute.records import Query, Reply
+from focalroute.store.base import LedgerRow, Store, StoredProbe
+
+__all__ = ["Prober", "probed"]
+
+_log = logging.getLogger("focalroute")
+
+
+class Prober:
+    """Probes endpoints in the background of the loop that asked. Safe to use from several event loops.
+
+    A probe is paid from the purse of its ask, so that it stays within every limit of it; its rows in the ledger stand
+    under "probe:" and the answer's id, and the receipt knows nothing of it.
+
+    Args:
+        share: of what the asks cost; 0: nobody is probed.
+        deadline_s: for one probe.
+    """
+
+    def __init__(self, observer: Observer, pool: Pool, store: Store, *, share: float, deadline_s: float) -> None:
+        self._probing = Probing(observer, share)
+        self._pool = pool
+        self._store = store
+        self._deadline_s = deadline_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def after(self, ask: Ask) -> None:
+        """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
+        if self._closed:
+            return
+        closed = [state == "closed" for state in self._pool.states()]
+        candidates = {i for i, allows in enumerate(closed) if allows and i not in ask.sight.asked}
+        probe = self._probing.after(_cost(ask.purse.bills), candidates)
+        if probe is not None:
+            task = asyncio.get_running_loop().create_task(self._probe(probe, ask.query, ask.purse))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, probe: Probe, query: Query, purse: Purse) -> None:
+        paid = len(purse.bills)
+        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        try:
+            (reply,) = await self._pool.ask((probe.endpoint,), query, purse, deadline)
+            row = probed(query, reply)
+            if row is not None:
+                self._store.write(row)
+        except FocalrouteError as error:
+            _log.warning("a probe failed: %s", error)
+        finally:
+            self._settle(probe, query.id, purse.bills[paid:])
+
+    def _settle(self, probe: Probe, answer_id: str, bills: list[Bill]) -> None:
+        self._probing.settle(probe, _cost(bills))
+        now, name = time.time(), f"{PROBE}:{answer_id}"
+        self._store.write(*[LedgerRow(name, b.endpoint, now, b.usage, b.cost, b.source) for b in bills])
+
+    async def aclose(self) -> None:
+        """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""
+        self._closed = True
+        here = [task for task in self._tasks if task.get_loop() is asyncio.get_running_loop()]
+        for task in here:
+            task.cancel()
+        await asyncio.gather(*here, return_exceptions=True)
+
+
+def probed(query: Query, reply: Reply) -> StoredProbe | None:
+    """What a probe's reply is kept as; None if there is no answer in it.
+
+    Raises:
+        ConfigError: the caller's own normaliser failed.
+    """
+    if not reply.ok:
+        return None
+    if query.choices:
+        candidate = None if reply.choice is None else query.choices[reply.choice]
+    else:
+        candidate = normal_form(reply.text or "", query.answer)
+    if candidate is None:
+        return None
+    tokens = reply.usage.completion_tokens if reply.usage else 0
+    return StoredProbe(query.id, reply.endpoint, candidate_key(candidate), tokens, reply.latency_s, reply.cost)
+
+
+def _cost(bills: list[Bill]) -> Cost:
+    return Cost(float(sum(bill.cost or 0 for bill in bills)), len(bills))

@@ -1,0 +1,196 @@
+"""What the change detector and probing are worth when an endpoint silently changes: Markdown tables.
+
+    python -m tests.benchmarks.drift [detector] [synthetic] [recorded]
+
+``detector``: its false alarms and delays; ``synthetic``: streams of independent outcomes; ``recorded``: 4,000 queries
+of mmlupro12, if ../shared/data has it. Without an argument all three.
+
+Everything is played prequentially by the cold start, half of each stream before the change and half after. Differences
+are in points of accuracy, paired with neither detector nor probing on the same stream; intervals as in
+`focalroute.evaluate.metrics`.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from focalroute.config import Endpoint, PoolFile, load_pool
+from focalroute.evaluate.metrics import compare
+from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
+from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.serving import Serving
+from focalroute.evaluate.table import Table, join
+from focalroute.observe.drift import Detector
+from focalroute.policy.bundle import cold
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+SEEDS = range(5)
+QUERIES = 2000
+RECORDED = 4000
+SOON = 500  # queries after the change
+CHOICES = ("A", "B", "C", "D")
+SKILLS = {"a": 0.85, "b": 0.75, "c": 0.7, "d": 0.65, "e": 0.6, "f": 0.5, "g": 0.45, "h": 0.4}
+PRICES = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0, "e": 1.0, "f": 2.0, "g": 0.5, "h": 1.0}
+
+#: What is switched on: detector, probe_share.
+VARIANTS: Mapping[str, tuple[bool, float]] = {
+    "neither": (False, 0.0),
+    "detector": (True, 0.0),
+    "probing 2 %": (False, 0.02),
+    "both": (True, 0.02),
+}
+
+#: Scenario -> the skills in the second half, and who is not there in the first.
+SCENARIOS: Mapping[str, tuple[Mapping[str, float], frozenset[str]]] = {
+    "nothing changes": ({}, frozenset()),
+    "the best gets worse": ({"a": 0.4}, frozenset()),
+    "a poor one gets good": ({"f": 0.95}, frozenset()),
+    "a good one joins": ({"f": 0.95}, frozenset({"f"})),
+}
+
+
+def synthetic(scenario: str, seed: int) -> tuple[Table, int]:
+    """A stream of independent outcomes and the index of the endpoint that changes."""
+    after, newcomers = SCENARIOS[scenario]
+    rng = random.Random(seed)
+    queries = []
+    for n in range(QUERIES):
+        second = n >= QUERIES // 2
+        skills = {**SKILLS, **after} if second else SKILLS
+        label = rng.randrange(len(CHOICES))
+        outputs = {name: _output(skill, label, rng) for name, skill in skills.items()}
+        for name in newcomers if not second else ():
+            del outputs[name]
+        message = {"role": "user", "content": f"question {n}"}
+        queries.append(LoggedQuery(f"q{n}", None, (message,), CHOICES, label, outputs, n + 1))
+    endpoints = tuple(
+        Endpoint(name, model="m", input_usd_per_1m=usd, output_usd_per_1m=usd) for name, usd in PRICES.items()
+    )
+    changed = next(iter(after), "a")
+    return join(queries, PoolFile(endpoints, {}, None), "synthetic"), list(SKILLS).index(changed)
+
+
+def _output(skill: float, label: int, rng: random.Random) -> Output:
+    answer = label if rng.random() < skill else rng.choice([k for k in range(len(CHOICES)) if k != label])
+    return Output(answer, None, None, 100, rng.randrange(5, 50), None, 1.0, None)
+
+
+@cache
+def _recorded() -> tuple[tuple[LoggedQuery, ...], PoolFile]:
+    return read_log(DATA / "mmlupro12.jsonl.gz")[:RECORDED], load_pool(DATA / "mmlupro12.pool.toml")
+
+
+def swapped(_: int) -> tuple[Table, int]:
+    """mmlupro12; from half-way on the endpoint that was best and a middling one give each other's answers."""
+    queries, pool = _recorded()
+    half = len(queries) // 2
+    whole = join(queries, pool, "mmlupro12")
+    rank = whole.rank(np.arange(half))
+    best, middling = (whole.names[rank[place]] for place in (0, 6))
+    other = {best: middling, middling: best}
+    later = [
+        replace(query, outputs={name: query.outputs[other.get(name, name)] for name in query.outputs})
+        for query in queries[half:]
+    ]
+    return join([*queries[:half], *later], pool, "mmlupro12"), rank[0]
+
+
+def table(title: str, make: Callable[[int], tuple[Table, int]], explore: bool) -> None:
+    """Print one scenario: every variant on the same streams."""
+    print(f"\n{title}, {'sampled' if explore else 'greedy'} decisions\n")
+    print(f"| | first {SOON} after | the rest | before | cost | probes' share | asked of it, last {SOON} |")
+    print("|---|---|---|---|---|---|---|")
+    streams = [make(seed) for seed in SEEDS]
+    plain: list[Played] = []
+    for name, (detect, share) in VARIANTS.items():
+        runs = [
+            _played(stream, changed, seed, explore, detect, share) for seed, (stream, changed) in enumerate(streams)
+        ]
+        played = [run[0] for run in runs]
+        plain = plain or played
+        half = len(played[0].worth) // 2
+        parts = [slice(half, half + SOON), slice(half + SOON, None), slice(0, half)]
+        cells = [_against(played, plain, part) for part in parts]
+        cost = statistics.fmean(run[1] for run in runs)
+        probes, decided = statistics.fmean(run[2] for run in runs), statistics.fmean(run[3] for run in runs)
+        print(f"| {name} | {' | '.join(cells)} | {cost:.3f} | {probes:.1%} | {decided:.0%} |", flush=True)
+
+
+def _played(
+    stream: Table, changed: int, seed: int, explore: bool, detect: bool, share: float
+) -> tuple[Played, float, float, float]:
+    """What was played, its cost ratio, the probes' share of the cost, how often the changed one was decided on."""
+    serving = Serving(cold(), stream.endpoints, seed=seed, explore=explore, detect=detect, probe_share=share)
+    rows = np.arange(len(stream.queries))
+    played = play(serving, stream, rows)
+    probed = played.asked.copy()
+    for row, rounds in enumerate(serving.history):
+        probed[row, [i for picked in rounds for i in picked]] = False
+    probes = float(stream.usd[probed].sum())
+    decided = float((played.asked & ~probed)[-SOON:, changed].mean())
+    return played, played.usd.sum() / stream.usd.sum(), probes / (played.usd.sum() - probes), decided
+
+
+def _against(played: Sequence[Played], plain: Sequence[Played], part: slice) -> str:
+    one, other = ([_part(run, part) for run in runs] for runs in (played, plain))
+    accuracy = np.mean([run.worth.mean() for run in one])
+    if played is plain:
+        return f"{accuracy:.3f}"
+    difference = compare(one, other)
+    low, high = difference.ci95
+    return f"{accuracy:.3f} {difference.difference * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
+
+
+def _part(played: Played, part: slice) -> Played:
+    return Played(played.worth[part], played.usd[part], played.asked[part])
+
+
+def detector() -> None:
+    """Print how often the detector alone gives a false alarm, and how soon it finds a change."""
+    print("| share right | outcomes | false alarms | outcomes between two |\n|---|---|---|---|")
+    for share in (0.5, 0.7, 0.9):
+        rng, watching = random.Random(0), Detector()
+        outcomes = 50_000
+        alarms = sum(watching.push(rng.random() < share) is not None for _ in range(outcomes))
+        print(f"| {share} | {outcomes} | {alarms} | {outcomes / max(alarms, 1):.0f} |", flush=True)
+    print("\n| after 200 outcomes | delay, outcomes: quartiles | 90 % | not found in 1,000 |\n|---|---|---|---|")
+    for before, after in ((0.7, 0.4), (0.4, 0.7), (0.8, 0.6), (0.6, 0.8)):
+        delays = sorted(_delay(before, after, seed) for seed in range(200))
+        low, middle, high = statistics.quantiles(delays, n=4)
+        lost = sum(delay > 1000 for delay in delays)
+        print(
+            f"| {before} to {after} | {low:.0f}, {middle:.0f}, {high:.0f} | {delays[180]} | {lost} of 200 |", flush=True
+        )
+
+
+def _delay(before: float, after: float, seed: int) -> int:
+    """Outcomes until the change is found; 1001 where it is not."""
+    rng, watching = random.Random(seed), Detector()
+    for _ in range(200):
+        watching.push(rng.random() < before)
+    return next((n for n in range(1, 1001) if watching.push(rng.random() < after) is not None), 1001)
+
+
+def main() -> None:
+    """Print the parts that are named, or all of them."""
+    parts = sys.argv[1:] or ["detector", "synthetic", "recorded"]
+    if "detector" in parts:
+        detector()
+    for scenario, (_, newcomers) in SCENARIOS.items() if "synthetic" in parts else ():
+        for explore in (True, False) if newcomers else (True,):
+            table(scenario, partial(synthetic, scenario), explore)
+    if "recorded" in parts and (DATA / "mmlupro12.jsonl.gz").exists():
+        table("mmlupro12, two endpoints swapped half-way", swapped, explore=True)
+
+
+if __name__ == "__main__":
+    main()

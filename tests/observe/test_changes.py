@@ -1,0 +1,100 @@
+"""An endpoint that changed, as the observer takes it: what was before is forgotten, and it is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from focalroute.observe import Observer
+from focalroute.observe.drift import Change
+from focalroute.observe.experience import Experience
+from focalroute.observe.memory import Memory
+from focalroute.records import Member, Outcome
+
+NAMES = ("a", "b", "c")
+
+
+def row(number: object, *inferred: str, **right: float) -> Outcome:
+    members = {name: Member(1, 0, 5, 0.1, None) for name in right}
+    return Outcome(str(number), members, right, frozenset(inferred))
+
+
+def learned(observer: Observer, count: int, at: str, **right: float) -> list[Change]:
+    """The changes that so many rows show."""
+    changes: list[Change] = []
+    for n in range(count):
+        changes += observer.learn(row(f"{at} {n}", **right), at=float(n)).values()
+    return changes
+
+
+def test_after_a_change_the_reading_follows_at_once() -> None:
+    watching, other = (Observer(NAMES, [None] * 3, detect=detect) for detect in (True, False))
+    for observer in (watching, other):
+        learned(observer, 200, "before", a=1.0)
+        for n in range(100):
+            observer.learn(row(f"b{n}", b=float(n % 2)))
+    changes = learned(watching, 20, "after", a=0.0)
+    learned(other, 20, "after", a=0.0)
+    assert changes[0].before == 1.0
+    assert changes[0].at < 8
+    assert watching.changes() == (changes[-1], None, None)
+    assert watching.counts("a").known <= 28
+    assert other.counts("a")[:3] == (220, 220, 200)
+    assert watching.accuracy()[0] < 0.4 < 0.8 < other.accuracy()[0]
+    assert watching.counts("b") == other.counts("b")
+    assert watching.unsettled
+    assert not other.unsettled
+    assert other.changes() == (None,) * 3
+
+
+def test_only_what_is_known_counts_and_only_once() -> None:
+    """Inferred values, and an outcome that is said again or corrected, are no news to the detector."""
+    observer = Observer(NAMES, [None] * 3)
+    learned(observer, 100, "before", a=1.0)
+    for n in range(50):
+        assert not observer.learn(row(f"guessed {n}", "a", a=0.0))
+    for _ in range(50):
+        assert not observer.learn(row("one", a=0.0))
+    for n in range(50):
+        assert not observer.learn(row(f"before {n}", a=0.0))
+    assert not observer.unsettled
+
+
+def test_what_a_policy_brings_along_of_an_endpoint_that_changed_is_given_up() -> None:
+    """Its long run and its memory are of what it was; the others keep theirs."""
+    vector = np.eye(1, 4, dtype=np.float32)
+    accuracy, unknown = np.array([0.9, 0.5, 0.4], np.float32), np.full(3, np.nan, np.float32)
+    experience = Experience(NAMES, accuracy, unknown, vector, np.array([[1, 0, 1]], np.float32))
+    observer = Observer(NAMES, [None] * 3, embed=lambda _: vector[0])
+    observer.adopt(experience)
+    believed = observer.accuracy()
+    assert believed[0] > believed[1] > believed[2]
+    learned(observer, 100, "others", b=1.0, c=1.0)
+    learned(observer, 100, "before", a=1.0)
+    assert learned(observer, 30, "after", a=0.0)
+    observer.adopt(experience)  # of the same policy: nothing new
+    now = observer.accuracy()
+    assert now[0] < 0.35
+    assert now[1] - now[2] == pytest.approx((believed[1] - believed[2]) * 50 / 150)
+
+
+def test_a_memory_forgets_one_endpoints_past_alone() -> None:
+    vector = np.ones(2, np.float32) / np.sqrt(2)
+    memory, without = Memory(2), Memory(2)
+    for n in range(30):
+        memory.add(f"old {n}", vector, [1.0, n % 2])
+        without.add(f"old {n}", vector, [np.nan, n % 2])
+    for n in range(4):
+        memory.add(f"new {n}", vector, [0.0, np.nan])
+        without.add(f"new {n}", vector, [0.0, np.nan])
+    memory.forget(0, 4)
+    assert memory.estimate(vector) == pytest.approx(without.estimate(vector))
+    assert len(memory) == 34
+
+
+def test_a_change_of_an_endpoint_that_is_not_in_the_pool_concerns_nobody() -> None:
+    observer = Observer(NAMES, [None] * 3)
+    learned(observer, 100, "before", gone=1.0)
+    assert learned(observer, 20, "after", gone=0.0)
+    assert not observer.unsettled
+    assert observer.changes() == (None,) * 3
