@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from focalroute.learn.recorded import F32, Bools, Recorded
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
 from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
-from focalroute.observe.reading import Rows, rows_of, table_of
+from focalroute.observe.reading import Rows, rows_of, standings, table_of
 
 __all__ = ["Hindsight", "LongRun", "look_back", "similar"]
 
@@ -71,9 +71,7 @@ def look_back(recorded: Recorded, first: Bools, later: Bools, long_run: LongRun,
     known = (first | later) & recorded.usable
     sums = {
         "n": known,
-        "n_later": known & later,
         "right": known * recorded.value,
-        "right_later": (known & later) * recorded.value,
         "usd": known * recorded.usd,
         "timed": known & (recorded.latency_s > 0),
         "latency": known * recorded.latency_s,
@@ -82,12 +80,14 @@ def look_back(recorded: Recorded, first: Bools, later: Bools, long_run: LongRun,
         "squares": known * recorded.tokens.astype(np.float64) ** 2,
     }
     seen = {name: _windowed(array.astype(np.float64), window) for name, array in sums.items()}
-    pairs = _pairs(recorded, known, window)
+    pairs, together, ahead = _pairs(recorded, known, window)
     size = len(recorded.names)
     focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), _STRIDE, axis=0)[: len(recorded)]
-    order = ("n", "n_later", "right", "right_later", "n", "usd", "timed", "latency")
+    standing = standings(together, ahead, long_run.offsets, long_run.strengths)
+    standing = np.repeat(standing, _STRIDE, axis=0)[: len(recorded)]
+    order = ("n", "right", "n", "usd", "timed", "latency")
     table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
-    rows = rows_of(table, focal, long_run.offsets, long_run.strengths)
+    rows = rows_of(table, focal, standing, long_run.offsets, long_run.strengths)
     return Hindsight(rows, _lengths(recorded, seen), pairs)
 
 
@@ -149,8 +149,13 @@ def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:
     return np.where(known, length, 0).clip(-4, 4).astype(np.float32)
 
 
-def _pairs(recorded: Recorded, known: Bools, window: int) -> F32:
-    """`focalroute.observe.focal.pair_focal` of all pairs, every 20 rows; no value between right and wrong counts."""
+def _pairs(recorded: Recorded, known: Bools, window: int) -> tuple[F32, F64, F64]:
+    """Of all pairs, every 20 rows; no value between right and wrong counts.
+
+    Returns:
+        `focalroute.observe.focal.pair_focal` (T', N, N), and for `standings` the rows in common (T', N, N) and the wins
+        (T', N).
+    """
     sure = known & ((recorded.value == 0) | (recorded.value == 1))
     failed = sure & (recorded.value == 0)
     chunks = range(0, len(recorded), _STRIDE)
@@ -167,5 +172,9 @@ def _pairs(recorded: Recorded, known: Bools, window: int) -> F32:
     both = fails + few * (PRIOR_FAILURES // 2)
     rho = np.where(alone > 0, (alone - both) / np.maximum(alone + both, 1e-9), 1)
     focal = (rho + rho.transpose(0, 2, 1)) / 2
-    focal[:, np.arange(len(recorded.names)), np.arange(len(recorded.names))] = 0
-    return focal.astype(np.float32)
+    same = np.arange(len(recorded.names))
+    focal[:, same, same] = 0
+    wrong = rows[:, 1]
+    common = together.copy()
+    common[:, same, same] = 0
+    return focal.astype(np.float32), common, (wrong.transpose(0, 2, 1) - wrong).sum(axis=2)

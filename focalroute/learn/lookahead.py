@@ -103,7 +103,7 @@ def _asked(seen: Seen, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
     """Sets such as a policy would have asked by now, leaning to the accurate; and the number of the round, from 0."""
     shape = seen.recorded.there.shape
     size = rng.choice((0, 1, 1, 2, 2, 3, 4), shape[0])
-    liking = seen.columns[..., _ENDPOINT["accuracy"].start] / 4
+    liking = seen.columns[..., _ENDPOINT["standing"].start] / 4
     score = liking + rng.gumbel(size=shape) * rng.choice((0.05, 0.2, 1.0)) - 1e3 * ~seen.recorded.there
     asked = ((-score).argsort(axis=1).argsort(axis=1) < size[:, None]) & seen.recorded.there
     later = asked & (rng.random(shape) < 0.4) & (size > 1)[:, None]

@@ -105,12 +105,12 @@ def seen_by(recorded: Recorded, hindsight: Hindsight, similar: F32, rows: I64, i
     columns = hindsight.rows.columns[rows].copy()
     columns[..., _ENDPOINT["similar"].start] = (4 * similar[rows]).clip(-4, 4)
     level = ((hindsight.rows.level[rows] - 0.5) * 2).astype(np.float32)
-    features = _features(part, columns, hindsight.rows.accuracy[rows], level, hindsight.length[rows])
+    features = _features(part, columns, hindsight.rows.skill[rows], level, hindsight.length[rows])
     shares = hindsight.rows.shares[rows].astype(np.float32)
     return Seen(part, columns, shares, level, hindsight.pairs_at(rows), features, ids)
 
 
-def _features(part: Recorded, columns: F32, accuracy: NDArray[np.float64], level: F32, length: F32) -> F32:
+def _features(part: Recorded, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
     size, k, usable = len(part), part.worth.shape[1], part.usable
     votes = (part.candidate[:, None, :] == np.arange(k)[:, None]) & usable[:, None, :]
     features = np.zeros((size, k, usable.shape[1], layout.width(layout.MEMBER)), np.float32)
@@ -126,10 +126,10 @@ def _features(part: Recorded, columns: F32, accuracy: NDArray[np.float64], level
         put("probability", np.where(np.isnan(mass), votes, mass))
         put("log_probability", np.where(np.isnan(mass), 0, np.log(np.clip(mass, np.exp(-30), 1)) / 8))
     choices = np.where(part.closed, part.size, _OPEN)[:, None]
-    a = np.clip(accuracy, 1 / choices + 0.02, 0.98)
+    a = np.clip(skill, 1 / choices + 0.02, 0.98)
     weight = np.minimum(np.log((choices - 1) * a / (1 - a)), vote_weight(0.98, 1000))
     put("evidence", votes * weight[:, None, :])
-    put("accuracy", columns[..., _ENDPOINT["accuracy"].start][:, None, :])
+    put("standing", columns[..., _ENDPOINT["standing"].start][:, None, :])
     put("similar", columns[..., _ENDPOINT["similar"].start][:, None, :])
     put("level", level[:, None, None])
     put("length", length[:, None, :])

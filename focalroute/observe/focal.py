@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["MIN_ROWS", "PRIOR_FAILURES", "Bits", "exact_focal", "pair_focal"]
+__all__ = ["MIN_ROWS", "PRIOR_FAILURES", "Bits", "both_asked", "exact_focal", "pair_focal"]
 
 #: (asked, failed) of one model.
 Bits = tuple[int, int]
@@ -30,14 +30,19 @@ def pair_focal(first: Bits, second: Bits) -> float:
     >>> round(pair_focal((0, 0), (0, 0)), 3)
     0.333
     """
-    rows = first[0] & second[0]
+    rows, n_i, n_j = both_asked(first, second)
     both = (first[1] & second[1]).bit_count()
-    n_i, n_j = (first[1] & rows).bit_count(), (second[1] & rows).bit_count()
-    if rows.bit_count() < MIN_ROWS:
+    if rows < MIN_ROWS:
         n_i, n_j, both = n_i + PRIOR_FAILURES, n_j + PRIOR_FAILURES, both + PRIOR_FAILURES // 2
     rho_i = (n_i - both) / (n_i + both) if n_i else 1.0
     rho_j = (n_j - both) / (n_j + both) if n_j else 1.0
     return (rho_i + rho_j) / 2
+
+
+def both_asked(first: Bits, second: Bits) -> tuple[int, int, int]:
+    """The rows that both were asked in, and how many of them the first and the second failed."""
+    rows = first[0] & second[0]
+    return rows.bit_count(), (first[1] & rows).bit_count(), (second[1] & rows).bit_count()
 
 
 def exact_focal(models: Sequence[Bits]) -> float | None:

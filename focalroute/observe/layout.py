@@ -35,7 +35,7 @@ ENDPOINT: Layout = {
     "replied": 1,
     "agrees": 1,  # +1 backs the leading fused candidate, -1 another one, 0 no usable reply
     "accuracy": 1,  # windowed accuracy, shrunk (see `reading.rows_of`), minus the pool's level, times 4
-    "accuracy_later": 1,  # the same over the queries it was asked in round 2 or later
+    "standing": 1,  # accuracy beside those asked the same queries, minus the mean over endpoints, times 4
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
     "similar": 1,  # its accuracy on queries of similar text, minus the pool's on them, times 4
     "price": 1,  # ln(expected cost / the pool's mean expected cost) / 4; 0 if unknown
@@ -51,8 +51,8 @@ MEMBER: Layout = {
     "vote": 1,  # 1 if this is its most probable candidate
     "probability": 1,  # its mass on the candidate; the vote where it gave none
     "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none
-    "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a its accuracy; K = 8 if free-form
-    "accuracy": 1,  # as in ENDPOINT, and so the next
+    "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + standing; K = 8 if open
+    "standing": 1,  # as in ENDPOINT, and so the next
     "similar": 1,
     "level": 1,  # as in CONTEXT
     "length": 1,  # its completion tokens, standardised over its own replies, / 4; 0 if unknown

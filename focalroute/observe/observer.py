@@ -19,9 +19,9 @@ from focalroute.errors import ConfigError
 from focalroute.observe.drift import Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, text_features
-from focalroute.observe.focal import Bits, pair_focal
+from focalroute.observe.focal import Bits, both_asked, pair_focal
 from focalroute.observe.memory import Memory
-from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read
+from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read, standings
 from focalroute.observe.sight import Sight
 from focalroute.observe.window import Counts, Window
 from focalroute.records import Outcome, Query
@@ -76,6 +76,7 @@ class Observer:
         self._pairs = [[0.0 if i == j else unseen for j in range(n)] for i in range(n)]
         self._focal = np.full(n, unseen if n > 1 else 0.0)
         self._bits: list[Bits] = [(0, 0)] * n
+        self._together, self._ahead = np.zeros((n, n)), np.zeros((n, n))  # rows in common; more of them right
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
         self._adopted: Experience | None = None
@@ -240,8 +241,12 @@ class Observer:
             self._pairs[i] = self._pairs[i].copy()
         for i, j in self._stale_pairs:
             self._pairs[i][j] = self._pairs[j][i] = pair_focal(self._bits[i], self._bits[j])
+            together, wrong_i, wrong_j = both_asked(self._bits[i], self._bits[j])
+            self._together[i, j] = self._together[j, i] = together
+            self._ahead[i, j], self._ahead[j, i] = wrong_j - wrong_i, wrong_i - wrong_j
         for i in self._stale:
             self._focal[i] = sum(self._pairs[i]) / max(len(names) - 1, 1)
         self._stale.clear()
         self._stale_pairs.clear()
-        return read(names, self._summary, self._pairs, self._focal, self._offsets, self._strengths)
+        standing = standings(self._together, self._ahead.sum(axis=1), self._offsets, self._strengths)
+        return read(names, self._summary, self._pairs, self._focal, standing, self._offsets, self._strengths)

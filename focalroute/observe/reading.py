@@ -21,6 +21,7 @@ __all__ = [
     "Summary",
     "read",
     "rows_of",
+    "standings",
     "table_of",
     "tolls",
 ]
@@ -38,7 +39,6 @@ PRIOR_LONG_RUN = 50
 PRIOR_CALLS = 5
 
 _AT = slices(ENDPOINT)
-_ACCURACIES = slice(_AT["accuracy"].start, _AT["accuracy_later"].stop)
 _RELATIVES = [_AT["price"].start, _AT["latency"].start]
 _TOLLS = slice(_AT["toll"].start, _AT["log_toll"].stop)
 _PRICES_KEPT = 16
@@ -51,12 +51,14 @@ class Rows:
 
     Attributes:
         accuracy: windowed accuracy, shrunk.
+        skill: level + standing, within 0.02 and 0.98: how likely it is to be right on the next query.
         level: the pool's: how accurate it would be if the window knew equally much of everyone.
         columns: float32 (..., N, De) rows of the layout; what an ask adds is 0.
         shares: c / C, the cost of a call relative to that of asking all once; an unknown cost counts as the mean.
     """
 
     accuracy: F64
+    skill: F64
     level: F64
     columns: F32
     shares: F64
@@ -70,7 +72,8 @@ class Reading:
         names: the endpoints, pool order; N of them.
         template: float32 (N, De), the endpoint rows before anybody is asked and without what depends on lambda.
         seen: rows of the window in which something is known of each, length N as all that follow.
-        accuracy: the windowed accuracy, shrunk; ``centred``: as the layout has it; ``level``: of the pool, likewise.
+        accuracy: the windowed accuracy, shrunk; ``skill``: see `Rows`.
+        standing: as the layout has it; ``level``: of the pool, likewise.
         latency_s: mean latency; None where unknown.
         expected_cost: USD of one call; None where unknown.
         shares: float64 (N,), see `Rows`.
@@ -83,7 +86,8 @@ class Reading:
     template: F32
     seen: list[int]
     accuracy: list[float]
-    centred: list[float]
+    skill: list[float]
+    standing: list[float]
     level: float
     latency_s: list[float | None]
     expected_cost: list[float | None]
@@ -127,7 +131,7 @@ class Summary:
     def __init__(self, prices: Sequence[float | None]) -> None:
         n = len(prices)
         self.prices = np.array([np.nan if price is None else price for price in prices], np.float64)
-        self._counts = np.zeros((n, 8))
+        self._counts = np.zeros((n, 6))
         self.latencies: list[float | None] = [None] * n
         self.mean_lengths = [0.0] * n
         self.length_scales = [0.0] * n
@@ -139,9 +143,7 @@ class Summary:
         self.length_scales[index] = _length_scale(c)
         self._counts[index] = (
             c.known + c.inferred,
-            c.known_later + c.inferred_later,
             c.right + c.inferred_sum / INFERRED_UNIT,
-            c.right_later + c.inferred_sum_later / INFERRED_UNIT,
             c.priced,
             c.cost_pico / 1e12,
             c.timed,
@@ -149,7 +151,7 @@ class Summary:
         )
 
     def table(self) -> F64:
-        """(N, 10), see `table_of`."""
+        """(N, 8), see `table_of`."""
         return table_of(self.prices, self._counts)
 
 
@@ -161,14 +163,14 @@ def table_of(prices: F64, counts: F64) -> F64:
 
     Args:
         prices: (N,) USD of a typical call, NaN where unknown.
-        counts: (..., N, 8) rows with a value (an inferred one counts as the fraction it is), those of later rounds, the
-            right ones of both; calls of known cost and their USD; calls of known latency and their seconds.
+        counts: (..., N, 6) rows with a value, and the right ones (an inferred value counts as the fraction it is);
+            calls of known cost and their USD; calls of known latency and their seconds.
 
     Returns:
-        (..., N, 10): the first four of these; expected cost and mean latency (0 where unknown), their logarithms, and
+        (..., N, 8): the first two of these; expected cost and mean latency (0 where unknown), their logarithms, and
         whether they are known.
     """
-    priced, usd, timed, seconds = (counts[..., at] for at in (4, 5, 6, 7))
+    priced, usd, timed, seconds = (counts[..., at] for at in (2, 3, 4, 5))
     listed = ~np.isnan(prices)
     price = np.where(listed, prices, 0)
     prior = PRIOR_CALLS * (price[listed].mean() if listed.any() else 0.0)
@@ -180,7 +182,7 @@ def table_of(prices: F64, counts: F64) -> F64:
     latency = seconds / np.maximum(timed, 1)
     known = [calls > 0, timed > 0]
     logs = [np.log(np.maximum(x, _LEAST)) * there for x, there in zip((cost, latency), known, strict=True)]
-    return np.stack([*np.moveaxis(counts[..., :4], -1, 0), cost, latency, *logs, *known], axis=-1)
+    return np.stack([*np.moveaxis(counts[..., :2], -1, 0), cost, latency, *logs, *known], axis=-1)
 
 
 def tolls(priced: F64) -> F32:
@@ -189,7 +191,29 @@ def tolls(priced: F64) -> F32:
     return both.astype(np.float32)
 
 
-def rows_of(table: F64, focal: F64, offsets: F64, strengths: F64) -> Rows:
+def standings(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
+    """How much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
+
+    Whoever is asked where others disagreed sees harder queries, and a plain accuracy would hold that against it. So
+    theta minimises the sum over pairs of n_ij (theta_i - theta_j - d_ij)^2, with n_ij the rows both were asked in and
+    d_ij how much more of them i got right, plus that of S_i (theta_i - offset_i)^2: least squares on paired comparisons
+    (Mosteller 1951), shrunk to the long run.
+
+    Args:
+        together: (..., N, N) n_ij, 0 on the diagonal.
+        wins: (..., N) sum over j of n_ij d_ij.
+        offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
+        strengths: (N,) S.
+    """
+    at = np.arange(len(offsets))
+    matrix = -together
+    matrix[..., at, at] += together.sum(axis=-1) + strengths
+    theta = np.linalg.solve(matrix, (wins + strengths * offsets)[..., None])[..., 0]
+    centred: F64 = theta - theta.mean(axis=-1, keepdims=True)
+    return centred
+
+
+def rows_of(table: F64, focal: F64, standing: F64, offsets: F64, strengths: F64) -> Rows:
     """What a summary's table says, for one pool or for many at once.
 
     Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
@@ -197,22 +221,23 @@ def rows_of(table: F64, focal: F64, offsets: F64, strengths: F64) -> Rows:
     / (sum of n + 2): 1/2 before anything was seen, and the pool's mean where no long run is known, all offsets being 0.
 
     Args:
-        table: (..., N, 10), see `table_of`.
+        table: (..., N, 8), see `table_of`.
         focal: (..., N) each endpoint's mean focal diversity over its pairs.
+        standing: (..., N) see `standings`.
         offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
         strengths: (N,) S.
     """
-    n, right, costs, logs, known = (table[..., at] for at in (slice(0, 2), slice(2, 4), 4, slice(6, 8), slice(8, 10)))
-    offset = offsets[:, None]
-    levels = ((right - n * offset).sum(axis=-2) + 1) / (n.sum(axis=-2) + 2)
-    prior = (levels[..., None, :] + offset).clip(0.02, 0.98)
-    accuracy = (right + strengths[:, None] * prior) / (n + strengths[:, None])
+    n, right, costs, logs, known = (table[..., at] for at in (0, 1, 2, slice(4, 6), slice(6, 8)))
+    level = ((right - n * offsets).sum(axis=-1) + 1) / (n.sum(axis=-1) + 2)
+    prior = (level[..., None] + offsets).clip(0.02, 0.98)
+    accuracy = (right + strengths * prior) / (n + strengths)
     # a mean over the known ones; of none, whatever it is is multiplied by 0
-    sums, counts = table[..., 4:6].sum(axis=-2), known.sum(axis=-2)
+    sums, counts = table[..., 2:4].sum(axis=-2), known.sum(axis=-2)
     means = sums / np.maximum(counts, 1)
     columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
-    columns[..., _ACCURACIES] = ((accuracy - levels[..., None, :]) * 4).clip(-4, 4)
-    columns[..., _AT["seen"].start] = n[..., 0] / (n[..., 0] + 20)
+    columns[..., _AT["accuracy"].start] = ((accuracy - level[..., None]) * 4).clip(-4, 4)
+    columns[..., _AT["standing"].start] = (standing * 4).clip(-4, 4)
+    columns[..., _AT["seen"].start] = n / (n + 20)
     relative = (logs - np.log(np.maximum(means, _LEAST))[..., None, :]) * known * 0.25
     columns[..., _RELATIVES] = relative.clip(-4, 4)
     columns[..., _AT["focal"].start] = focal
@@ -221,22 +246,29 @@ def rows_of(table: F64, focal: F64, offsets: F64, strengths: F64) -> Rows:
     shares = np.where(
         total > 0, paid / np.where(total > 0, total, 1), 1 / table.shape[-2] * (counts[..., None, 0] == 0)
     )
-    return Rows(accuracy[..., 0], levels[..., 0], columns, shares)
+    return Rows(accuracy, (level[..., None] + standing).clip(0.02, 0.98), level, columns, shares)
 
 
 def read(
-    names: tuple[str, ...], summary: Summary, pairs: list[list[float]], focal: F64, offsets: F64, strengths: F64
+    names: tuple[str, ...],
+    summary: Summary,
+    pairs: list[list[float]],
+    focal: F64,
+    standing: F64,
+    offsets: F64,
+    strengths: F64,
 ) -> Reading:
     """Make a reading (see `rows_of`)."""
     table = summary.table()
-    rows = rows_of(table, focal, offsets, strengths)
-    costs = [cost if known else None for cost, known in zip(table[:, 4].tolist(), table[:, 8].tolist(), strict=True)]
+    rows = rows_of(table, focal, standing, offsets, strengths)
+    costs = [cost if known else None for cost, known in zip(table[:, 2].tolist(), table[:, 6].tolist(), strict=True)]
     return Reading(
         names=names,
         template=rows.columns,
         seen=table[:, 0].astype(int).tolist(),
         accuracy=rows.accuracy.tolist(),
-        centred=rows.columns[:, _AT["accuracy"].start].tolist(),
+        skill=rows.skill.tolist(),
+        standing=rows.columns[:, _AT["standing"].start].tolist(),
         level=float(rows.level - 0.5) * 2,
         latency_s=summary.latencies.copy(),
         expected_cost=costs,

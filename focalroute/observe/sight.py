@@ -192,14 +192,14 @@ class Sight:
         return found
 
     def _weight(self, i: int) -> float:
-        return vote_weight(self._reading.accuracy[i], len(self.candidates) if self._closed else _OPEN)
+        return vote_weight(self._reading.skill[i], len(self.candidates) if self._closed else _OPEN)
 
     def _block(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> F32:
         """Each candidate seen through one member, (K, 1, Fm); columns as in `focalroute.observe.layout.MEMBER`."""
         r = self._reading
         length = _bounded((tokens - r.mean_length[i]) * r.length_scale[i]) if tokens > 0 else 0.0
         block = np.empty((len(self.candidates), 1, _MEMBER), np.float32)
-        block[:] = (1.0, *_UNBACKED, r.centred[i], self._similar[i], r.level, length, float(round > 1))
+        block[:] = (1.0, *_UNBACKED, r.standing[i], self._similar[i], r.level, length, float(round > 1))
         if mass is None:
             block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
         else:

@@ -57,8 +57,8 @@ NEED_A_LOG: Mapping[str, str] = {
 _CHOICES = slices(CONTEXT)["choices"].start
 _CERTAINTY = slices(CONTEXT)["posterior"].start  # the largest of them comes first
 _REPLIED, _ACCURACY, _PRICE = (slices(ENDPOINT)[name].start for name in ("replied", "accuracy", "price"))
-_VOTE, _PROBABILITY, _EVIDENCE, _MEMBER_ACCURACY = (
-    slices(MEMBER)[name].start for name in ("vote", "probability", "evidence", "accuracy")
+_VOTE, _PROBABILITY, _EVIDENCE, _MEMBER_STANDING = (
+    slices(MEMBER)[name].start for name in ("vote", "probability", "evidence", "standing")
 )
 _TIE = 1e-6  # scores this near are equal: they are sums of numbers in single precision
 _LEAD = 2e-6  # what the elected of equals is put ahead by, so that it stays first in single precision
@@ -88,7 +88,7 @@ def plurality(evidence: Evidence) -> F32:
 def elected(scores: F64, evidence: Evidence) -> int:
     """The candidate with the highest score; of equals the one with the most accurate backer, then the first."""
     equals = np.flatnonzero(scores >= scores.max() - _TIE).tolist()
-    votes, accuracy = evidence.members[:, :, _VOTE], evidence.members[:, :, _MEMBER_ACCURACY]
+    votes, accuracy = evidence.members[:, :, _VOTE], evidence.members[:, :, _MEMBER_STANDING]
     # an index into the pool settles equal accuracies; without a backer it comes last
     place = {member: n for n, member in enumerate(np.lexsort((evidence.endpoints, -accuracy[0])).tolist())}
     backers = {c: min((place[m] for m in np.flatnonzero(votes[c]).tolist()), default=len(place)) for c in equals}
