@@ -30,7 +30,8 @@ from focalroute.errors import (
     StoreError,
     UnknownAnswer,
 )
-from focalroute.records import Answer, Call, Failure, Receipt, Reply, Usage
+from focalroute.receipts import Call, Choice, Limit, Receipt
+from focalroute.records import Answer, Failure, Reply, Usage
 from focalroute.stats import EndpointStats, Stats
 from focalroute.sync import Ensemble
 
@@ -43,6 +44,7 @@ __all__ = [
     "Budget",
     "BudgetExceeded",
     "Call",
+    "Choice",
     "ConfigError",
     "DeadlineExceeded",
     "Endpoint",
@@ -52,6 +54,7 @@ __all__ = [
     "FeedbackConflict",
     "FeedbackError",
     "FocalrouteError",
+    "Limit",
     "PolicyError",
     "PoolError",
     "Receipt",

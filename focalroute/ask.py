@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -13,27 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.answers import KINDS, candidate_key, normal_form
-from focalroute.cost import Purse, total
+from focalroute.budget import Purse
+from focalroute.cost import total
 from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError
 from focalroute.observe import Sight
+from focalroute.observe.layout import MEMBER, slices
 from focalroute.policy.decider import Eligible, decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
-from focalroute.records import (
-    Answer,
-    Call,
-    Decision,
-    Evidence,
-    Observation,
-    Query,
-    Receipt,
-    Reply,
-    Round,
-    Trajectory,
-)
+from focalroute.receipts import Call, Choice, Receipt
+from focalroute.records import Answer, Decision, Evidence, Observation, Query, Reply, Round, Trajectory
 from focalroute.store.base import LedgerRow, StoredAnswer
 
 __all__ = ["Ask"]
+
+_EVIDENCE = slices(MEMBER)["evidence"].start
 
 
 class Fused(NamedTuple):
@@ -54,6 +49,7 @@ class Ask:
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
         late: whether the deadline has passed.
+        price_of_money: the lambda of its latest observation.
     """
 
     query: Query
@@ -66,6 +62,7 @@ class Ask:
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None
     late: bool = False
+    price_of_money: float = 0.0
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -84,6 +81,7 @@ class Ask:
 
     def observe(self, price_of_money: float) -> Observation:
         """What the Decider sees before the next decision, at this lambda."""
+        self.price_of_money = price_of_money
         return self.sight.observe(
             round=len(self.rounds) + 1, price_of_money=price_of_money, budget_left=self.purse.share_left
         )
@@ -146,7 +144,27 @@ class Ask:
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
             policy=self.policy.name,
+            price_of_money=self.price_of_money,
+            budget=self.purse.state(),
+            decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
         )
+
+    def _choice(self, number: int, decision: Decision) -> Choice:
+        names = self.policy.endpoints
+        return Choice(
+            round=number,
+            considered=tuple([names[i] for i in decision.order]),
+            picked=tuple([names[i] for i in decision.picked]),
+            probability=None if decision.log_mu is None else math.exp(decision.log_mu),
+        )
+
+    def _evidence(self, index: int) -> float | None:
+        """The weight of a member's vote in log-odds, 0 to 8, as the Fusion sees it."""
+        candidate = self.sight.backs.get(index)
+        if candidate is None or self.fused is None or index not in self.fused.evidence.endpoints:
+            return None
+        evidence = self.fused.evidence
+        return float(evidence.members[candidate, evidence.endpoints.index(index), _EVIDENCE])
 
     def _call(self, number: int, reply: Reply) -> Call:
         index = self.policy.endpoints.index(reply.endpoint)
@@ -162,6 +180,7 @@ class Ask:
             latency_s=reply.latency_s,
             attempts=reply.attempts,
             error=reply.error,
+            evidence=self._evidence(index),
         )
 
     def _shortfalls(self) -> list[str]:
@@ -223,9 +242,5 @@ class Ask:
         return json.dumps(kept, default=str)
 
     def ledger(self) -> Sequence[LedgerRow]:
-        """A row for every attempt that was made, whatever became of it."""
-        now = time.time()
-        return [
-            LedgerRow(self.query.id, bill.endpoint, now, bill.usage, bill.cost, bill.source, self.query.tags)
-            for bill in self.purse.bills
-        ]
+        """A row for every attempt that was made, whatever became of it, and that the ledger does not have yet."""
+        return self.purse.unwritten

@@ -1,4 +1,4 @@
-"""The command line: ``focalroute demo``, ``ask``, ``update``, ``eval`` and ``policy``."""
+"""The command line: ``focalroute demo``, ``ask``, ``update``, ``eval``, ``policy``, ``ledger`` and ``pool``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +22,8 @@ app = typer.Typer(
 )
 policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a folder holds, go back to a version.")
 app.add_typer(policies, name="policy")
+pools = typer.Typer(no_args_is_help=True, help="Look after a pool file.")
+app.add_typer(pools, name="pool")
 
 
 def _version(wanted: bool) -> None:
@@ -205,6 +208,50 @@ def roll_back(
     from focalroute.policy.command import rollback_command
 
     rollback_command(folder, version)
+
+
+@app.command()
+def ledger(
+    store: Annotated[Path, typer.Option(help="The SQLite file.")],
+    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="Add up by this.")] = "endpoint",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Add up what was asked and paid, failed and cancelled calls included."""
+    from focalroute.spending import show_spending
+    from focalroute.store import open_store
+
+    if not store.exists():
+        raise ConfigError(f"{store}: there is no such store")
+    if as_csv and as_json:
+        raise ConfigError("--csv, --json: give one of them")
+    with closing(open_store(store)) as opened:
+        sums = opened.ledger(by)
+    typer.echo(show_spending(sums, by, "csv" if as_csv else "json" if as_json else "text"))
+
+
+@pools.command()
+def prices(
+    pool: Annotated[Path, typer.Argument(help="The pool file (TOML) that lists the endpoints.")],
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the listed prices and today's date into the file.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter.
+
+    The API keys are read from the environment, as for asking. Exit code 1 if a listing could not be had.
+    """
+    from focalroute.config import load_pool
+    from focalroute.prices import listed_prices, show_prices, write_prices
+
+    listed = listed_prices(load_pool(pool).endpoints)
+    known = {one.endpoint: one.price for one in listed if one.price is not None}
+    if write and known:
+        write_prices(pool, known, datetime.now(UTC).date())
+    typer.echo(show_prices(listed, as_json=as_json))
+    if any(one.state == "failed" for one in listed):
+        raise typer.Exit(1)
 
 
 def main() -> None:

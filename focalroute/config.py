@@ -12,7 +12,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, fields
-from decimal import Decimal, InvalidOperation
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretStr, ValidationError
 from pydantic.dataclasses import dataclass
 
+from focalroute.amounts import decimal_of, per_period, per_tag
 from focalroute.errors import ConfigError
 
 __all__ = [
@@ -31,7 +33,6 @@ __all__ = [
     "Price",
     "Settings",
     "load_pool",
-    "usd",
     "validate_pool",
 ]
 
@@ -109,34 +110,15 @@ def _env_name(name: str) -> str:
     return name
 
 
-def usd(amount: object, field: str) -> Decimal:
-    """A positive amount of USD, exact as written; ConfigError naming ``field`` if it is not one."""
-    value = _decimal(amount)
-    if value is None or value <= 0:
-        raise ConfigError(f"{field}: give a positive amount of USD, got {amount!r}")
-    return value
-
-
-def _decimal(amount: object) -> Decimal | None:
-    """A finite number as it would be written; None if it is none."""
-    if isinstance(amount, bool) or not isinstance(amount, Decimal | int | float | str):
-        return None
-    try:
-        value = Decimal(str(amount))
-    except (InvalidOperation, ValueError):
-        return None
-    return value if value.is_finite() else None
-
-
 def _price(amount: object) -> Decimal:
-    value = _decimal(amount)
+    value = decimal_of(amount)
     if value is None or not 0 <= value <= _HIGHEST_PRICE:
         raise ValueError(f"give USD per million tokens, between 0 and {_HIGHEST_PRICE}")
     return value
 
 
 def _budget(amount: object) -> Decimal:
-    value = _decimal(amount)
+    value = decimal_of(amount)
     if value is None or value <= 0:
         raise ValueError("give a positive amount of USD")
     return value
@@ -177,6 +159,7 @@ class Endpoint:
         input_usd_per_1m: USD per million prompt tokens; None: unknown (which is not free).
         output_usd_per_1m: USD per million completion tokens.
         cached_input_usd_per_1m: USD per million cached prompt tokens; None: same as the others.
+        prices_as_of: when the prices were looked up (`focalroute pool prices` writes it); None: not known to age.
         dialect: how the service deviates from OpenAI; "auto" goes by the host.
         timeout_s: for one call.
         max_concurrency: calls under way at a time, in each event loop; None: no limit.
@@ -197,6 +180,7 @@ class Endpoint:
     input_usd_per_1m: UsdPer1M | None = None
     output_usd_per_1m: UsdPer1M | None = None
     cached_input_usd_per_1m: UsdPer1M | None = None
+    prices_as_of: date | None = None
     dialect: Dialect = "auto"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     max_concurrency: Annotated[int, Field(ge=1)] | None = None
@@ -256,18 +240,32 @@ class Endpoint:
 class Budget:
     """What may be spent, in USD.
 
+    All limits but ``max_usd_per_ask`` are kept in the store: exact for all processes that share it, across restarts and
+    deaths. A call is reserved at the most it can cost and settled at what it did cost; what was reserved by a process
+    that died stays reserved.
+
     Under a budget a free-form reply is held to 1,024 tokens, unless ``params`` has ``max_tokens``: what has no bound
     cannot be reserved. Finding out what an endpoint can do (a few tiny calls, once a week) counts towards
-    ``usd_total``, not towards an ask.
+    ``usd_total`` and ``usd_per_period``, not towards an ask or a tag.
 
     Attributes:
         max_usd_per_ask: cap for one ask, all its rounds and retries.
-        usd_total: cap for all asks on this store, by one process at a time: others' spending is read at the start only.
+        usd_total: cap for all asks on this store, ever.
+        usd_per_period: caps for all asks of a "minute", "hour" or "day", which begin by the clock, in UTC.
+        usd_per_tag: tag -> cap for all asks with it: an amount for ever, or amounts per period.
+        usd_per_query: the mean to hold in the long run, no cap: the price of money follows what asks really cost.
+        allow_unpriced: take endpoints whose price is unknown, and count what they cost as nothing.
     """
 
     _: KW_ONLY
     max_usd_per_ask: Usd | None = None
     usd_total: Usd | None = None
+    usd_per_period: Annotated[Mapping[str, Amount], PlainValidator(per_period)] = Field(default_factory=dict)
+    usd_per_tag: Annotated[Mapping[str, Amount | Mapping[str, Amount]], PlainValidator(per_tag)] = Field(
+        default_factory=dict
+    )
+    usd_per_query: Usd | None = None
+    allow_unpriced: bool = False
 
 
 @_config

@@ -1,4 +1,4 @@
-"""Usage x price -> money, and the guard that keeps it within the budget.
+"""Usage x price -> money: what a call cost, and the most that it can cost.
 
 Money is exact: `decimal.Decimal` USD. What is not known is None, never zero.
 """
@@ -8,18 +8,16 @@ from __future__ import annotations
 import functools
 import json
 import operator
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from focalroute.config import Budget, Endpoint, usd
-from focalroute.errors import BudgetExceeded, ConfigError
+from focalroute.config import Endpoint
 from focalroute.records import CostSource, Usage
 from focalroute.wire import Request
 
-__all__ = ["Bill", "BudgetGuard", "Purse", "cost_of", "total", "typical_cost", "upper_bound"]
+__all__ = ["Bill", "cost_of", "total", "typical_cost", "upper_bound"]
 
 _MILLION = Decimal(1_000_000)
 _PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
@@ -117,126 +115,3 @@ class Bill:
 
 
 _CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "price", "provider")
-
-
-def _limit(budget: Budget | None, name: str) -> Decimal | None:
-    amount = getattr(budget, name, None)
-    return None if amount is None else usd(amount, name)
-
-
-class BudgetGuard:
-    """Keeps all asks together within ``Budget.usd_total``: spent + reserved never passes it. Thread-safe."""
-
-    def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], spent: Decimal) -> None:
-        self._unpriced = [endpoint.name for endpoint in endpoints if endpoint.price is None]
-        if budget is not None:
-            if not isinstance(budget, Budget):
-                raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
-            self._require_prices("budget")
-        self.limit = _limit(budget, "usd_total")
-        self.spent = spent
-        self.reserved = Decimal(0)
-        self._per_ask = _limit(budget, "max_usd_per_ask")
-        self._lock = threading.Lock()
-
-    def purse(self, max_usd: Decimal | float | str | None) -> Purse:
-        """What one ask may spend: the smaller of its own cap and the budget's.
-
-        Raises:
-            ConfigError: it is not an amount, or cannot be kept because a price is unknown.
-        """
-        own = None if max_usd is None else usd(max_usd, "max_usd")
-        if own is not None:
-            self._require_prices("max_usd")
-        caps = [cap for cap in (own, self._per_ask) if cap is not None]
-        return Purse(self, min(caps, default=None))
-
-    def _require_prices(self, limit: str) -> None:
-        if self._unpriced:
-            raise ConfigError(
-                f"{limit}: cannot be kept, the price of {', '.join(self._unpriced)} is unknown; "
-                "set input_usd_per_1m and output_usd_per_1m"
-            )
-
-    @property
-    def available(self) -> Decimal | None:
-        """What is left of the total limit, USD; None: no limit."""
-        with self._lock:
-            return None if self.limit is None else self.limit - self.spent - self.reserved
-
-    def reserve(self, amount: Decimal) -> bool:
-        """Hold ``amount`` back; False, and nothing held, if it does not fit."""
-        with self._lock:
-            if self.limit is not None and self.spent + self.reserved + amount > self.limit:
-                return False
-            self.reserved += amount
-            return True
-
-    def settle(self, reserved: Decimal, cost: Decimal) -> None:
-        """Turn a reservation into what was really spent (0: release it)."""
-        with self._lock:
-            self.reserved -= reserved
-            self.spent += cost
-
-
-class Purse:
-    """One ask's money: its own cap within the guard's, and every bill. Used by one event loop."""
-
-    def __init__(self, guard: BudgetGuard, cap: Decimal | None) -> None:
-        self._guard = guard
-        self.cap = cap
-        self.spent = Decimal(0)
-        self.reserved = Decimal(0)
-        self.bills: list[Bill] = []
-
-    @property
-    def limited(self) -> bool:
-        """Whether any limit holds at all."""
-        return self.cap is not None or self._guard.limit is not None
-
-    def fits(self, amount: Decimal) -> bool:
-        """Whether ``amount`` more could be reserved now."""
-        return self._fits_cap(amount) and ((left := self._guard.available) is None or amount <= left)
-
-    def _fits_cap(self, amount: Decimal) -> bool:
-        left = self._cap_left
-        return left is None or amount <= left
-
-    @property
-    def _cap_left(self) -> Decimal | None:
-        return None if self.cap is None else self.cap - self.spent - self.reserved
-
-    @property
-    def share_left(self) -> float:
-        """Share of the cap not yet spent nor reserved; 1 without a cap."""
-        return 1.0 if self.cap is None else max(0.0, float(1 - (self.spent + self.reserved) / self.cap))
-
-    def reserve(self, amount: Decimal) -> bool:
-        """Hold ``amount`` back from both; False, and nothing held, if it does not fit either."""
-        if not self._fits_cap(amount) or not self._guard.reserve(amount):
-            return False
-        self.reserved += amount
-        return True
-
-    def settle(self, reserved: Decimal, bill: Bill) -> None:
-        """Turn a reservation into what was really spent."""
-        cost = bill.cost or Decimal(0)
-        self.bills.append(bill)
-        self.reserved -= reserved
-        self.spent += cost
-        self._guard.settle(reserved, cost)
-
-    def exceeded(self) -> BudgetExceeded:
-        """The error that says which limit left nothing affordable."""
-        left, left_in_all = self._cap_left, self._guard.available
-        if self.cap is not None and left is not None and (left_in_all is None or left <= left_in_all):
-            return BudgetExceeded(
-                f"no endpoint is affordable within {self.cap:f} USD for this ask (max_usd, or the budget's "
-                "max_usd_per_ask); raise it, lower max_tokens or ask a cheaper pool",
-                limit=self.cap, spent=self.spent, reserved=self.reserved,
-            )  # fmt: skip
-        limit = self._guard.limit or Decimal(0)
-        return BudgetExceeded(
-            f"no endpoint is affordable within what is left of usd_total = {limit:f} USD; raise it to go on",
-            limit=limit, spent=self._guard.spent, reserved=self._guard.reserved,
-        )  # fmt: skip

@@ -146,7 +146,7 @@ class EndpointClient:
         except TimeoutError:
             raise _timed_out(decoder.usage) from None
         except CallFailed as error:
-            raise CallFailed(error.failure, error.usage or decoder.usage) from None
+            raise CallFailed(error.failure, error.usage or decoder.usage, free=error.free) from None
         yield decoder.finish()
 
     def _ready(self) -> _Http | _Injected:
@@ -213,7 +213,7 @@ class _Http:
 
     async def _post(self, body: Mapping[str, Any], **headers: str) -> httpx.Response:
         import httpx
-        from aiohttp import ClientError
+        from aiohttp import ClientConnectorError, ClientError, ConnectionTimeoutError
 
         sent = _json(body)
         request = httpx.Request(
@@ -225,8 +225,9 @@ class _Http:
         except ClientError as error:  # what the transport has no httpx name for
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
         except (httpx.TransportError, OSError) as error:
-            cause = type(error.__cause__ or error).__name__  # the transport gives many of them one name
-            raise CallFailed(Failure("connection", f"could not reach the service ({cause})")) from None
+            cause = error.__cause__ or error  # the transport gives many of them one name
+            failure = Failure("connection", f"could not reach the service ({type(cause).__name__})")
+            raise CallFailed(failure, free=isinstance(cause, ClientConnectorError | ConnectionTimeoutError)) from None
         if not 200 <= response.status_code < 300:
             async with contextlib.aclosing(response):
                 raise CallFailed(await self._refused(response, sent))
@@ -327,7 +328,7 @@ class _Injected:
         try:
             payload = _plain(await self._create(body))
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            raise CallFailed(_translated(error, self._secrets(body))) from None
+            raise CallFailed(_translated(error, self._secrets(body)), free=_unsent(error)) from None
         return decode(payload)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
@@ -343,7 +344,7 @@ class _Injected:
             failure = _translated(error, self._secrets(body))
             if begun and failure.kind == "connection":
                 raise broken(f"the reply was cut short ({type(error).__name__})") from None
-            raise CallFailed(failure) from None
+            raise CallFailed(failure, free=_unsent(error)) from None
 
     async def _create(self, body: Mapping[str, Any]) -> Any:
         known = {name: value for name, value in body.items() if name in _BY_NAME}
@@ -356,6 +357,11 @@ class _Injected:
 
 def _plain(reply: Any) -> object:
     return reply.model_dump(warnings=False) if hasattr(reply, "model_dump") else reply
+
+
+def _unsent(error: Exception) -> bool:
+    """Whether the openai library could not even connect; httpx and httpx2 have the same names for it."""
+    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
 
 
 def _translated(error: Exception, secrets: Sequence[str]) -> Failure:

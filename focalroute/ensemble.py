@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from focalroute.answers import AnswerKind
 from focalroute.ask import Ask
+from focalroute.budget import BudgetGuard
 from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
-from focalroute.cost import BudgetGuard, typical_cost
+from focalroute.cost import typical_cost
 from focalroute.errors import ConfigError, FeedbackError, StoreError, UnknownAnswer
 from focalroute.learn.reward import USER, credit, judged, outranks
 from focalroute.many import ask_all
 from focalroute.observe import Observer
+from focalroute.pacing import paced
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named, chosen
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
+from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
 from focalroute.query import Prompt, make_query
 from focalroute.records import Answer, Decision, Feedback, Observation, Round
@@ -71,7 +74,8 @@ class AsyncEnsemble:
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
-        price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it.
+        price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
+            ``Budget(usd_per_query=...)`` it is where the price starts on a new store.
         window: how many past outcomes the observation looks back on.
         deadline_s: for one whole ask, all rounds.
         attempts: calls to one member at the most, retries included.
@@ -125,6 +129,7 @@ class AsyncEnsemble:
             seed=seed,
         )
         self.endpoints = validate_pool(endpoints, askable=True)
+        warn_if_stale(self.endpoints)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
@@ -134,8 +139,8 @@ class AsyncEnsemble:
         self._started = False  # what the store holds from before is known, but not news
         self._store = open_store(store, durability=durability)
         try:
-            spent = sum((row.cost for row in self._store.totals().values()), Decimal(0))
-            self._guard = BudgetGuard(budget, self.endpoints, spent)
+            self._guard = BudgetGuard(budget, self.endpoints, self._store)
+            self._pacer = paced(budget, self._store, price_of_money)
             self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
             self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
@@ -197,6 +202,7 @@ class AsyncEnsemble:
             ConfigError: an argument is wrong.
             PoolError: every asked endpoint failed (DeadlineExceeded: by the deadline).
             BudgetExceeded: no endpoint is affordable.
+            StoreError: a limit cannot be kept, as the store fails.
         """
         self._check_open()
         settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
@@ -210,23 +216,26 @@ class AsyncEnsemble:
             asked,
             policy=Guarded(policy, self._names),
             sight=self._observer.begin(asked),
-            purse=self._guard.purse(max_usd),
+            purse=self._guard.purse(max_usd, asked.id, asked.tags),
             deadline=asyncio.get_running_loop().time() + settings.deadline_s,
             rng=self._dice(),
         )
+        price_of_money = self._pacer.begin()
         try:
-            await self._ask_in_rounds(ask)
+            await self._ask_in_rounds(ask, price_of_money)
             fused = ask.answer()
             row = ask.stored(fused, texts=self._settings.store_text)
         except BaseException:  # whatever ended it, what was consumed is in the ledger
             self._store.write(*ask.ledger())
             raise
+        finally:
+            self._pacer.end(ask.purse.spent if ask.purse.bills else None)
         recorded = await self._record(fused, row, *ask.ledger())
         if recorded.durable:
             self._prober.after(ask)
         return recorded
 
-    async def _ask_in_rounds(self, ask: Ask) -> None:
+    async def _ask_in_rounds(self, ask: Ask, price_of_money: float) -> None:
         """Observe, decide, ask, fuse; again until the policy stops, or rounds, endpoints or time are used up.
 
         As long as nobody has answered it goes on to others: there is nothing to stop with.
@@ -234,8 +243,9 @@ class AsyncEnsemble:
         loop = asyncio.get_running_loop()
         while len(ask.rounds) < self._settings.max_rounds or not ask.sight.backs:
             self._check_open()
-            observation = ask.observe(self._settings.price_of_money)
-            decision = self._decide(ask, observation)
+            bounds = await self._pool.upper_bounds(ask.query, ask.purse)
+            observation = ask.observe(price_of_money)
+            decision = self._decide(ask, observation, bounds)
             replies = await self._pool.ask(decision.picked, ask.query, ask.purse, ask.deadline)
             ask.take(Round(observation, decision, replies))
             ask.late = loop.time() >= ask.deadline
@@ -246,10 +256,9 @@ class AsyncEnsemble:
         if self._closed:
             raise RuntimeError(CLOSED)
 
-    def _decide(self, ask: Ask, observation: Observation) -> Decision:
+    def _decide(self, ask: Ask, observation: Observation, bounds: Sequence[Decimal] | None) -> Decision:
         """Whom to ask now, among those not asked, not failing and affordable together."""
         available = self._pool.available()
-        bounds = self._pool.upper_bounds(ask.query) if ask.purse.limited else None
 
         def eligible(endpoint: int, picked: tuple[int, ...]) -> bool:
             if not available[endpoint]:
@@ -373,7 +382,7 @@ class AsyncEnsemble:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
         self._check_open()
         version, name = self._slot.current.version, self._slot.name
-        return stats_of(self._names, self._store.totals(), self._observer, self._pool.states(), version, name)
+        return stats_of(self.endpoints, self._store, self._observer, self._pool.states(), version, name)
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""

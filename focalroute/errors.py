@@ -123,9 +123,11 @@ class CallFailed(FocalrouteError):
 
     Attributes:
         usage: what the failed call consumed all the same, where the service said so.
+        free: whether it surely cost nothing: it never got there, or the service refused it.
     """
 
-    def __init__(self, failure: Failure, usage: Usage | None = None) -> None:
+    def __init__(self, failure: Failure, usage: Usage | None = None, *, free: bool = False) -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.usage = usage
+        self.free = free or failure.kind in ("status", "unavailable")

@@ -18,28 +18,25 @@ from typing import Any
 import tenacity
 
 from focalroute import capabilities, elicit
+from focalroute.budget import BudgetGuard, Purse
 from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint
-from focalroute.cost import Bill, BudgetGuard, Purse, cost_of, upper_bound
+from focalroute.cost import Bill, cost_of, upper_bound
 from focalroute.elicit import Plan, Reading
 from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, ConfigError
 from focalroute.limits import Breaker
 from focalroute.records import Failure, Query, Reply, Usage
-from focalroute.store.base import CapabilityRow, LedgerRow, Row, Store
+from focalroute.store.base import PROBE, CapabilityRow, Row, Store
 from focalroute.wire import Completion
 
-__all__ = ["PROBE", "Pool"]
-
-#: The answer id under which probes stand in the ledger.
-PROBE = "probe"
+__all__ = ["Pool"]
 
 _PROBE_AGAIN_S = 7 * 24 * 3600.0
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
 _LONGEST_ASKED_S = 60.0  # of a service's Retry-After; one that asks for more is not taken at its word
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply whose length nobody bounded: a budget needs a bound
-_SURELY_FREE = ("status", "connection", "unavailable")
 
 
 @dataclass(slots=True)
@@ -102,22 +99,24 @@ class _Seat:
             probe.exception()
 
     async def _probe(self) -> Capabilities:
-        held = upper_bound(capabilities.PROBE, self.endpoint) or Decimal(0)
-        if not self._guard.reserve(held):
-            raise CallFailed(Failure("unavailable", "not affordable any more"))
-        bill = Bill(self.endpoint.name, None, held, "reserved")
+        bound = upper_bound(capabilities.PROBE, self.endpoint)
+        purse = self._guard.open_purse(PROBE)
+        hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
+        if hold is None:
+            raise _not_affordable()
+        bill = self._bill(None, bound)
         rows: list[Row] = []
         try:
             measured, usage = await capabilities.probe(self._client)
-            bill = self._bill(usage, held, None)
+            bill = self._bill(usage, bound)
             rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
         except CallFailed as error:
             self.breaker.leave(error.failure)
-            bill = self._bill(error.usage, held, error.failure)
+            bill = self._bill(error.usage, bound, free=error.free)
             raise
         finally:
-            self._guard.settle(held, bill.cost or Decimal(0))
-            self._store.write(*rows, LedgerRow(PROBE, bill.endpoint, time.time(), bill.usage, bill.cost, bill.source))
+            purse.settle(hold, bill)
+            self._store.write(*rows, *purse.unwritten)
         self._capabilities = capabilities.override(self.endpoint, measured)
         return self._capabilities
 
@@ -143,33 +142,35 @@ class _Seat:
     async def _attempt(self, call: _Call, plan: Plan) -> tuple[Reading, Completion]:
         """Reserved before and settled after, whatever becomes of it."""
         bound = upper_bound(plan.request, self.endpoint)
-        held = bound or Decimal(0)
-        if not call.purse.reserve(held):
-            raise CallFailed(Failure("unavailable", "not affordable any more"))
+        hold = await call.purse.reserve(self.endpoint.name, bound or Decimal(0))
+        if hold is None:
+            raise _not_affordable()
         self.breaker.enter()
         failure: Failure | None = None
         usage: Usage | None = None
         completion: Completion | None = None
+        free = False
         try:
             completion = await self._client.complete(plan.request)
             usage = completion.usage
             return plan.read(completion), completion
         except CallFailed as error:
-            failure, usage = error.failure, error.usage or usage
+            failure, usage, free = error.failure, error.usage or usage, error.free
             raise
         except BaseException:
             failure = _given_up(call) if completion is None else None
             raise
         finally:
             self.breaker.leave(failure)
-            bill = self._bill(usage, bound, failure)
+            bill = self._bill(usage, bound, free=free and completion is None)
             call.bills.append(bill)
-            call.purse.settle(held, bill)
+            call.purse.settle(hold, bill)
 
-    def _bill(self, usage: Usage | None, bound: Decimal | None, failure: Failure | None) -> Bill:
+    def _bill(self, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
+        """By its usage; where none came back by what was reserved for it, unless it surely cost nothing."""
         if usage is not None:
             return Bill(self.endpoint.name, usage, *cost_of(usage, self.endpoint))
-        if failure is not None and failure.kind in _SURELY_FREE:
+        if free:
             return Bill(self.endpoint.name, None, Decimal(0), "price")
         return Bill(self.endpoint.name, None, bound, "unknown" if bound is None else "reserved")
 
@@ -217,20 +218,29 @@ class Pool:
         """Each endpoint's breaker state, pool order."""
         return tuple(seat.breaker.state for seat in self._seats)
 
-    def upper_bounds(self, query: Query) -> tuple[Decimal, ...]:
-        """The most one call to each endpoint can cost, USD, by the dearest way to put the query.
+    async def upper_bounds(self, query: Query, purse: Purse) -> tuple[Decimal, ...] | None:
+        """The most one call to each endpoint can cost, USD, by the dearest way to put the query; None without a limit.
+
+        An endpoint without a price counts 0: a budget that forbids them does not get here. Where not all of them fit
+        the purse together, it is made sure of what is left.
 
         Raises:
-            ConfigError: it has no upper bound.
+            ConfigError: a call has no upper bound.
+            StoreError: what is left cannot be known.
         """
+        if not purse.limited:
+            return None
         plan = self._plan(query, capabilities.DEAREST, bounded=True)
-        bounds = [upper_bound(plan.request, seat.endpoint) for seat in self._seats]
-        known = tuple(bound for bound in bounds if bound is not None)
-        if len(known) < len(bounds):
-            raise ConfigError(
-                "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
-            )
-        return known
+        bounds = []
+        for seat in self._seats:
+            bound = upper_bound(plan.request, seat.endpoint) if seat.endpoint.price else Decimal(0)
+            if bound is None:
+                raise ConfigError(
+                    "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
+                )
+            bounds.append(bound)
+        await purse.look(sum(bounds, Decimal(0)))
+        return tuple(bounds)
 
     async def ask(self, picked: Sequence[int], query: Query, purse: Purse, deadline: float) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently; their replies in the same order, failures included.
@@ -286,6 +296,10 @@ async def _together(members: Sequence[Coroutine[Any, Any, Reply]]) -> tuple[Repl
             member.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         raise
+
+
+def _not_affordable() -> CallFailed:
+    return CallFailed(Failure("unavailable", "not affordable any more"))
 
 
 def _given_up(call: _Call) -> Failure:

@@ -12,9 +12,9 @@ from focalroute.cost import Bill, Purse
 from focalroute.errors import FocalrouteError
 from focalroute.observe import Observer
 from focalroute.observe.probing import Cost, Probe, Probing
-from focalroute.pool import PROBE, Pool
+from focalroute.pool import Pool
 from focalroute.records import Query, Reply
-from focalroute.store.base import LedgerRow, Store, StoredProbe
+from focalroute.store.base import PROBE, Store, StoredProbe
 
 __all__ = ["Prober", "probed"]
 
@@ -53,7 +53,8 @@ class Prober:
             task.add_done_callback(self._tasks.discard)
 
     async def _probe(self, probe: Probe, query: Query, purse: Purse) -> None:
-        paid = len(purse.bills)
+        paid, written = len(purse.bills), len(purse.unwritten)
+        purse.answer_id = f"{PROBE}:{query.id}"
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
             (reply,) = await self._pool.ask((probe.endpoint,), query, purse, deadline)
@@ -63,12 +64,8 @@ class Prober:
         except FocalrouteError as error:
             _log.warning("a probe failed: %s", error)
         finally:
-            self._settle(probe, query.id, purse.bills[paid:])
-
-    def _settle(self, probe: Probe, answer_id: str, bills: list[Bill]) -> None:
-        self._probing.settle(probe, _cost(bills))
-        now, name = time.time(), f"{PROBE}:{answer_id}"
-        self._store.write(*[LedgerRow(name, b.endpoint, now, b.usage, b.cost, b.source) for b in bills])
+            self._probing.settle(probe, _cost(purse.bills[paid:]))
+            self._store.write(*purse.unwritten[written:])
 
     async def aclose(self) -> None:
         """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""

@@ -6,19 +6,19 @@ USD as `Decimal`, ``None`` where unknown (unknown is never zero). Times are seco
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from focalroute.receipts import Receipt
+
 __all__ = [
     "Answer",
-    "Call",
     "CostSource",
     "Decision",
     "Evidence",
@@ -30,7 +30,6 @@ __all__ = [
     "Observation",
     "Outcome",
     "Query",
-    "Receipt",
     "Reply",
     "Round",
     "Trajectory",
@@ -258,59 +257,6 @@ class Trajectory:
     fused: int
     fusion_log_mu: float | None = None
     features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One member on a receipt: no text, only what it did and what it cost."""
-
-    endpoint: str
-    round: int
-    probability: float
-    candidate: int | None
-    method: Method | None
-    usage: Usage | None
-    cost: Decimal | None
-    cost_source: CostSource
-    latency_s: float
-    attempts: int
-    error: Failure | None
-
-
-def _plain(value: Any) -> Any:
-    """For json: a record as an object, money as a decimal string."""
-    if dataclasses.is_dataclass(value):
-        return {name: getattr(value, name) for name in value.__dataclass_fields__}
-    return str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """Who was asked, why, and what it cost. Holds no prompt and no reply text.
-
-    Attributes:
-        policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
-        calls: every member asked, in the order of asking.
-        rounds: rounds in which somebody was asked.
-        cost: USD of all calls; None if the cost of any is unknown.
-        degraded: how the answer falls short of normal service, in words; empty if it does not.
-        latency_s: the whole ask.
-    """
-
-    answer_id: str
-    created_at: float
-    policy_version: int
-    calls: tuple[Call, ...]
-    rounds: int
-    cost: Decimal | None
-    latency_s: float
-    tags: tuple[str, ...] = ()
-    degraded: tuple[str, ...] = ()
-    policy: str | None = None
-
-    def to_json(self) -> str:
-        """The receipt as one JSON object; money as decimal strings."""
-        return json.dumps(self, default=_plain, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

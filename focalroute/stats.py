@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from focalroute.config import Endpoint
+from focalroute.cost import total
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
-from focalroute.store.base import UsageTotal
+from focalroute.store.base import Store, UsageTotal
 
 __all__ = ["EndpointStats", "Stats", "stats_of"]
 
@@ -50,32 +52,71 @@ class Stats:
         policy_version: the version that serves now: 0 the shipped one, -1 the fallback, -2 a named policy.
         cost: USD of all calls with a known cost.
         endpoints: by name, in pool order.
+        asks: how many asks they were for.
+        if_all: USD if each of these had asked every endpoint once, at the mean cost of an endpoint's calls (where it
+            was never called: its price for the tokens of a mean call); None if that is unknown for any.
+        if_best_single: USD if each had asked only ``best_single``.
+        best_single: the endpoint with the highest windowed accuracy, the first of equals.
         policy: the name of the policy that serves, where it has one; else None.
     """
 
     policy_version: int
     cost: Decimal
     endpoints: Mapping[str, EndpointStats]
+    asks: int
+    if_all: Decimal | None
+    if_best_single: Decimal | None
+    best_single: str
     policy: str | None = None
 
 
 def stats_of(
-    names: Sequence[str],
-    totals: Mapping[str, UsageTotal],
+    pool: Sequence[Endpoint],
+    store: Store,
     observer: Observer,
     breakers: Sequence[str],
     version: int,
     policy: str | None,
 ) -> Stats:
     """Put the ledger, the window and the breakers side by side."""
+    totals = store.totals()
     accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
     changes = observer.changes()
     endpoints = {}
-    for i, name in enumerate(names):
-        row = totals.get(name, _NOTHING)
-        endpoints[name] = EndpointStats(
+    for i, endpoint in enumerate(pool):
+        row = totals.get(endpoint.name, _NOTHING)
+        endpoints[endpoint.name] = EndpointStats(
             row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost,
             seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=breakers[i],
             change=changes[i],
         )  # fmt: skip
-    return Stats(version, sum((row.cost for row in totals.values()), Decimal(0)), endpoints, policy)
+    asks = sum(one.asks for one in store.ledger("all"))
+    best = accuracy.index(max(accuracy))
+    means = [_mean_cost(endpoint, totals) for endpoint in pool]
+    return Stats(
+        policy_version=version,
+        cost=sum((row.cost for row in totals.values()), Decimal(0)),
+        asks=asks,
+        if_all=_times(asks, total(means)),
+        if_best_single=_times(asks, means[best]),
+        best_single=pool[best].name,
+        endpoints=endpoints,
+        policy=policy,
+    )
+
+
+def _times(asks: int, cost: Decimal | None) -> Decimal | None:
+    return None if cost is None else asks * cost
+
+
+def _mean_cost(endpoint: Endpoint, totals: Mapping[str, UsageTotal]) -> Decimal | None:
+    """USD of one call to it."""
+    row = totals.get(endpoint.name, _NOTHING)
+    if row.calls > row.unpriced:
+        return row.cost / (row.calls - row.unpriced)
+    calls = sum(one.calls for one in totals.values())
+    if endpoint.price is None or not calls:
+        return None
+    prompt = sum(one.prompt_tokens for one in totals.values()) * endpoint.price.prompt
+    completion = sum(one.completion_tokens for one in totals.values()) * endpoint.price.completion
+    return (prompt + completion) / calls / 1_000_000

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from focalroute.ask import Ask
+from focalroute.budget import BudgetGuard
 from focalroute.config import Endpoint
-from focalroute.cost import BudgetGuard, typical_cost
+from focalroute.cost import typical_cost
 from focalroute.errors import PoolError
 from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
@@ -70,7 +71,7 @@ class Serving:
         self.history: list[tuple[tuple[int, ...], ...]] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
         self._observer = Observer(self._names, [typical_cost(e) for e in endpoints], window=window, detect=detect)
-        self._guard = BudgetGuard(None, endpoints, Decimal(0))
+        self._guard = BudgetGuard(None, endpoints)
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
@@ -147,7 +148,7 @@ class Serving:
             query,
             policy=Guarded(self.policy, self._names),
             sight=self._observer.begin(query),
-            purse=self._guard.purse(None),
+            purse=self._guard.purse(None, query.id),
             deadline=math.inf,
             rng=random.Random(f"{self._seed} {len(self.history)}"),  # noqa: S311 - exploration, no secret
         )

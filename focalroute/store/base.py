@@ -10,11 +10,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from focalroute.records import CostSource, Feedback, Member, Trajectory, Usage
 
-__all__ = ["CapabilityRow", "LedgerRow", "Listener", "Row", "Store", "StoredAnswer", "StoredProbe", "UsageTotal"]
+__all__ = [
+    "PROBE",
+    "Account",
+    "Balance",
+    "CapabilityRow",
+    "Grant",
+    "Grouping",
+    "LedgerRow",
+    "LedgerSum",
+    "Listener",
+    "Release",
+    "Reservation",
+    "Row",
+    "Store",
+    "StoredAnswer",
+    "StoredProbe",
+    "UsageTotal",
+]
+
+
+#: The answer id under which probes stand in the ledger.
+PROBE = "probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +87,24 @@ class StoredAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a call may cost, USD, held back before it is made. It stands until it is settled or released."""
+
+    id: str
+    answer_id: str
+    endpoint: str
+    amount: Decimal
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One member's bill within one ask. ``cost`` None: unknown."""
+    """One member's bill within one ask. ``cost`` None: unknown.
+
+    Attributes:
+        at: when the call began; it counts towards the periods of that moment.
+        reservation: what it settles, if anything was reserved.
+    """
 
     answer_id: str
     endpoint: str
@@ -76,6 +113,56 @@ class LedgerRow:
     cost: Decimal | None
     cost_source: CostSource
     tags: tuple[str, ...] = ()
+    reservation: Reservation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The call of a reservation was never made; ``at``: the moment it counted towards."""
+
+    reservation: Reservation
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a limit is held against: the calls with a tag ("": all), in the current period (0 seconds: for ever).
+
+    Periods follow the clock in UTC: an hour begins at :00, a day at midnight.
+    """
+
+    tag: str = ""
+    period_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """An account at one moment, USD.
+
+    Attributes:
+        spent: what its settled calls cost.
+        reserved: what is held for the others, those of processes that died included.
+        resets_at: when its period ends, Unix time; None: never.
+    """
+
+    spent: Decimal
+    reserved: Decimal
+    resets_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What became of a reservation.
+
+    Attributes:
+        granted: whether it was made.
+        at: the moment it counts towards; the call's `LedgerRow.at`.
+        balances: of the accounts it was held against, after it.
+    """
+
+    granted: bool
+    at: float
+    balances: Mapping[Account, Balance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +185,32 @@ class UsageTotal:
     cost: Decimal
 
 
-Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow
+@dataclass(frozen=True, slots=True)
+class LedgerSum:
+    """The ledger's rows of one key (an endpoint, tag or day, or all), added up.
+
+    Attributes:
+        asks: how many asks they belong to; probes belong to none.
+        calls: rows; ``unpriced`` of them have no known cost, ``estimated`` of them cost what was reserved for them.
+        cost: USD of all with a known cost, the estimated ones included.
+        estimated_cost: the part of it that is estimated.
+        held: USD reserved for calls under way, or by a process that died; not in ``cost``.
+    """
+
+    key: str
+    asks: int
+    calls: int
+    unpriced: int
+    estimated: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: Decimal
+    estimated_cost: Decimal
+    held: Decimal
+
+
+Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | Release
+Grouping = Literal["endpoint", "tag", "day", "all"]
 Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 
 
@@ -127,11 +239,30 @@ class Store(Protocol):
         runs on the store's thread and must be quick.
         """
 
+    def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
+        """Keep these accounts' balances from now on, what the ledger holds already included; the balances now."""
+
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[Grant]:
+        """Hold an amount back if spent + reserved + amount stays within all limits; else nothing happens.
+
+        Atomic over all processes on this store. A `LedgerRow` or a `Release` with it ends it. The accounts must be
+        open; the future fails with StoreError if the store does.
+        """
+
+    def balances(self, accounts: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
+        """The balances of open accounts now."""
+
     def capabilities(self, key: str) -> CapabilityRow | None:
         """The latest probe under this key."""
 
     def totals(self) -> Mapping[str, UsageTotal]:
         """The ledger summed by endpoint."""
+
+    def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
+        """The ledger summed by endpoint, tag ("": none) or day (UTC, ISO date), in that order; or all of it as one.
+
+        A row with several tags counts towards each of them. Pruned rows count only by endpoint.
+        """
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
         """The latest answers with their feedback, oldest first."""

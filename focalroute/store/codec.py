@@ -7,7 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from focalroute.errors import StoreError
 from focalroute.records import F32, Decision, Evidence, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer, StoredProbe
 
-__all__ = ["from_pico", "pack", "read_answer", "to_pico", "unpack", "write_answer", "write_probe"]
+__all__ = ["from_pico", "pack", "pico_above", "read_answer", "to_pico", "unpack", "write_answer", "write_probe"]
 
 _PICO = Decimal(10) ** 12
 _HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of its JSON
@@ -25,6 +25,11 @@ _HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of i
 def to_pico(usd: Decimal | None) -> int | None:
     """USD as whole picodollars (1e-12 USD), rounded half to even: what is finer than that is lost."""
     return None if usd is None else int((usd * _PICO).to_integral_value(ROUND_HALF_EVEN))
+
+
+def pico_above(usd: Decimal) -> int:
+    """USD as whole picodollars, rounded up: what a reservation holds is never less than what it is for."""
+    return int((usd * _PICO).to_integral_value(ROUND_CEILING))
 
 
 def from_pico(pico: int) -> Decimal:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["MIGRATIONS", "TABLES"]
+from typing import TYPE_CHECKING
+
+from focalroute.errors import StoreError
+
+if TYPE_CHECKING:
+    import sqlite3
+    from pathlib import Path
+
+__all__ = ["MIGRATIONS", "TABLES", "check_ours", "check_path", "migrate"]
 
 #: By these a database of ours is known, whatever its version.
 TABLES = frozenset({"answers", "ledger_sums"})
@@ -67,4 +75,52 @@ MIGRATIONS: tuple[str, ...] = (
         UNIQUE (answer_id, endpoint)
     );
     """,
+    """
+    CREATE TABLE reservations (    -- calls under way, or of a process that died
+        id TEXT PRIMARY KEY,
+        answer_id TEXT NOT NULL,
+        endpoint TEXT NOT NULL,
+        at REAL NOT NULL,
+        pico INTEGER NOT NULL,
+        tags TEXT NOT NULL
+    );
+    CREATE TABLE balances (        -- what every limit is held against, see accounts.py
+        tag TEXT NOT NULL,         -- '' for all calls
+        period_s INTEGER NOT NULL, -- 0 for ever
+        period INTEGER NOT NULL,   -- the number of the period that the amounts are of
+        spent TEXT NOT NULL,       -- whole 1e-12 USD as text, as they may pass 64 bits
+        reserved TEXT NOT NULL,
+        PRIMARY KEY (tag, period_s)
+    );
+    CREATE INDEX ledger_at ON ledger (at);
+    """,
 )
+
+
+def check_path(path: Path) -> None:
+    """Raise StoreError where no file can be."""
+    if "\0" in str(path):
+        raise StoreError(f"{str(path)!r}: is no path; remove the NUL character")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: its folder does not exist; make it first")
+    if path.is_dir():
+        raise StoreError(f"{path}: is a folder; name a file in it")
+
+
+def check_ours(db: sqlite3.Connection, name: str) -> None:
+    """Raise StoreError for a database of something else."""
+    names = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if names and not names >= TABLES:
+        raise StoreError(f"{name}: is a database of something else; name another file")
+
+
+def migrate(db: sqlite3.Connection, name: str) -> None:
+    """Bring the schema up to date, inside the caller's transaction; StoreError if it is newer than this version."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(MIGRATIONS):
+        raise StoreError(f"{name}: was written by a newer focalroute (schema {version}); upgrade focalroute")
+    for migration in MIGRATIONS[version:]:
+        for statement in filter(str.strip, migration.split(";")):
+            db.execute(statement)
+    if version < len(MIGRATIONS):
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")

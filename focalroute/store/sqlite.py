@@ -14,17 +14,33 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from focalroute.errors import FocalrouteError, StoreError
 from focalroute.records import Feedback
-from focalroute.store import tables
-from focalroute.store.base import CapabilityRow, Listener, Row, StoredAnswer, StoredProbe, UsageTotal
-from focalroute.store.schema import MIGRATIONS, TABLES
+from focalroute.store import ledger, tables
+from focalroute.store.accounts import Books
+from focalroute.store.base import (
+    Account,
+    Balance,
+    CapabilityRow,
+    Grant,
+    Grouping,
+    LedgerSum,
+    Listener,
+    Reservation,
+    Row,
+    StoredAnswer,
+    StoredProbe,
+    UsageTotal,
+)
+from focalroute.store.locking import begin_writing, roll_back
+from focalroute.store.schema import check_ours, check_path, migrate
 
 __all__ = ["SqliteStore"]
 
@@ -54,7 +70,8 @@ _WRONG_ROWS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingErr
 @dataclass(frozen=True, slots=True)
 class _Write:
     rows: tuple[Row, ...]
-    future: Future[None]
+    work: Callable[[sqlite3.Connection, Books], Any]
+    future: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +94,7 @@ class SqliteStore:
         poll_s: how often feedback from other processes is looked for.
 
     Raises:
-        StoreError: it cannot be opened, is no focalroute database, or was written by a newer version.
+        StoreError: it cannot be opened, is no focalroute database, or is a newer version's.
     """
 
     def __init__(
@@ -108,9 +125,7 @@ class SqliteStore:
 
     def write(self, *rows: Row) -> Future[None]:
         """See `Store.write`."""
-        future: Future[None] = Future()
-        self._submit(_Write(rows, future))
-        return future
+        return self._change(lambda db, books: tables.insert_all(db, books, rows), rows)
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
@@ -129,6 +144,22 @@ class SqliteStore:
             self._listeners.append(listener)
 
         self._read(join)
+
+    def open_accounts(self, opened: Iterable[Account]) -> Mapping[Account, Balance]:
+        """See `Store.open_accounts`."""
+        return self._change(lambda _, books: books.open(opened, time.time())).result()
+
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[Grant]:
+        """See `Store.reserve`."""
+        return self._change(lambda _, books: books.reserve(reservation, limits, time.time()))
+
+    def balances(self, opened: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
+        """See `Store.balances`."""
+        return self._look_up(lambda db: Books(db).balances(opened, time.time()))
+
+    def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
+        """See `Store.ledger`."""
+        return self._read(lambda db: ledger.sums(db, by))
 
     def capabilities(self, key: str) -> CapabilityRow | None:
         """See `Store.capabilities`."""
@@ -182,9 +213,18 @@ class SqliteStore:
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if threading.current_thread() is self._thread:  # a listener asks: waiting for itself would never end
             return work(self._connection)
+        return self._look_up(work).result()
+
+    def _look_up(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         future: Future[T] = Future()
         self._submit(_Read(work, future))
-        return future.result()
+        return future
+
+    def _change(self, work: Callable[[sqlite3.Connection, Books], T], rows: tuple[Row, ...] = ()) -> Future[T]:
+        """Queue work that writes; ``rows`` of it can be read before it is done."""
+        future: Future[T] = Future()
+        self._submit(_Write(rows, work, future))
+        return future
 
     def _remember(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -208,12 +248,8 @@ class SqliteStore:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def _open(self, durability: str) -> sqlite3.Connection:
-        if "\0" in self._name:
-            raise StoreError(f"{self._name!r}: is no path; remove the NUL character")
-        if self._path is not None and not self._path.parent.is_dir():
-            raise StoreError(f"{self._name}: its folder does not exist; make it first")
-        if self._path is not None and self._path.is_dir():
-            raise StoreError(f"{self._name}: is a folder; name a file in it")
+        if self._path is not None:
+            check_path(self._path)
         give_up = time.monotonic() + _BUSY_S
         while True:
             try:
@@ -225,10 +261,9 @@ class SqliteStore:
             time.sleep(0.01)
 
     def _connect(self, durability: str) -> sqlite3.Connection:
-        target = ":memory:" if self._path is None else str(self._path)
-        db = sqlite3.connect(target, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self._path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            self._check_ours(db)
+            check_ours(db, self._name)
             if self._path is not None:
                 db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
@@ -240,27 +275,13 @@ class SqliteStore:
             raise
         return db
 
-    def _check_ours(self, db: sqlite3.Connection) -> None:
-        names = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if names and not names >= TABLES:
-            raise StoreError(f"{self._name}: is a database of something else; name another file")
-
     def _migrate(self, db: sqlite3.Connection) -> None:
-        db.execute("BEGIN IMMEDIATE")
+        begin_writing(db, _BUSY_S)
         try:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > len(MIGRATIONS):
-                raise StoreError(
-                    f"{self._name}: was written by a newer focalroute (schema {version}); upgrade focalroute"
-                )
-            for migration in MIGRATIONS[version:]:
-                for statement in filter(str.strip, migration.split(";")):
-                    db.execute(statement)
-            if version < len(MIGRATIONS):
-                db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            migrate(db, self._name)
             db.execute("COMMIT")
         except BaseException:
-            _roll_back(db)
+            roll_back(db)
             raise
 
     def _broken(self, error: Exception) -> StoreError:
@@ -298,47 +319,49 @@ class SqliteStore:
         """Commit all calls in one transaction, deliver what feedback there is in it, then tell the futures."""
         if not jobs:
             return
-        failures: list[FocalrouteError | None]
+        results: list[Any]
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            failures = [self._unit(job.rows) for job in jobs]
+            begin_writing(self._connection, _BUSY_S)
+            books = Books(self._connection)
+            results = [self._unit(job, books) for job in jobs]
+            books.save()
             self._prune()
             self._connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - every waiter is told, and the thread goes on
-            _roll_back(self._connection)
-            failures = [self._broken(error) for _ in jobs]
+            roll_back(self._connection)
+            results = [self._broken(error) for _ in jobs]
         if any(isinstance(row, Feedback | StoredProbe) for job in jobs for row in job.rows):
             self._deliver()
-        for job, failure in zip(jobs, failures, strict=True):
-            if failure is None:
-                job.future.set_result(None)
-            else:
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, FocalrouteError):
                 self._forget(job.rows)
-                job.future.set_exception(failure)
+                job.future.set_exception(result)
+            else:
+                job.future.set_result(result)
 
-    def _unit(self, rows: tuple[Row, ...]) -> FocalrouteError | None:
-        """Insert the rows of one call; if one of them cannot be, why, and then none of them is.
+    def _unit(self, job: _Write, books: Books) -> Any:
+        """Do what one call wants; if it cannot be done, why, and then nothing of it is.
 
         Raises:
             sqlite3.Error: the database itself fails, and the whole transaction with it.
         """
         db = self._connection
-        failure: FocalrouteError | None = None
-        db.execute("SAVEPOINT unit")
+        if job.rows:
+            db.execute("SAVEPOINT unit")
         try:
-            for row in rows:
-                tables.insert(db, row)
+            result = job.work(db, books)
         except FocalrouteError as error:
-            failure = error
+            result = error
         except Exception as error:
             if isinstance(error, sqlite3.Error) and not isinstance(error, _WRONG_ROWS):
                 raise
-            failure = StoreError(f"{self._name}: a row cannot be stored ({type(error).__name__}: {error})")
-        if failure is not None:
+            result = StoreError(f"{self._name}: a row cannot be stored ({type(error).__name__}: {error})")
+        if job.rows and isinstance(result, FocalrouteError):
             db.execute("ROLLBACK TO unit")
-        db.execute("RELEASE unit")
-        self._unpruned += len(rows)
-        return failure
+        if job.rows:
+            db.execute("RELEASE unit")
+        self._unpruned += len(job.rows)
+        return result
 
     def _prune(self) -> None:
         if self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep):
@@ -351,10 +374,10 @@ class SqliteStore:
             self._connection.execute("BEGIN")
             result = job.work(self._connection)
         except BaseException as error:  # noqa: BLE001 - it is raised where the reader waits
-            _roll_back(self._connection)
+            roll_back(self._connection)
             job.future.set_exception(self._broken(error) if isinstance(error, sqlite3.Error) else error)
         else:
-            _roll_back(self._connection)  # nothing was written, and a damaged database may not even commit that
+            roll_back(self._connection)  # nothing was written, and a damaged database may not even commit that
             job.future.set_result(result)
 
     def _deliver(self) -> None:
@@ -385,10 +408,3 @@ class SqliteStore:
 def _code(error: Exception) -> int:
     """SQLite's primary result code, 0 where there is none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def _roll_back(db: sqlite3.Connection) -> None:
-    """Whatever went wrong, leave no transaction open; SQLite may have ended it by itself."""
-    with contextlib.suppress(sqlite3.Error):
-        if db.in_transaction:
-            db.execute("ROLLBACK")

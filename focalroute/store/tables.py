@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from focalroute.errors import FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.records import Feedback
-from focalroute.store.base import CapabilityRow, LedgerRow, Row, StoredAnswer, StoredProbe, UsageTotal
+from focalroute.store import accounts
+from focalroute.store.accounts import Books
+from focalroute.store.base import CapabilityRow, LedgerRow, Release, Row, StoredAnswer, StoredProbe, UsageTotal
 from focalroute.store.codec import from_pico, pack, read_answer, to_pico, write_answer, write_probe
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ __all__ = [
     "feedback_probed_after",
     "find_answer",
     "find_capabilities",
-    "insert",
+    "insert_all",
     "latest_answers",
     "latest_feedback",
     "newest_feedback",
@@ -50,7 +52,7 @@ Judged = tuple[StoredAnswer, Feedback]
 # -- in ------------------------------------------------------------------------------------------------------------
 
 
-def insert(db: sqlite3.Connection, row: Row) -> None:
+def _insert(db: sqlite3.Connection, row: Row) -> None:
     """Insert a row.
 
     Raises:
@@ -67,13 +69,28 @@ def insert(db: sqlite3.Connection, row: Row) -> None:
     elif isinstance(row, StoredProbe):
         insert = "INSERT INTO probes (answer_id, endpoint, record) VALUES (?, ?, ?)"
         db.execute(insert, (row.answer_id, row.endpoint, write_probe(row)))
-    else:
+    elif isinstance(row, CapabilityRow):
         db.execute(
             "INSERT INTO capabilities (key, probed_at, capability_values) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
             "SET probed_at = excluded.probed_at, capability_values = excluded.capability_values "
             "WHERE excluded.probed_at >= probed_at",
             (row.key, row.probed_at, json.dumps(dict(row.values))),
         )
+
+
+def insert_all(db: sqlite3.Connection, books: Books, rows: Sequence[Row]) -> None:
+    """Insert the rows of one call, and count what they cost.
+
+    Raises:
+        FocalrouteError: as `_insert`; then nothing is counted.
+    """
+    for row in rows:
+        _insert(db, row)
+    for row in rows:
+        if isinstance(row, LedgerRow):
+            books.charge(row)
+        elif isinstance(row, Release):
+            books.release(row.reservation, row.at)
 
 
 def _insert_answer(db: sqlite3.Connection, row: StoredAnswer) -> None:
@@ -232,7 +249,8 @@ def totals(db: sqlite3.Connection) -> dict[str, UsageTotal]:
 def problems(db: sqlite3.Connection) -> tuple[str, ...]:
     """Everything that is wrong with the database, in words; reads all of it."""
     found: list[str] = []
-    checks = {"pages": _damaged_pages, "references": _lost_rows, "answers": _damaged_answers, "texts": _damaged_texts}
+    checks = {"pages": _damaged_pages, "references": _lost_rows, "answers": _damaged_answers, "texts": _damaged_texts,
+        "balances": accounts.problems}  # fmt: skip
     for what, check in checks.items():
         try:
             found.extend(check(db))

@@ -1,0 +1,88 @@
+"""Pacing: the price of money, learned so that a query costs on average what it may.
+
+A dual ascent on the constraint E[cost] = target, with a memory. Each query moves the price by
+
+    log lambda += eta (e + D / H),    e = cost / target - 1,    D = the sum of e so far,
+
+so that what was over- or underspent is made up for over the next H queries, and the long-run mean is the target
+whatever the policy's costs are, as long as a higher price makes them lower. Steps are bounded, and so are D and what is
+made up for at a time: one burst cannot make it spend nothing, or everything. While the price is at one of its bounds
+nothing more is added to D (no wind-up): a target that could not be met for a while leaves no debt. With many asks under
+way, whose costs answer to an old price, steps are smaller: otherwise the delay would make the loop swing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from decimal import Decimal
+
+from focalroute.amounts import usd
+from focalroute.config import Budget
+from focalroute.store.base import Store
+
+__all__ = ["HIGHEST", "LOWEST", "Pacer", "paced"]
+
+LOWEST, HIGHEST = 1e-4, 1e4  # of the price of money
+_RATE = 0.1  # eta
+_STEP = 0.25  # the most that one query moves log lambda
+_REPAID = 300.0  # H
+_REPAID_AT_A_TIME = 0.5  # the most of D / H, either way
+_DEBT = 3000.0  # the most that D is, either way
+_UNDER_WAY = 4  # asks under way from which on steps are smaller
+
+
+class Pacer:
+    """Holds the price of money. Thread-safe.
+
+    Args:
+        target: mean USD of a query; None: the price stays as it is.
+        price: lambda at the start.
+    """
+
+    def __init__(self, target: Decimal | None, price: float) -> None:
+        self._target = None if target is None else float(target)
+        self._log = math.log(price)
+        self._price = price
+        self._debt = 0.0
+        self._under_way = 0
+        self._lock = threading.Lock()
+
+    @property
+    def price(self) -> float:
+        """Lambda now: what asking the whole pool once is worth in right answers."""
+        return self._price
+
+    def begin(self) -> float:
+        """A query begins: the price it is to go by."""
+        with self._lock:
+            self._under_way += 1
+            return self._price
+
+    def end(self, cost: Decimal | None) -> None:
+        """A query that began has ended and cost so many USD; None: it was refused, which tells nothing."""
+        with self._lock:
+            rate = _RATE / max(1.0, self._under_way / _UNDER_WAY)
+            self._under_way -= 1
+            if self._target is not None and cost is not None:
+                self._move(rate, float(cost) / self._target - 1.0)
+
+    def _move(self, rate: float, error: float) -> None:
+        debt = min(max(self._debt + error, -_DEBT), _DEBT)
+        repaid = min(max(debt / _REPAID, -_REPAID_AT_A_TIME), _REPAID_AT_A_TIME)
+        step = min(max(rate * (error + repaid), -_STEP), _STEP)
+        wanted = self._log + step
+        self._log = min(max(wanted, math.log(LOWEST)), math.log(HIGHEST))
+        if self._log == wanted or abs(debt) < abs(self._debt):
+            self._debt = debt
+        self._price = math.exp(self._log)
+
+
+def paced(budget: Budget | None, store: Store, price: float) -> Pacer:
+    """The pacer of a budget: it goes on from the price of the latest answer in the store, if there is one."""
+    if budget is None or budget.usd_per_query is None:
+        return Pacer(None, price)
+    for answer, _ in store.recent(1):
+        price = json.loads(answer.receipt).get("price_of_money") or price
+    return Pacer(usd(budget.usd_per_query, "usd_per_query"), min(max(price, LOWEST), HIGHEST))

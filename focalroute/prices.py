@@ -1,0 +1,247 @@
+"""Prices from the providers' own listings, and the pool file brought up to date with them.
+
+Together and DeepInfra list USD per million tokens as numbers, OpenRouter USD per token as strings. What is not listed,
+or not as a price, is unknown: it is reported and never taken as zero. The pool file is where prices are kept, with the
+date they were looked up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+from focalroute.amounts import decimal_of
+from focalroute.config import Dialect, Endpoint, Price
+from focalroute.errors import ConfigError
+
+__all__ = ["Listed", "listed_prices", "read_listing", "show_prices", "stale", "warn_if_stale", "write_prices"]
+
+_log = logging.getLogger("focalroute")
+
+STALE_DAYS = 30
+_TIMEOUT_S = 20.0
+_MOST_BYTES = 32 * 2**20
+_HIGHEST = Decimal(100_000)
+
+State = Literal["same", "changed", "new", "unlisted", "no listing", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a provider's listing says of an endpoint.
+
+    Attributes:
+        price: the listed price, USD per million tokens; None where there is none.
+        state: against the pool's own price: "same", "changed", "new" (the pool has none); or why there is none:
+            "unlisted" (the listing lacks the model, or its price), "no listing" (the service has no known one),
+            "failed" (``detail`` says why).
+        stale: whether the pool's own price was looked up too long ago.
+    """
+
+    endpoint: str
+    price: Price | None
+    state: State
+    stale: bool = False
+    detail: str = ""
+
+
+def listed_prices(endpoints: Iterable[Endpoint]) -> list[Listed]:
+    """Look every endpoint up in its provider's listing; each listing is fetched once."""
+    fetched: dict[str, Mapping[str, Price] | str] = {}
+    return [_look_up(endpoint, fetched) for endpoint in endpoints]
+
+
+def _look_up(endpoint: Endpoint, fetched: dict[str, Mapping[str, Price] | str]) -> Listed:
+    old = stale(endpoint)
+    if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
+        return Listed(endpoint.name, None, "no listing", old)
+    if endpoint.base_url not in fetched:
+        fetched[endpoint.base_url] = _fetch(endpoint)
+    listing = fetched[endpoint.base_url]
+    if isinstance(listing, str):
+        return Listed(endpoint.name, None, "failed", old, listing)
+    price = listing.get(endpoint.model)
+    if price is None:
+        return Listed(endpoint.name, None, "unlisted", old)
+    state: State = "new" if endpoint.price is None else "same" if endpoint.price == price else "changed"
+    return Listed(endpoint.name, price, state, old)
+
+
+def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
+    """The listing of the endpoint's service, or why it cannot be had."""
+    import httpx
+
+    key = endpoint.api_key()
+    headers = {"User-Agent": "focalroute"} | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {})
+    body = b""
+    try:
+        with httpx.stream("GET", f"{endpoint.base_url}/models", headers=headers, timeout=_TIMEOUT_S) as response:
+            if response.status_code != 200:
+                return f"HTTP {response.status_code}"
+            for piece in response.iter_bytes():
+                body += piece
+                if len(body) > _MOST_BYTES:
+                    return "the listing is too long"
+        return read_listing(json.loads(body, parse_float=Decimal), endpoint.spoken)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"could not be fetched ({type(error).__name__})"
+    except (ValueError, RecursionError):
+        return "is not JSON"
+
+
+def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:
+    """Model name -> price, of what a service answers to ``GET /models``. What is not a price is left out."""
+    models = payload.get("data") if isinstance(payload, Mapping) else payload
+    found = {}
+    for model in models if isinstance(models, list) else ():
+        price = _SHAPES[dialect].read(model) if isinstance(model, Mapping) else None
+        if price is not None and isinstance(model.get("id"), str):
+            found[model["id"]] = price
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Where a listing keeps its prices: the way to the table, the names in it, and how many tokens they are for."""
+
+    way: Sequence[str]
+    prompt: str
+    completion: str
+    cached: str
+    tokens: int
+    free: bool  # whether zero means free; elsewhere it stands for what is not sold by the token
+
+    def read(self, model: Mapping[str, Any]) -> Price | None:
+        table: Any = model
+        for step in self.way:
+            table = table.get(step) if isinstance(table, Mapping) else None
+        if not isinstance(table, Mapping):
+            return None
+        prompt, completion, cached = (
+            self._per_million(table.get(n)) for n in (self.prompt, self.completion, self.cached)
+        )
+        if prompt is None or completion is None or (prompt == completion == 0 and not self.free):
+            return None
+        return Price(prompt, completion, prompt if cached is None else cached)
+
+    def _per_million(self, amount: object) -> Decimal | None:
+        value = decimal_of(amount)
+        if value is None or not 0 <= value * 1_000_000 / self.tokens <= _HIGHEST:
+            return None
+        return value * 1_000_000 / self.tokens
+
+
+_SHAPES: Mapping[Dialect, _Shape] = {
+    "together": _Shape(("pricing",), "input", "output", "cached_input", 1_000_000, free=False),
+    "deepinfra": _Shape(
+        ("metadata", "pricing"), "input_tokens", "output_tokens", "cache_read_tokens", 1_000_000, free=False
+    ),
+    "openrouter": _Shape(("pricing",), "prompt", "completion", "input_cache_read", 1, free=True),
+}
+
+
+def show_prices(listed: Iterable[Listed], *, as_json: bool) -> str:
+    """As a table, or as a JSON list; USD per million tokens."""
+    if as_json:
+        return json.dumps([_plain(one) for one in listed], indent=2)
+    lines = [f"{'endpoint':32} {'input':>10} {'output':>10} {'cached':>10}  state"]
+    for one in listed:
+        amounts = ("-",) * 3 if one.price is None else tuple(f"{amount.normalize():f}" for amount in one.price)
+        notes = ", ".join(filter(None, (one.state, one.detail, "stale" if one.stale else "")))
+        lines.append(f"{one.endpoint:32} {amounts[0]:>10} {amounts[1]:>10} {amounts[2]:>10}  {notes}")
+    return "\n".join(lines)
+
+
+def _plain(one: Listed) -> dict[str, Any]:
+    price = None if one.price is None else {name: f"{amount:f}" for name, amount in one.price._asdict().items()}
+    return {"endpoint": one.endpoint, "state": one.state, "stale": one.stale, "detail": one.detail, "price": price}
+
+
+# -- how old they are --------------------------------------------------------------------------------------------------
+
+
+def stale(endpoint: Endpoint) -> bool:
+    """Whether its price was looked up more than 30 days ago; without a date it is the user's own word."""
+    return endpoint.prices_as_of is not None and (datetime.now(UTC).date() - endpoint.prices_as_of).days > STALE_DAYS
+
+
+def warn_if_stale(endpoints: Iterable[Endpoint]) -> None:
+    """Log a warning that names the endpoints whose prices are old."""
+    names = [endpoint.name for endpoint in endpoints if stale(endpoint)]
+    if names:
+        _log.warning(
+            "the prices of %s are more than %d days old; renew them with focalroute pool prices --write",
+            ", ".join(names), STALE_DAYS,
+        )  # fmt: skip
+
+
+# -- the pool file -----------------------------------------------------------------------------------------------------
+
+_KEYS = ("input_usd_per_1m", "output_usd_per_1m", "cached_input_usd_per_1m", "prices_as_of")
+
+
+def write_prices(path: Path, prices: Mapping[str, Price], today: date) -> None:
+    """Put prices and their date into the ``[[endpoint]]`` tables of a pool file; all else stays as it is written.
+
+    Args:
+        prices: endpoint name -> what to write.
+
+    Raises:
+        ConfigError: the file is written in a way that this does not understand; it is left as it was.
+    """
+    text = path.read_text("utf-8")
+    before = tomllib.loads(text)
+    tables = re.split(r"(?m)^(?=[ \t]*\[)", text)
+    places = [i for i, table in enumerate(tables) if re.match(r"[ \t]*\[\[\s*endpoint\s*\]\]", table)]
+    listed = before["endpoint"]
+    by_hand = f"{path}: cannot be edited safely; write the prices into it by hand"
+    if len(places) != len(listed):
+        raise ConfigError(by_hand)
+    for place, endpoint in zip(places, listed, strict=True):
+        if endpoint.get("name") in prices:
+            tables[place] = _with_price(tables[place], prices[endpoint["name"]], today)
+            endpoint |= _values(prices[endpoint["name"]], today)
+    edited = "".join(tables)
+    if not _means(edited, before):
+        raise ConfigError(by_hand)
+    _replace(path, edited)
+
+
+def _values(price: Price, today: date) -> dict[str, Any]:
+    return dict(zip(_KEYS, (*map(float, (price.prompt, price.completion, price.cached)), today), strict=True))
+
+
+def _with_price(table: str, price: Price, today: date) -> str:
+    body, end = table.rstrip(), table[len(table.rstrip()) :]
+    amounts = (format(amount.normalize(), "f") for amount in (price.prompt, price.completion, price.cached))
+    written = [amount if "." in amount else f"{amount}.0" for amount in amounts]
+    for key, value in zip(_KEYS, (*written, today.isoformat()), strict=True):
+        line = re.compile(rf"(?m)^([ \t]*{key}[ \t]*=[ \t]*)[^#\n]*?([ \t]*(?:#.*)?)$")
+        body = line.sub(rf"\g<1>{value}\g<2>", body) if line.search(body) else f"{body}\n{key} = {value}"
+    return body + (end or "\n")
+
+
+def _means(text: str, wanted: object) -> bool:
+    try:
+        return tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _replace(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).chmod(path.stat().st_mode)
+    Path(file.name).replace(path)

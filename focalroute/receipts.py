@@ -1,0 +1,106 @@
+"""The receipt of an answer: who was asked, why, what it cost, and how much of the budget that left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from focalroute.records import CostSource, Failure, Method, Usage
+
+__all__ = ["Call", "Choice", "Limit", "Receipt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One member on a receipt: no text, only what it did and what it cost.
+
+    Attributes:
+        probability: with which it was picked by itself.
+        candidate: the candidate it backs; None: it gave no usable reply.
+        evidence: the weight of its vote by its record, in log-odds, as the Fusion saw it; None without a vote.
+    """
+
+    endpoint: str
+    round: int
+    probability: float
+    candidate: int | None
+    method: Method | None
+    usage: Usage | None
+    cost: Decimal | None
+    cost_source: CostSource
+    latency_s: float
+    attempts: int
+    error: Failure | None
+    evidence: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One decision on a receipt.
+
+    Attributes:
+        considered: the endpoints that could be asked then: not asked yet, not failing, affordable.
+        picked: those that were; none: it stopped.
+        probability: of this set under the policy; None where it was not sampled (greedy, or nobody was left).
+    """
+
+    round: int
+    considered: tuple[str, ...]
+    picked: tuple[str, ...]
+    probability: float | None
+
+
+def _plain(value: Any) -> Any:
+    """For json: a record as an object, money as a decimal string."""
+    if dataclasses.is_dataclass(value):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit of the budget at one moment, USD; ``resets_at``: Unix time at which its period ends, None: never."""
+
+    name: str
+    usd: Decimal
+    spent: Decimal
+    reserved: Decimal
+    resets_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Who was asked, why, and what it cost. Holds no prompt and no reply text.
+
+    Attributes:
+        policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
+        calls: every member asked, in the order of asking.
+        rounds: rounds in which somebody was asked.
+        cost: USD of all calls; None if the cost of any is unknown.
+        degraded: how the answer falls short of normal service, in words; empty if it does not.
+        latency_s: the whole ask.
+        price_of_money: the lambda it was decided by.
+        budget: every limit that concerned it, as it was known at its end.
+        decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
+    """
+
+    answer_id: str
+    created_at: float
+    policy_version: int
+    calls: tuple[Call, ...]
+    rounds: int
+    cost: Decimal | None
+    latency_s: float
+    tags: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()
+    policy: str | None = None
+    price_of_money: float = 0.0
+    budget: tuple[Limit, ...] = ()
+    decisions: tuple[Choice, ...] = ()
+
+    def to_json(self) -> str:
+        """The receipt as one JSON object; money as decimal strings."""
+        return json.dumps(self, default=_plain, separators=(",", ":"))
