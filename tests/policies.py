@@ -15,9 +15,19 @@ from focalroute.policy.publish import publish
 
 def ask_everybody(root: Path) -> Path:
     """A folder whose policy asks all endpoints in round 1 and nobody after; to be served greedily."""
+    return _first_round_only(root, first=40.0, price_of_money=0.0)
+
+
+def thrifty(root: Path) -> Path:
+    """A folder whose policy asks each endpoint with a probability that falls with the price of money, in round 1."""
+    return _first_round_only(root, first=20.0, price_of_money=-8.0)
+
+
+def _first_round_only(root: Path, **weights: float) -> Path:
     cold = cold_decider()
     context = np.zeros_like(cold.skip_context)
-    context[slices(CONTEXT)["first"]] = 40.0
+    for name, weight in weights.items():
+        context[slices(CONTEXT)[name]] = weight
     bias = np.full(1, -20, np.float32)
     decider = replace(cold, skip_context=context, skip_endpoint=np.zeros_like(cold.skip_endpoint), bias=bias)
     publish(root, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from focalroute.ask import Ask
-from focalroute.cost import BudgetGuard
+from focalroute.budget import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import cold
@@ -27,7 +27,7 @@ def begun(*, failing: bool = False, cap: str | None = None, seed: int = 0) -> As
     observer = Observer(NAMES, [0.3, 0.2, 0.4, 0.1])
     query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"), answer=None)
     policy = Guarded(Fallback() if failing else cold(), NAMES)
-    purse = BudgetGuard(None, (), Decimal(0)).purse(cap)
+    purse = BudgetGuard(None, ()).purse(cap, "x")
     return Ask(query, policy, observer.begin(query), purse, deadline=0.0, rng=random.Random(seed))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import json
 import os
 import signal
@@ -466,6 +468,95 @@ def test_the_total_is_never_passed_and_survives_a_restart(pool: SimulatedPool, t
 def test_a_budget_with_an_endpoint_of_unknown_price_is_refused() -> None:
     with pytest.raises(ConfigError, match="price of free"):
         Ensemble([Endpoint("free", base_url="http://localhost:1/v1", model="m")], budget=Budget(usd_total=1))
+
+
+def test_an_endpoint_of_unknown_price_may_be_allowed_and_its_cost_stays_unknown(pool: SimulatedPool) -> None:
+    endpoint = Endpoint("free", base_url=pool.endpoints[0].base_url, model="small")
+    with Ensemble([endpoint], budget=Budget(usd_total="0.0001", allow_unpriced=True)) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.00001")
+        assert answer.cost is None
+        assert answer.receipt.calls[0].cost_source == "unknown"
+        assert ensemble.stats().endpoints["free"].unpriced == 2  # the probe and the call
+
+
+def test_a_tag_that_is_used_up_is_refused_while_others_go_on(pool: SimulatedPool) -> None:
+    budget = Budget(usd_per_tag={"poor": {"day": "0.0000001"}}, usd_total=1)
+    with Ensemble(pool.endpoints, budget=budget) as ensemble:
+        with pytest.raises(
+            BudgetExceeded, match=r"usd_per_tag\.poor\.day = 0.0000001 USD; raise it, or wait"
+        ) as caught:
+            ensemble.ask(QUESTION, choices=CHOICES, tags=["poor"])
+        assert caught.value.resets_at is not None
+        receipt = ensemble.ask(QUESTION, choices=CHOICES, tags=["rich"]).receipt
+        (limit,) = receipt.budget
+        assert (limit.name, limit.usd, limit.resets_at) == ("usd_total", Decimal(1), None)
+        assert limit.spent + limit.reserved >= (receipt.cost or 0)
+
+
+def test_the_receipt_says_who_could_be_asked_who_was_and_how_likely_that_was(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, seed=3, price_of_money=0.2) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+    receipt = answer.receipt
+    first, *rest = receipt.decisions
+    assert set(first.considered) == {"small", "middle", "large"}
+    assert first.picked == tuple(call.endpoint for call in receipt.calls if call.round == 1)
+    for before, after in itertools.pairwise(receipt.decisions):
+        assert set(after.considered) == set(before.considered) - set(before.picked)
+    assert all(choice.probability is None or 0 < choice.probability <= 1 for choice in receipt.decisions)
+    assert first.probability is not None
+    assert [choice.round for choice in receipt.decisions] == list(range(1, len(rest) + 2))
+    assert receipt.price_of_money == 0.2
+    assert all((call.evidence is not None) == (call.candidate is not None) for call in receipt.calls)
+    again = json.loads(receipt.to_json())
+    assert again["decisions"][0]["considered"] == list(first.considered)
+    assert again["budget"] == []
+
+
+def test_running_low_narrows_the_set_before_anything_is_refused(tmp_path: Path) -> None:
+    """Asked one after the other: the dear one is left out as soon as it no longer fits, the cheap one answers on."""
+    models = [
+        SimulatedModel("cheap", input_usd_per_1m=Decimal("0.1"), output_usd_per_1m=Decimal("0.1")),
+        SimulatedModel("dear", input_usd_per_1m=Decimal(10), output_usd_per_1m=Decimal(10)),
+    ]
+    budget = Budget(usd_total="0.015")
+    with SimulatedPool(models) as pool:
+        policy = ask_everybody(tmp_path)
+        with Ensemble(pool.endpoints, policy=policy, explore=False, max_rounds=1, budget=budget) as ensemble:
+            asks = [ensemble.ask(question.text, answer="text") for question in stream(30, seed=1)]
+    sizes = [len(answer.replies) for answer in asks]
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-1]) == (2, 1)
+    assert asks[-1].replies[0].endpoint == "cheap"
+
+
+@pytest.mark.parametrize(("fault", "estimated"), [("hang", True), ("cut", True), ("no_usage", True), ("status", False)])
+def test_what_a_failed_call_may_have_cost_stands_and_what_it_surely_did_not_is_free(
+    fault: str, estimated: bool
+) -> None:
+    """A service that says nothing may have billed: never less is on the ledger than it did."""
+    with SimulatedPool([SimulatedModel("only", skill=0.9)]) as pool:
+        pool.set("only", faults=Fault(fault, seconds=0.05))
+        with Ensemble(pool.endpoints, attempts=1, budget=Budget(usd_total=1)) as ensemble:
+            with contextlib.suppress(PoolError):
+                ensemble.ask(QUESTION, answer="number")
+            billed, stats = pool.stats()["only"].usd, ensemble.stats()
+            assert (billed > 0) is estimated
+            assert billed < stats.cost if estimated else stats.cost == 0
+            assert stats.endpoints["only"].calls == 1
+
+
+def test_a_service_that_cannot_be_reached_costs_nothing() -> None:
+    endpoint = Endpoint(
+        "gone", base_url=f"http://127.0.0.1:{free_port()}/v1", model="m", input_usd_per_1m=1, output_usd_per_1m=1
+    )
+    client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none")
+    ready = Endpoint("ready", client=client, model="m", input_usd_per_1m=1, output_usd_per_1m=1)
+    for one in (endpoint, ready):
+        with Ensemble([one], attempts=2, budget=Budget(usd_total=1), deadline_s=5) as ensemble:
+            with pytest.raises(PoolError):
+                ensemble.ask(QUESTION, answer="number")
+            assert ensemble.stats().cost == 0
+            assert ensemble.stats().endpoints[one.name].calls == 2
 
 
 # -- feedback ---------------------------------------------------------------------------------------------------------

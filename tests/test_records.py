@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.records import Answer, Call, Failure, Receipt, Reply, Usage
+from focalroute.receipts import Call, Receipt
+from focalroute.records import Answer, Failure, Reply, Usage
 
 STEADY = settings(deadline=None, derandomize=True)
 

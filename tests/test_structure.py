@@ -24,7 +24,7 @@ ENGINES = {
     "onnxruntime": {"policy/_onnx.py"},
     "openai": {"endpoint.py"},
     "sqlite3": {"store/sqlite.py"},
-    "httpx": {"endpoint.py"},
+    "httpx": {"endpoint.py", "prices.py"},
     "httpx_aiohttp": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"pool.py"},
@@ -36,23 +36,28 @@ ENGINES_TO_COME = ("redis", "opentelemetry", "starlette")
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
 HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "sync"}
 # Every other part imports these, itself, and what is listed for it.
-BASE = {"config", "errors", "records"}
+BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
-    "ask": {"answers", "cost", "observe", "policy", "store"},
+    "ask": {"answers", "budget", "cost", "observe", "policy", "store"},
+    "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
+    "config": {"amounts"},
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "wire"},
     "endpoint": {"wire"},
-    "evaluate": {"ask", "cost", "learn", "observe", "policy", "probe", "progress", "store"},
+    "evaluate": {"ask", "budget", "cost", "learn", "observe", "policy", "probe", "progress", "store"},
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
     "observe": {"answers"},
+    "pacing": {"amounts", "store"},
     "policy": {"observe"},
-    "pool": {"capabilities", "cost", "elicit", "endpoint", "limits", "store", "wire"},
-    "probe": {"answers", "ask", "cost", "observe", "pool", "store"},
+    "pool": {"budget", "capabilities", "cost", "elicit", "endpoint", "limits", "store", "wire"},
+    "prices": {"amounts"},
+    "probe": {"answers", "ask", "budget", "cost", "observe", "pool", "store"},
     "query": {"answers"},
     "updates": {"learn", "policy", "store"},
-    "stats": {"observe", "store"},
+    "spending": {"store"},
+    "stats": {"cost", "observe", "store"},
 }
 
 # Engines and everything heavy come with the first use, never with `import focalroute`.

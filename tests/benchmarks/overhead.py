@@ -15,15 +15,14 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 
 import openai
 
-from focalroute import AsyncEnsemble, Endpoint
+from focalroute import AsyncEnsemble, Budget, Endpoint
 from focalroute.ask import Ask
-from focalroute.cost import BudgetGuard
+from focalroute.budget import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.policy import bundle
 from focalroute.policy.bundle import Policy
@@ -68,7 +67,7 @@ def filled_observer(n: int, window: int, rng: random.Random) -> Observer:
 def one_ask(observer: Observer, policy: Policy, replies: Sequence[Sequence[Reply]], rng: random.Random) -> None:
     """All an ask does besides waiting: rounds of 3 and of 1 member, then STOP; answer, receipt, rows for the store."""
     query = make_query(PROMPT, choices=CHOICES)
-    guarded, purse = Guarded(policy, observer.endpoints), BudgetGuard(None, (), Decimal(0)).purse(None)
+    guarded, purse = Guarded(policy, observer.endpoints), BudgetGuard(None, ()).purse(None, query.id)
     ask = Ask(query, guarded, observer.begin(query), purse, deadline=0.0, rng=rng)
     for number in range(1, 4):
         observation = ask.observe(0.1)
@@ -129,13 +128,14 @@ async def at_concurrency(call: Call, concurrency: int, calls: int) -> tuple[floa
     return calls / (time.perf_counter() - started), taken
 
 
-def ensemble(url: str, size: int, folder: Path) -> AsyncEnsemble:
+def ensemble(url: str, size: int, folder: Path, budget: Budget | None = None) -> AsyncEnsemble:
     """An ensemble that asks all of its endpoints, with a store on disk."""
     endpoints = [
         Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1) for i in range(size)
     ]
     root = ask_everybody(folder / f"policy-{size}")
-    return AsyncEnsemble(endpoints, policy=root, store=folder / f"{size}-{time.time_ns()}.db", explore=False)
+    store = folder / f"{size}-{time.time_ns()}.db"
+    return AsyncEnsemble(endpoints, policy=root, store=store, explore=False, budget=budget)
 
 
 async def against_openai() -> list[tuple[str, str, str, str]]:
@@ -185,6 +185,22 @@ async def against_openai() -> list[tuple[str, str, str, str]]:
     return rows
 
 
+async def under_a_budget() -> list[tuple[str, str, str, str]]:
+    """Rows: what, with limits that are held in the store, without, ratio."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name, floor_server() as url:
+        for size in (1, 3):
+            limits = Budget(usd_total=1000, usd_per_period={"hour": 1000})
+            async with (
+                ensemble(url, size, Path(name), limits) as limited,
+                ensemble(url, size, Path(name)) as free,
+            ):
+                mine, other = await paired(lambda it=limited: it.ask(PROMPT), lambda it=free: it.ask(PROMPT), 500)  # type: ignore[misc]
+            ratio = statistics.median(mine) / statistics.median(other)
+            rows.append((f"{size} endpoint(s), ms", quartiles(mine), quartiles(other), f"{ratio:.2f}"))
+    return rows
+
+
 def main() -> None:
     """Print everything."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("openai", "httpx", "aiohttp", "onnxruntime", "numpy"))
@@ -201,6 +217,9 @@ def main() -> None:
         print(f"| {what} | {quartiles(taken, 1e6)} | {p99(taken) * 1e6:.0f} |")
     print("\n| `AsyncEnsemble.ask`, store on | focalroute | bare openai client | ratio |\n|---|---|---|---|")
     for row in asyncio.run(against_openai()):
+        print("| " + " | ".join(row) + " |")
+    print("\n| `AsyncEnsemble.ask`, store on | two limits in the store | no limit | ratio |\n|---|---|---|---|")
+    for row in asyncio.run(under_a_budget()):
         print("| " + " | ".join(row) + " |")
 
 

@@ -192,7 +192,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
     path = filled(tmp_path / "s.db")
     with monkeypatch.context() as newer:
         broken = "ALTER TABLE answers ADD COLUMN fine TEXT; ALTER TABLE nothing ADD COLUMN wrong TEXT"
-        newer.setattr("focalroute.store.sqlite.MIGRATIONS", (*MIGRATIONS, broken))
+        newer.setattr("focalroute.store.schema.MIGRATIONS", (*MIGRATIONS, broken))
         fails(path, "nothing")
     with closing(SqliteStore(path)) as store:
         assert store.verify() == ()

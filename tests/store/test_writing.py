@@ -204,12 +204,12 @@ def test_a_database_that_turns_read_only_fails_writes_but_not_reads(store: Sqlit
     assert ids(store) == ["x", "y"]
 
 
-def test_a_lock_held_too_long_fails_writes_but_not_reads(tmp_path: Path) -> None:
+def test_a_lock_held_too_long_fails_writes_but_not_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has it; once it lets go, writes succeed."""
     path = tmp_path / "s.db"
     with closing(SqliteStore(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         done(store.write(answer("x")))
-        on_thread(store, lambda db: db.execute("PRAGMA busy_timeout = 20"))
+        monkeypatch.setattr("focalroute.store.sqlite._BUSY_S", 0.02)
         other.execute("BEGIN IMMEDIATE")
         with held(store):
             calls = [store.write(answer("y")), store.write(judge("x"))]
@@ -219,6 +219,7 @@ def test_a_lock_held_too_long_fails_writes_but_not_reads(tmp_path: Path) -> None
         assert calls[0].exception() is not calls[1].exception()
         assert ids(store) == ["x"]
         assert store.answer("y") is None
+        monkeypatch.undo()
         other.execute("ROLLBACK")
         done(store.write(answer("y"), judge("y")))
 

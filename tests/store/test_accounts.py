@@ -1,0 +1,256 @@
+"""Reservations and balances: exact for every process on the file, whatever becomes of any of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focalroute.records import Usage
+from focalroute.store.base import Account, Balance, LedgerRow, Release, Reservation
+from focalroute.store.sqlite import SqliteStore
+from tests.store.made import on_thread
+
+PERIOD_S = 10**9  # no test meets its end
+TOTAL, LONG, TEAM = Account(), Account("", PERIOD_S), Account("team", PERIOD_S)
+LIMITS = {TOTAL: Decimal(3), LONG: Decimal(2), TEAM: Decimal(1)}
+LIMITS_LONG = {LONG: Decimal(2)}
+ZERO = Decimal(0)
+
+
+def hold(number: object, amount: Decimal | str | int, tags: tuple[str, ...] = ()) -> Reservation:
+    return Reservation(f"r{number}", "x", "a", Decimal(amount), tags)
+
+
+def bill(held: Reservation, at: float, cost: Decimal | None) -> LedgerRow:
+    source: Any = "unknown" if cost is None else "price"
+    return LedgerRow(held.answer_id, held.endpoint, at, Usage(1, 1), cost, source, held.tags, held)
+
+
+def applies(account: Account, tags: tuple[str, ...]) -> bool:
+    return not account.tag or account.tag in tags
+
+
+AMOUNTS = st.decimals(0, 1, places=6)
+SHARES = st.sampled_from([Decimal(0), Decimal("0.25"), Decimal(1)])
+TAGS = st.sampled_from([(), ("team",), ("other", "team"), ("other",)])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("reserve"), st.integers(0, 2), AMOUNTS, TAGS),
+        st.tuples(st.just("settle"), st.integers(0, 9), SHARES),
+        st.tuples(st.just("release"), st.integers(0, 9)),
+        st.tuples(st.just("crash"), st.integers(0, 2)),
+        st.tuples(st.just("charge"), st.integers(0, 2), AMOUNTS, TAGS),
+    ),
+    max_size=30,
+)
+
+
+class Model:
+    """What the balances must be, counted the plain way."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[int, Reservation, float]] = []  # of living processes
+        self.orphans: list[Reservation] = []
+        self.paid: list[tuple[tuple[str, ...], Decimal]] = []
+
+    def balance(self, account: Account) -> tuple[Decimal, Decimal]:
+        held = [r for _, r, _ in self.open] + self.orphans
+        return (
+            sum((cost for tags, cost in self.paid if applies(account, tags)), ZERO),
+            sum((r.amount for r in held if applies(account, r.tags)), ZERO),
+        )
+
+    def fits(self, reservation: Reservation) -> bool:
+        return all(
+            sum(self.balance(account), reservation.amount) <= limit
+            for account, limit in LIMITS.items()
+            if applies(account, reservation.tags)
+        )
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(steps=STEPS)
+def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(steps: list[tuple[Any, ...]]) -> None:
+    """Three stores on one file stand for three processes; one that crashes leaves its reservations behind."""
+    model = Model()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        path = Path(folder) / "s.db"
+
+        def begin() -> SqliteStore:
+            store = stack.enter_context(closing(SqliteStore(path)))
+            store.open_accounts(LIMITS)
+            return store
+
+        stores = [begin() for _ in range(3)]
+        for number, (what, which, *rest) in enumerate(steps):
+            if what == "reserve":
+                wanted = hold(number, *rest)
+                limits = {a: limit for a, limit in LIMITS.items() if applies(a, wanted.tags)}
+                grant = stores[which].reserve(wanted, limits).result(10)
+                assert grant.granted is model.fits(wanted)
+                if grant.granted:
+                    model.open.append((which, wanted, grant.at))
+            elif what == "charge":  # by a process without limits
+                amount, tags = rest
+                if model.fits(Reservation("", "", "", amount, tags)):
+                    stores[which].write(LedgerRow("y", "a", time.time(), None, amount, "price", tags)).result(10)
+                    model.paid.append((tags, amount))
+            elif what == "crash":
+                stores[which].close()
+                stores[which] = begin()
+                model.orphans += [r for owner, r, _ in model.open if owner == which]
+                model.open = [entry for entry in model.open if entry[0] != which]
+            elif model.open:
+                owner, held, at = model.open.pop(which % len(model.open))
+                cost = held.amount * rest[0] if what == "settle" else ZERO
+                stores[owner].write(bill(held, at, cost) if what == "settle" else Release(held, at)).result(10)
+                model.paid.append((held.tags, cost))
+            balances = stores[number % 3].balances(LIMITS).result(10)
+            for account, limit in LIMITS.items():
+                assert (balances[account].spent, balances[account].reserved) == model.balance(account)
+                assert sum(model.balance(account)) <= limit
+        assert stores[0].verify() == ()
+
+
+def test_threads_of_several_stores_that_only_reserve_fill_the_limit_exactly(tmp_path: Path) -> None:
+    limits = {TOTAL: Decimal(1)}
+    with ExitStack() as stack:
+        stores = [stack.enter_context(closing(SqliteStore(tmp_path / "s.db"))) for _ in range(3)]
+        for store in stores:
+            store.open_accounts(limits)
+        won: Counter[bool] = Counter()
+        ready = threading.Barrier(6)
+
+        def work(thread: int) -> None:
+            ready.wait()
+            futures = [stores[thread % 3].reserve(hold(f"{thread}-{i}", "0.002"), limits) for i in range(150)]
+            won.update(future.result(20).granted for future in futures)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert won == {True: 500, False: 400}
+        assert stores[0].balances([TOTAL]).result(10) == {TOTAL: Balance(ZERO, Decimal(1))}
+        assert stores[0].verify() == ()
+
+
+def test_what_a_killed_process_had_reserved_stands(tmp_path: Path) -> None:
+    """kill -9 between the reservation and the bill: the next process starts with it."""
+    path = tmp_path / "s.db"
+    code = """
+import os, signal, sys
+from tests.store.test_accounts import LIMITS, hold, bill
+from focalroute.store.sqlite import SqliteStore
+from decimal import Decimal
+store = SqliteStore(sys.argv[1])
+store.open_accounts(LIMITS)
+settled = store.reserve(hold(1, "0.5"), LIMITS).result()
+store.write(bill(hold(1, "0.5"), settled.at, Decimal("0.1"))).result()
+store.reserve(hold(2, "0.25"), LIMITS).result()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=60).returncode == -9
+    with closing(SqliteStore(path)) as store:
+        assert store.open_accounts([TOTAL])[TOTAL] == Balance(Decimal("0.1"), Decimal("0.25"))
+        assert not store.reserve(hold(3, "2.66"), {TOTAL: Decimal(3)}).result(10).granted
+        assert store.reserve(hold(4, "2.65"), {TOTAL: Decimal(3)}).result(10).granted
+
+
+def test_an_account_opened_late_finds_what_was_spent_and_held(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        at = store.reserve(hold(1, "0.5", ("team",)), {}).result(10).at
+        store.reserve(hold(2, "0.25", ("team", "x")), {}).result(10)
+        store.reserve(hold(3, "0.125"), {}).result(10)
+        store.write(bill(hold(1, "0.5", ("team",)), at, Decimal("0.4"))).result(10)
+        store.write(bill(hold(9, 0, ("team",)), at - PERIOD_S, Decimal("0.0625"))).result(10)
+        opened = store.open_accounts([TOTAL, LONG, Account("team"), Account("nobody")])
+        amounts = {account: (str(b.spent), str(b.reserved)) for account, b in opened.items()}
+        assert amounts == {
+            TOTAL: ("0.4625", "0.375"),
+            LONG: ("0.4", "0.375"),
+            Account("team"): ("0.4625", "0.25"),
+            Account("nobody"): ("0", "0"),
+        }
+        assert store.verify() == ()
+
+
+def test_a_period_begins_anew_and_what_it_held_before_stays_behind() -> None:
+    """The clock is moved through the database: what is there becomes the last period's."""
+    with closing(SqliteStore()) as store:
+        store.open_accounts([LONG, TOTAL])
+        grant = store.reserve(hold(1, 2), LIMITS_LONG).result(10)
+        assert grant.granted
+        assert grant.balances[LONG].resets_at == (grant.at // PERIOD_S + 1) * PERIOD_S
+        assert not store.reserve(hold(2, 1), LIMITS_LONG).result(10).granted
+        on_thread(store, lambda db: db.execute("UPDATE balances SET period = period - 1 WHERE period_s > 0"))
+        on_thread(store, lambda db: db.execute(f"UPDATE reservations SET at = at - {PERIOD_S}"))
+        assert store.balances([LONG]).result(10)[LONG].reserved == 0
+        assert store.reserve(hold(3, 2), LIMITS_LONG).result(10).granted
+        store.write(bill(hold(1, 2), grant.at - PERIOD_S, Decimal(1))).result(10)  # it counts where it began
+        balances = store.balances([LONG, TOTAL]).result(10)
+        assert balances[LONG] == Balance(ZERO, Decimal(2), grant.balances[LONG].resets_at)
+        assert balances[TOTAL] == Balance(Decimal(1), Decimal(2))
+        assert store.verify() == ()
+
+
+def test_a_clock_that_was_set_back_stays_in_the_latest_period() -> None:
+    with closing(SqliteStore()) as store:
+        store.open_accounts([LONG])
+        on_thread(store, lambda db: db.execute("UPDATE balances SET period = period + 3, spent = '1500000000000'"))
+        assert not store.reserve(hold(1, 1), LIMITS_LONG).result(10).granted
+        assert store.reserve(hold(2, "0.5"), LIMITS_LONG).result(10).granted
+        assert not store.reserve(hold(3, "0.5"), LIMITS_LONG).result(10).granted
+
+
+def test_amounts_are_rounded_against_the_spender_and_limits_down() -> None:
+    limits = {TOTAL: Decimal("0.0000000000019")}
+    with closing(SqliteStore()) as store:
+        store.open_accounts(limits)
+        assert not store.reserve(hold(1, "0.0000000000011"), limits).result(10).granted
+        assert store.reserve(hold(2, "0.0000000000009"), limits).result(10).granted
+        assert store.balances(limits).result(10)[TOTAL].reserved == Decimal("1e-12")
+
+
+def test_balances_are_exact_beyond_64_bits_of_picodollars() -> None:
+    limits = {TOTAL: Decimal(10) ** 9}
+    with closing(SqliteStore()) as store:
+        store.open_accounts(limits)
+        for i in range(3):
+            grant = store.reserve(hold(i, "9000000.000000000001"), limits).result(10)
+            store.write(bill(hold(i, "9000000.000000000001"), grant.at, Decimal("9000000.000000000001"))).result(10)
+        assert store.balances(limits).result(10)[TOTAL].spent == Decimal("27000000.000000000003")
+        assert store.verify() == ()
+
+
+def test_settling_or_releasing_twice_ends_it_once() -> None:
+    with closing(SqliteStore()) as store:
+        store.open_accounts([TOTAL])
+        at = store.reserve(hold(1, 1), {TOTAL: Decimal(3)}).result(10).at
+        released = [Release(hold(number, 1), at) for number in (1, 1, 2)]
+        store.write(bill(hold(1, 1), at, None), *released).result(10)
+        assert store.balances([TOTAL]).result(10) == {TOTAL: Balance(ZERO, ZERO)}
+        assert store.verify() == ()
+
+
+@pytest.mark.parametrize("damage", ["UPDATE balances SET spent = '5'", "DELETE FROM reservations"])
+def test_a_balance_that_its_rows_do_not_add_up_to_is_found(damage: str) -> None:
+    with closing(SqliteStore()) as store:
+        store.open_accounts([TOTAL])
+        store.reserve(hold(1, 1), {TOTAL: Decimal(3)}).result(10)
+        on_thread(store, lambda db: db.execute(damage))
+        (problem,) = store.verify()
+        assert "its rows add up to" in problem

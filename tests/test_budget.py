@@ -1,0 +1,291 @@
+"""Budgets: which limits hold for an ask, what is left of them, and the error that says which one is used up."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from focalroute.budget import BudgetGuard, Hold, Purse
+from focalroute.config import Budget, Endpoint
+from focalroute.cost import Bill
+from focalroute.errors import BudgetExceeded, ConfigError, StoreError
+from focalroute.store.base import Account
+from focalroute.store.sqlite import SqliteStore
+
+ZERO = Decimal(0)
+PRICED = Endpoint("a", model="m", input_usd_per_1m="0.88", output_usd_per_1m="0.88")
+UNPRICED = Endpoint("unpriced", model="m")
+
+
+@pytest.fixture
+def store() -> Iterator[SqliteStore]:
+    with closing(SqliteStore()) as opened:
+        yield opened
+
+
+def guard(store: SqliteStore, **limits: Any) -> BudgetGuard:
+    return BudgetGuard(Budget(**limits), [PRICED], store)
+
+
+def hold(purse: Purse, amount: str | int) -> Hold | None:
+    return asyncio.run(purse.reserve("a", Decimal(amount)))
+
+
+def spend(purse: Purse, reserved: str | int, cost: str | int | None) -> None:
+    held = hold(purse, reserved)
+    assert held is not None
+    exact = None if cost is None else Decimal(cost)
+    purse.settle(held, Bill("a", None, exact, "unknown" if exact is None else "price"))
+
+
+def left(purse: Purse) -> dict[str, Decimal]:
+    """What every limit has left, seen afresh."""
+    asyncio.run(purse.look(Decimal(10**9)))
+    return {limit.name: limit.usd - limit.spent - limit.reserved for limit in purse.state()}
+
+
+# -- which limits hold -------------------------------------------------------------------------------------------------
+
+
+def test_every_limit_that_concerns_an_ask_is_charged_and_no_other(store: SqliteStore) -> None:
+    keeper = guard(
+        store,
+        usd_total=9,
+        usd_per_period={"day": 8, "hour": "7"},
+        usd_per_tag={"team": 5, "user": {"hour": 4, "day": 6}},
+    )
+    team = keeper.purse(None, "x", ["team"])
+    spend(team, 3, 2)
+    names = ("usd_total", "usd_per_period.day", "usd_per_period.hour")
+    assert left(keeper.purse(None, "y")) == dict(zip(names, (7, 6, 5), strict=True))
+    assert left(team) == {**left(keeper.purse(None, "y")), "usd_per_tag.team": 3}
+    both = keeper.purse("0.5", "z", ["user", "team", "user"])
+    assert left(both) == {
+        **left(team),
+        "usd_per_tag.user.hour": 4,
+        "usd_per_tag.user.day": 6,
+        "max_usd": Decimal("0.5"),
+    }
+    assert keeper.limits[Account("user", 3600)] == 4
+
+
+def test_a_call_that_no_limit_concerns_is_not_reserved_in_the_store(store: SqliteStore) -> None:
+    purse = guard(store, usd_per_tag={"team": 5}).purse(None, "x", ["other"])
+    assert not purse.limited
+    held = hold(purse, 10**9)
+    assert held is not None
+    assert held.reservation is None
+    purse.settle(held, Bill("a", None, Decimal(1), "price"))
+    assert [row.cost for row in purse.unwritten] == [1]
+
+
+def test_what_is_reserved_is_settled_in_the_ledger_at_once(store: SqliteStore) -> None:
+    purse = guard(store, usd_total=1).purse(None, "x", ["t"])
+    spend(purse, "0.5", "0.125")
+    assert purse.unwritten == []
+    assert store.totals()["a"].cost == Decimal("0.125")
+    assert [entry.key for entry in store.ledger("tag")] == ["t"]
+
+
+def test_two_guards_on_one_store_share_the_limit(store: SqliteStore) -> None:
+    first, second = guard(store, usd_total=1), guard(store, usd_total=1)
+    assert hold(first.purse(None, "x"), "0.75")
+    late = second.purse(None, "y")
+    assert late.fits(Decimal(1))  # it has not heard of it yet
+    assert hold(late, "0.5") is None
+    assert not late.fits(Decimal("0.5"))  # now it has
+    assert hold(late, "0.25")
+
+
+def test_looking_again_finds_what_others_released(store: SqliteStore) -> None:
+    first, second = guard(store, usd_total=1).purse(None, "x"), guard(store, usd_total=1).purse(None, "y")
+    held = hold(first, 1)
+    assert held is not None
+    assert hold(second, 1) is None
+    first.settle(held, Bill("a", None, Decimal("0.5"), "price"))
+    asyncio.run(second.look(ZERO))
+    assert not second.fits(Decimal("0.5"))  # nothing that may not fit was wanted, so nothing was looked up
+    asyncio.run(second.look(Decimal("0.5")))
+    assert second.fits(Decimal("0.5"))
+
+
+def test_a_reservation_that_nobody_waits_for_any_more_is_released(store: SqliteStore) -> None:
+    keeper = guard(store, usd_total=1)
+
+    async def run() -> None:
+        waiting = asyncio.ensure_future(keeper.purse(None, "x").reserve("a", Decimal(1)))
+        await asyncio.sleep(0)  # it is queued
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(run())
+    store.totals()  # by now the reservation is made, and its release queued
+    assert left(keeper.purse(None, "y")) == {"usd_total": 1}
+    assert store.verify() == ()
+
+
+def test_a_limit_is_not_kept_by_a_store_that_fails(store: SqliteStore) -> None:
+    purse = guard(store, usd_total=1).purse(None, "x")
+    store.close()
+    with pytest.raises(StoreError):
+        hold(purse, "0.5")
+    assert purse.reserved == 0
+
+
+# -- the cap of one ask ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("per_ask", "own", "cap"),
+    [(None, None, None), ("0.5", None, "0.5"), (None, "0.3", "0.3"), ("0.5", "0.3", "0.3"), ("0.3", 0.5, "0.3")],
+)
+def test_the_smaller_cap_holds(store: SqliteStore, per_ask: Any, own: Any, cap: str | None) -> None:
+    purse = guard(store, usd_total=1, max_usd_per_ask=per_ask).purse(own, "x")
+    assert purse.cap == (None if cap is None else Decimal(cap))
+    assert purse.limited
+
+
+@pytest.mark.parametrize("amount", [0, -1, "NaN", "much", float("inf"), True])
+def test_a_cap_is_a_positive_amount(store: SqliteStore, amount: Any) -> None:
+    with pytest.raises(ConfigError, match="max_usd"):
+        guard(store).purse(amount, "x")
+
+
+def test_a_purse_keeps_its_cap_even_where_the_budget_has_more(store: SqliteStore) -> None:
+    keeper = guard(store, usd_total=1)
+    purse = keeper.purse("0.3", "x")
+    held = hold(purse, "0.2")
+    assert held is not None
+    assert hold(purse, "0.2") is None
+    assert hold(keeper.purse(None, "y"), "0.8")
+    assert hold(purse, "0.1") is None  # the cap has it, the budget not
+    assert purse.reserved == Decimal("0.2")
+    assert purse.share_left == pytest.approx(1 / 3)
+    purse.settle(held, Bill("a", None, Decimal("0.05"), "price"))
+    assert purse.share_left == pytest.approx(5 / 6)
+    assert hold(purse, "0.15")
+
+
+def test_members_that_reserve_at_a_time_stay_within_the_cap_together(store: SqliteStore) -> None:
+    purse = guard(store, usd_total=9).purse(1, "x")
+
+    async def run() -> list[Hold | None]:
+        return await asyncio.gather(*(purse.reserve("a", Decimal("0.4")) for _ in range(5)))
+
+    assert [held is not None for held in asyncio.run(run())] == [True, True, False, False, False]
+    assert purse.reserved == Decimal("0.8")
+
+
+def test_a_bill_above_its_reservation_leaves_nothing_rather_than_less(store: SqliteStore) -> None:
+    purse = guard(store, usd_total=1).purse("0.1", "x")
+    spend(purse, "0.1", "0.2")
+    assert purse.share_left == 0
+    assert not purse.fits(ZERO)
+
+
+def test_a_bill_without_a_known_cost_is_kept_and_frees_the_reservation(store: SqliteStore) -> None:
+    purse = BudgetGuard(None, [UNPRICED]).purse(None, "x")
+    spend(purse, 0, None)
+    assert [bill.cost for bill in purse.bills] == [None]
+    assert (purse.spent, purse.reserved, purse.share_left) == (ZERO, ZERO, 1.0)
+
+
+# -- prices that are unknown -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{"usd_total": 1}, {"max_usd_per_ask": 1}, {"usd_per_query": 1}, {}], ids=str)
+def test_a_budget_needs_every_price(store: SqliteStore, limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="budget: cannot be kept, the price of unpriced is unknown; set input_usd"):
+        BudgetGuard(Budget(**limits), [PRICED, UNPRICED], store)
+    BudgetGuard(Budget(**limits, allow_unpriced=True), [PRICED, UNPRICED], store)
+
+
+def test_so_does_a_cap_on_one_ask(store: SqliteStore) -> None:
+    with pytest.raises(ConfigError, match="max_usd: cannot be kept, the price of unpriced is unknown"):
+        BudgetGuard(None, [PRICED, UNPRICED], store).purse("0.01", "x")
+    assert BudgetGuard(Budget(allow_unpriced=True), [UNPRICED], store).purse("0.01", "x").limited
+
+
+@pytest.mark.parametrize("budget", [{"usd_total": 1}, 5, "1"])
+def test_what_is_no_budget_is_not_taken_for_none(store: SqliteStore, budget: Any) -> None:
+    with pytest.raises(ConfigError, match="give a Budget"):
+        BudgetGuard(budget, [PRICED], store)
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"usd_per_period": {"week": 1}}, 'usd_per_period: give USD for each "minute", "hour" or "day"'),
+        ({"usd_per_period": 5}, 'usd_per_period: give USD for each "minute", "hour" or "day"'),
+        ({"usd_per_period": {"hour": 0}}, "hour: give a positive amount of USD"),
+        ({"usd_per_tag": {"": 1}}, "usd_per_tag: give USD for each tag"),
+        ({"usd_per_tag": ["a"]}, "usd_per_tag: give USD for each tag"),
+        ({"usd_per_tag": {"team": "much"}}, "team: give a positive amount of USD"),
+        ({"usd_per_tag": {"team": {"year": 1}}}, 'usd_per_tag: give USD for each "minute"'),
+        ({"usd_per_query": -1}, "usd_per_query: give a positive amount"),
+    ],
+    ids=str,
+)
+def test_a_wrong_limit_is_refused_by_its_name(limits: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Budget(**limits)
+
+
+# -- the error ---------------------------------------------------------------------------------------------------------
+
+
+def fields(error: BudgetExceeded) -> tuple[Decimal, Decimal, Decimal]:
+    return error.limit, error.spent, error.reserved
+
+
+def test_the_error_names_the_ask_if_its_cap_is_the_tighter(store: SqliteStore) -> None:
+    error = guard(store, usd_total=1).purse("0.01", "x").exceeded()
+    assert "within 0.01 USD for this ask" in str(error)
+    assert fields(error) == (Decimal("0.01"), ZERO, ZERO)
+    assert error.resets_at is None
+
+
+def test_the_error_names_the_total_if_that_is_the_tighter(store: SqliteStore) -> None:
+    keeper = guard(store, usd_total=1, max_usd_per_ask="0.5")
+    spend(keeper.purse(None, "x"), "0.5", "0.5")
+    spend(keeper.purse(None, "y"), "0.1", "0.1")
+    assert hold(keeper.purse(None, "z"), "0.3")
+    error = keeper.purse(None, "w").exceeded()
+    assert "usd_total = 1 USD; raise it" in str(error)
+    assert fields(error) == (Decimal(1), Decimal("0.6"), Decimal("0.3"))
+
+
+def test_the_error_of_a_period_says_when_it_renews(store: SqliteStore) -> None:
+    keeper = guard(store, usd_total=5, usd_per_period={"day": 1})
+    purse = keeper.purse(None, "x")
+    assert hold(purse, 1)
+    error = purse.exceeded()
+    assert error.resets_at is not None
+    today = datetime.now(UTC)
+    assert 0 <= (error.resets_at - today).total_seconds() <= 86_400
+    assert (error.resets_at.hour, error.resets_at.minute, error.resets_at.tzinfo) == (0, 0, UTC)
+    assert f"usd_per_period.day = 1 USD; raise it, or wait until {error.resets_at.isoformat()}" in str(error)
+
+
+def test_the_error_survives_pickling_with_its_fields(store: SqliteStore) -> None:
+    error = guard(store, usd_total=1).purse(None, "x").exceeded()
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is BudgetExceeded
+    assert (str(again), fields(again), again.resets_at) == (str(error), fields(error), None)
+
+
+def test_a_restart_keeps_everything(tmp_path: Path) -> None:
+    for spent in range(3):
+        with closing(SqliteStore(tmp_path / "s.db")) as opened:
+            purse = guard(opened, usd_total=3, usd_per_tag={"t": 3}).purse(None, "x", ["t"])
+            assert left(purse) == {"usd_total": 3 - spent, "usd_per_tag.t": 3 - spent}
+            spend(purse, 1, 1)

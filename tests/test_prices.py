@@ -1,0 +1,208 @@
+"""Prices from listings: units, what is missing, and the pool file they are written into. Over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tomllib
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner
+
+from focalroute.cli import app
+from focalroute.config import Dialect, Endpoint, Price, load_pool
+from focalroute.errors import ConfigError
+from focalroute.prices import listed_prices, read_listing, show_prices, stale, warn_if_stale, write_prices
+from focalroute.sim import SimulatedModel, SimulatedPool
+from tests.loopback import json_reply, serving
+
+#: What the three services answer to GET /models, cut down to what is read and some of what is beside it.
+TOGETHER = [
+    {"id": "org/a", "object": "model", "type": "chat", "context_length": 131072,
+     "pricing": {"hourly": 0, "input": 0.88, "output": 0.9, "base": 0, "finetune": 0}},
+    {"id": "org/cached", "pricing": {"hourly": 0, "input": 1.25, "output": 1.25, "cached_input": 0.2}},
+    {"id": "org/dedicated-only", "pricing": {"hourly": 0, "input": 0, "output": 0, "base": 0, "finetune": 0}},
+    {"id": "org/none"},
+]  # fmt: skip
+DEEPINFRA = {
+    "object": "list",
+    "data": [
+        {"id": "org/a", "object": "model", "owned_by": "deepinfra", "metadata": {"description": "x", "pricing":
+            {"input_tokens": 0.23, "output_tokens": 0.4, "cache_read_tokens": 0.1}}},
+        {"id": "org/image", "metadata": {"pricing": {"per_image_unit": 0.01}}},
+        {"id": "org/none", "metadata": None},
+    ],
+}  # fmt: skip
+OPENROUTER = {
+    "data": [
+        {"id": "org/a", "pricing": {"prompt": "0.00000055", "completion": "0.00000219", "request": "0", "image": "0",
+            "input_cache_read": "0.00000014"}},
+        {"id": "org/a:free", "pricing": {"prompt": "0", "completion": "0"}},
+        {"id": "openrouter/auto", "pricing": {"prompt": "-1", "completion": "-1"}},
+        {"id": "org/odd", "pricing": {"prompt": "cheap", "completion": None}},
+    ]
+}  # fmt: skip
+
+
+def price(prompt: str, completion: str, cached: str | None = None) -> Price:
+    return Price(Decimal(prompt), Decimal(completion), Decimal(cached or prompt))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "payload", "prices"),
+    [
+        ("together", TOGETHER, {"org/a": price("0.88", "0.9"), "org/cached": price("1.25", "1.25", "0.2")}),
+        ("deepinfra", DEEPINFRA, {"org/a": price("0.23", "0.4", "0.1")}),
+        ("openrouter", OPENROUTER, {"org/a": price("0.55", "2.19", "0.14"), "org/a:free": price("0", "0")}),
+        ("together", {"data": "x"}, {}),
+        ("deepinfra", None, {}),
+        ("openrouter", [3, None, {"id": 3, "pricing": {"prompt": "1e-6", "completion": "1e-6"}}], {}),
+    ],
+)
+def test_each_service_has_its_own_shape_and_unit(dialect: Dialect, payload: Any, prices: dict[str, Price]) -> None:
+    """What is no price is left out: zero is one only where the service gives tokens away."""
+    assert read_listing(payload, dialect) == prices
+
+
+def endpoint(name: str, url: str, model: str = "org/a", **settings: Any) -> Endpoint:
+    return Endpoint(name, model=model, base_url=url, **{"dialect": "together", **settings})
+
+
+def test_every_endpoint_is_compared_with_its_listing_which_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTING_KEY", "k-123")
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(TOGETHER)
+
+    with serving(handler) as server:
+        pool = [
+            endpoint("same", server.url, api_key_env="LISTING_KEY", input_usd_per_1m="0.880", output_usd_per_1m=0.9),
+            endpoint("changed", server.url, input_usd_per_1m=1, output_usd_per_1m=1),
+            endpoint("new", server.url),
+            endpoint("gone", server.url, "org/withdrawn"),
+            endpoint("silent", server.url, "org/none"),
+            endpoint("own", server.url, dialect="vllm"),
+        ]
+        listed = {one.endpoint: one for one in listed_prices(pool)}
+    states = {name: one.state for name, one in listed.items()}
+    assert states == {
+        "same": "same", "changed": "changed", "new": "new",
+        "gone": "unlisted", "silent": "unlisted", "own": "no listing",
+    }  # fmt: skip
+    assert listed["new"].price == price("0.88", "0.9")
+    assert [(got.path, got.headers["Authorization"]) for got in server.received] == [("/v1/models", "Bearer k-123")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"), [(web.Response(status=401), "HTTP 401"), (web.Response(text="<html>"), "is not JSON")]
+)
+def test_a_listing_that_cannot_be_had_says_why(answer: web.Response, detail: str) -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return answer
+
+    with serving(handler) as server:
+        (one,) = listed_prices([endpoint("a", server.url)])
+    assert (one.state, one.detail, one.price) == ("failed", detail, None)
+    (one,) = listed_prices([endpoint("a", server.url)])  # nobody listens there any more
+    assert (one.state, one.detail) == ("failed", "could not be fetched (ConnectError)")
+
+
+@pytest.mark.parametrize("dialect", ["together", "deepinfra", "openrouter"])
+def test_the_simulated_services_list_what_they_charge(dialect: Any) -> None:
+    model = SimulatedModel("m", input_usd_per_1m=Decimal("0.25"), output_usd_per_1m=Decimal("1.5"))
+    with SimulatedPool([model], dialects=dialect) as pool:
+        (one,) = listed_prices(pool.endpoints)
+    assert one.price is not None
+    assert (one.price[:2], one.state) == ((Decimal("0.25"), Decimal("1.5")), "same")
+
+
+# -- the pool file -----------------------------------------------------------------------------------------------------
+
+TODAY = date(2026, 11, 21)
+POOL = """\
+# my pool
+[[endpoint]]
+name = "a"
+model = "org/a"  # the big one
+input_usd_per_1m = 1.0   # from the invoice
+output_usd_per_1m = 2
+
+[endpoint.params]
+temperature = 0.5
+
+[[endpoint]]
+name = "b"
+model = "org/b"
+
+[budget]
+usd_total = 5
+"""
+
+
+def test_prices_and_their_date_go_into_the_file_and_nothing_else_changes(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text(POOL)
+    write_prices(path, {"a": price("0.88", "100", "0.2"), "b": price("0.5", "0.5")}, TODAY)
+    text = path.read_text()
+    assert "input_usd_per_1m = 0.88   # from the invoice\noutput_usd_per_1m = 100.0\n" in text
+    assert text.startswith('# my pool\n[[endpoint]]\nname = "a"\nmodel = "org/a"  # the big one\n')
+    a, b = load_pool(path).endpoints
+    assert (a.price, b.price) == (price("0.88", "100", "0.2"), price("0.5", "0.5"))
+    assert (a.prices_as_of, b.prices_as_of, a.params) == (TODAY, TODAY, {"temperature": 0.5})
+    assert tomllib.loads(text)["budget"] == {"usd_total": 5}
+    write_prices(path, {"b": price("0.5", "0.5")}, TODAY)
+    assert path.read_text() == text
+
+
+def test_a_file_that_cannot_be_edited_safely_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    text = 'endpoint = [{name = "a", model = "m"}]\n'
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="write the prices into it by hand"):
+        write_prices(path, {"a": price("1", "1")}, TODAY)
+    assert path.read_text() == text
+
+
+def test_old_prices_are_flagged_and_undated_ones_are_the_users_word(caplog: pytest.LogCaptureFixture) -> None:
+    today = datetime.now(UTC).date()
+    old, fresh = (
+        Endpoint(str(days), model="m", input_usd_per_1m=1, output_usd_per_1m=1, prices_as_of=today - timedelta(days))
+        for days in (40, 3)
+    )
+    assert [stale(old), stale(fresh), stale(Endpoint("x", model="m"))] == [True, False, False]
+    with caplog.at_level(logging.WARNING):
+        warn_if_stale([fresh])
+        assert caplog.text == ""
+        warn_if_stale([old, fresh])
+    assert "the prices of 40 are more than 30 days old" in caplog.text
+
+
+def test_the_command_shows_writes_and_fails_where_a_listing_does(tmp_path: Path) -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(TOGETHER)
+
+    path = tmp_path / "pool.toml"
+    with serving(handler) as server:
+        path.write_text(f'[[endpoint]]\nname = "a"\nmodel = "org/a"\ndialect = "together"\nbase_url = "{server.url}"\n')
+        shown = CliRunner().invoke(app, ["pool", "prices", str(path), "--json"])
+        assert shown.exit_code == 0
+        (one,) = json.loads(shown.stdout)
+        assert one == {
+            "endpoint": "a", "state": "new", "stale": False, "detail": "",
+            "price": {"prompt": "0.88", "completion": "0.9", "cached": "0.88"},
+        }  # fmt: skip
+        assert load_pool(path).endpoints[0].price is None
+        written = CliRunner().invoke(app, ["pool", "prices", str(path), "--write"])
+        assert "0.88" in written.stdout
+        assert load_pool(path).endpoints[0].price == price("0.88", "0.9")
+    assert CliRunner().invoke(app, ["pool", "prices", str(path)]).exit_code == 1
+
+
+def test_the_table_says_what_is_unknown() -> None:
+    (one,) = listed_prices([Endpoint("local", model="m", base_url="http://localhost:1/v1")])
+    assert show_prices([one], as_json=False).splitlines()[1].split() == ["local", "-", "-", "-", "no", "listing"]

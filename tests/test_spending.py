@@ -1,0 +1,129 @@
+"""`focalroute ledger`, `stats()` and the receipts add up to the same cents, however they are grouped."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from focalroute import Answer, Budget, Endpoint, Ensemble
+from focalroute.cli import app
+from focalroute.records import Usage
+from focalroute.sim import SimulatedPool, stream
+from focalroute.store.base import PROBE, Account, LedgerRow, Reservation
+from focalroute.store.sqlite import SqliteStore
+
+DAY = 86_400.0
+
+
+def command(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with calls on two days, with tags, an estimate, an unknown cost, and one held by a process that died."""
+    rows = [
+        LedgerRow("1", "a", DAY, Usage(10, 5), Decimal("0.000000000001"), "price", ("x", "y")),
+        LedgerRow("2", "a", 2 * DAY, Usage(20, 5), Decimal("0.5"), "provider", ("x", "x")),
+        LedgerRow("3", "b", 2 * DAY, None, Decimal("0.25"), "reserved"),
+        LedgerRow("4", "b", 2 * DAY + 1, Usage(1, 1), None, "unknown", ("y",)),
+    ]
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        store.write(*rows).result(10)
+        store.reserve(Reservation("r", "5", "b", Decimal("0.125"), ("z",)), {}).result(10)
+    return tmp_path / "s.db"
+
+
+def test_by_endpoint(path: Path) -> None:
+    assert json.loads(command("--store", path, "--json")) == [
+        {"endpoint": "a", "asks": 2, "calls": 2, "unpriced": 0, "estimated": 0, "prompt_tokens": 30,
+         "completion_tokens": 10, "cost": "0.500000000001", "estimated_cost": "0", "held": "0"},
+        {"endpoint": "b", "asks": 2, "calls": 2, "unpriced": 1, "estimated": 1, "prompt_tokens": 1,
+         "completion_tokens": 1, "cost": "0.25", "estimated_cost": "0.25", "held": "0.125"},
+    ]  # fmt: skip
+
+
+def test_by_tag_each_call_counts_once_for_each_of_its_tags(path: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(command("--store", path, "--by", "tag", "--csv"))))
+    assert {row["tag"]: (row["calls"], row["cost"], row["held"]) for row in rows} == {
+        "": ("1", "0.25", "0"),
+        "x": ("2", "0.500000000001", "0"),
+        "y": ("2", "0.000000000001", "0"),
+        "z": ("0", "0", "0.125"),
+    }
+
+
+def test_by_day_as_a_table(path: Path) -> None:
+    lines = [line.split() for line in command("--store", path, "--by", "day").splitlines()]
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    assert [line[0] for line in lines] == ["day", "1970-01-02", "1970-01-03", today, "1"]
+    assert lines[2] == ["1970-01-03", "3", "3", "21", "6", "0.750000", "0.250000", "0.000000"]
+    assert lines[3] == [today, *"0000", "0.000000", "0.000000", "0.125000"]
+    assert "1 calls of unknown cost" in " ".join(lines[-1])
+
+
+def test_an_empty_store_and_a_missing_one(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "s.db").close()
+    assert command("--store", tmp_path / "s.db", "--json") == "[]\n"
+    assert CliRunner().invoke(app, ["ledger", "--store", str(tmp_path / "none.db")]).exit_code == 1
+
+
+def test_ledger_stats_receipts_and_the_service_agree_to_the_last_digit(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with SimulatedPool() as pool:
+        with Ensemble(pool.endpoints, store=path, budget=Budget(usd_total=1), seed=0) as ensemble:
+            asks = [{"query": q.text, "choices": q.choices, "tags": [q.topic]} for q in stream(20, seed=2)]
+            answers = [answer for answer in ensemble.ask_many(asks) if isinstance(answer, Answer)]
+            stats = ensemble.stats()
+        billed = {name: served.usd for name, served in pool.stats().items()}
+    with closing(SqliteStore(path)) as store:
+        by = {group: store.ledger(group) for group in ("endpoint", "tag", "day", "all")}
+        probes = next(row.cost for row in by["tag"] if row.key == "")
+        assert store.open_accounts([Account()])[Account()].spent == stats.cost
+    assert {row.key: row.cost for row in by["endpoint"]} == {
+        name: endpoint.cost for name, endpoint in stats.endpoints.items() if endpoint.calls
+    }
+    assert {name: usd for name, usd in billed.items() if usd} == {row.key: row.cost for row in by["endpoint"]}
+    for rows in by.values():
+        assert sum(row.cost for row in rows) == stats.cost
+    assert sum(answer.cost or 0 for answer in answers) + probes == stats.cost
+
+
+def test_all_of_it_as_one_counts_an_ask_once_and_a_probe_for_none(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.write(LedgerRow(PROBE, "a", DAY, None, Decimal(0), "price")).result(10)
+        store.write(LedgerRow("1", "b", DAY, None, Decimal(0), "price")).result(10)
+        (everything,) = store.ledger("all")
+    assert (everything.asks, everything.calls, everything.cost) == (4, 6, Decimal("0.750000000001"))
+
+
+def test_savings_are_against_what_asking_everybody_or_the_best_one_would_have_cost(tmp_path: Path) -> None:
+    """Two asks: "a" was called twice at 2 cents, "b" once at 1 cent, "c" never: its price for a mean call's tokens."""
+    prices = {"a": 1, "b": 1, "c": 50}
+    pool = [
+        Endpoint(name, model="m", base_url="http://localhost:1/v1", input_usd_per_1m=usd, output_usd_per_1m=2 * usd)
+        for name, usd in prices.items()
+    ]
+    costs = {"1": ["a"], "2": ["a", "b"]}
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        for ask, names in costs.items():
+            cents = {"a": Decimal("0.02"), "b": Decimal("0.01")}
+            store.write(*(LedgerRow(ask, n, DAY, Usage(100, 50), cents[n], "provider") for n in names)).result(10)
+    with Ensemble(pool, store=tmp_path / "s.db") as ensemble:
+        stats = ensemble.stats()
+    assert (stats.asks, stats.cost) == (2, Decimal("0.05"))
+    assert stats.if_all == 2 * (Decimal("0.02") + Decimal("0.01") + Decimal("0.01"))
+    assert (stats.best_single, stats.if_best_single) == ("a", Decimal("0.04"))
+    unpriced = Endpoint("d", model="m", base_url="http://localhost:1/v1")
+    with Ensemble([*pool, unpriced], store=tmp_path / "s.db") as ensemble:
+        assert ensemble.stats().if_all is None
