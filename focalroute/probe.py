@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.ask import Ask
-from focalroute.cost import Bill, Purse
+from focalroute.budget import Purse
+from focalroute.cost import Bill
 from focalroute.errors import FocalrouteError
 from focalroute.observe import Observer
 from focalroute.observe.probing import Cost, Probe, Probing

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -39,6 +38,7 @@ from focalroute.store.base import (
     StoredProbe,
     UsageTotal,
 )
+from focalroute.store.jobs import Read, Write
 from focalroute.store.locking import begin_writing, roll_back
 from focalroute.store.schema import check_ours, check_path, migrate
 
@@ -65,19 +65,6 @@ _ADVICE = {
 }
 #: What is wrong with one call's rows, not with the database.
 _WRONG_ROWS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    rows: tuple[Row, ...]
-    work: Callable[[sqlite3.Connection, Books], Any]
-    future: Future[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    work: Callable[[sqlite3.Connection], Any]
-    future: Future[Any]
 
 
 class SqliteStore:
@@ -109,7 +96,7 @@ class SqliteStore:
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         self._connection = self._open(durability)
-        self._queue: queue.SimpleQueue[_Write | _Read | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Write | Read | None] = queue.SimpleQueue()
         self._recent: dict[str, StoredAnswer] = {}
         self._listeners: list[Listener] = []
         self._heard = 0  # number of the last feedback that was delivered
@@ -189,12 +176,12 @@ class SqliteStore:
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
-    def _submit(self, job: _Write | _Read) -> None:
+    def _submit(self, job: Write | Read) -> None:
         job.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only no longer be waited for
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
-                if isinstance(job, _Write):
+                if isinstance(job, Write):
                     self._remember(job.rows)
                 self._queue.put(job)
         if refusal is not None:
@@ -217,13 +204,13 @@ class SqliteStore:
 
     def _look_up(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         future: Future[T] = Future()
-        self._submit(_Read(work, future))
+        self._submit(Read(work, future))
         return future
 
     def _change(self, work: Callable[[sqlite3.Connection, Books], T], rows: tuple[Row, ...] = ()) -> Future[T]:
         """Queue work that writes; ``rows`` of it can be read before it is done."""
         future: Future[T] = Future()
-        self._submit(_Write(rows, work, future))
+        self._submit(Write(rows, work, future))
         return future
 
     def _remember(self, rows: Iterable[Row]) -> None:
@@ -297,25 +284,25 @@ class SqliteStore:
         while running:
             jobs = self._jobs(next_poll)
             running = None not in jobs
-            self._commit([job for job in jobs if isinstance(job, _Write)])
+            self._commit([job for job in jobs if isinstance(job, Write)])
             for job in jobs:
-                if isinstance(job, _Read):
+                if isinstance(job, Read):
                     self._look(job)
             if time.monotonic() >= next_poll:
                 self._deliver()
                 next_poll = time.monotonic() + self._poll_s
         self._connection.close()
 
-    def _jobs(self, until: float) -> list[_Write | _Read | None]:
+    def _jobs(self, until: float) -> list[Write | Read | None]:
         """Wait for work until then; then take all there is, up to a batch."""
-        jobs: list[_Write | _Read | None] = []
+        jobs: list[Write | Read | None] = []
         with contextlib.suppress(queue.Empty):
             jobs.append(self._queue.get(timeout=max(until - time.monotonic(), 0.001)))
             while len(jobs) < _BATCH and jobs[-1] is not None:
                 jobs.append(self._queue.get_nowait())
         return jobs
 
-    def _commit(self, jobs: list[_Write]) -> None:
+    def _commit(self, jobs: list[Write]) -> None:
         """Commit all calls in one transaction, deliver what feedback there is in it, then tell the futures."""
         if not jobs:
             return
@@ -339,7 +326,7 @@ class SqliteStore:
             else:
                 job.future.set_result(result)
 
-    def _unit(self, job: _Write, books: Books) -> Any:
+    def _unit(self, job: Write, books: Books) -> Any:
         """Do what one call wants; if it cannot be done, why, and then nothing of it is.
 
         Raises:
@@ -368,7 +355,7 @@ class SqliteStore:
             tables.prune(self._connection, self._keep)
             self._unpruned = 0
 
-    def _look(self, job: _Read) -> None:
+    def _look(self, job: Read) -> None:
         """Read in one transaction, so that all of it sees the same rows."""
         try:
             self._connection.execute("BEGIN")
