@@ -448,7 +448,7 @@ def test_a_cap_narrows_the_set_before_it_refuses(pool: SimulatedPool) -> None:
 
 
 def test_the_total_is_never_passed_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
-    limit = Decimal("0.002")
+    limit = Decimal("0.001")
 
     def run() -> tuple[int, int]:
         with Ensemble(pool.endpoints, store=tmp_path / "s.db", budget=Budget(usd_total=limit)) as ensemble:
