@@ -45,7 +45,7 @@ BEYOND = {
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "wire"},
     "endpoint": {"wire"},
-    "evaluate": {"ask", "budget", "cost", "learn", "observe", "policy", "probe", "progress", "store"},
+    "evaluate": {"ask", "budget", "cost", "learn", "observe", "pacing", "policy", "probe", "progress", "store"},
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
     "observe": {"answers"},

@@ -24,6 +24,7 @@ from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
 from focalroute.observe import Observer
 from focalroute.observe.probing import Cost, Probing
+from focalroute.pacing import Pacer
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.policy.named import Named
 from focalroute.probe import probed
@@ -31,9 +32,6 @@ from focalroute.records import Decision, Failure, Feedback, Observation, Outcome
 from focalroute.store.base import StoredAnswer, StoredProbe
 
 __all__ = ["Serving", "Shuffled"]
-
-_PACE = 0.05
-_CHEAPEST, _DEAREST = math.log(1e-3), math.log(1e2)
 
 
 class Serving:
@@ -75,16 +73,15 @@ class Serving:
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
-        self._log_price = math.log(price_of_money)
-        self._target = target
+        self._pacer = Pacer(None if target is None else Decimal(repr(target)), price_of_money)
         self._probing = Probing(self._observer, probe_share)
         self.stored: StoredAnswer | None = None
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
-        ask = self._begin(turn)
+        ask, price = self._begin(turn), self._pacer.begin()
         while turn.available and (len(ask.rounds) < self._max_rounds or not ask.sight.backs):
-            observation = ask.observe(math.exp(self._log_price))
+            observation = ask.observe(price)
             decision = self._decide(ask, observation, turn)
             replies = tuple(self._reply(turn, i) for i in decision.picked)
             ask.take(Round(observation, decision, replies))
@@ -94,7 +91,7 @@ class Serving:
         answer = self._end(ask, turn)
         if self.stored is not None:
             self.stored = replace(self.stored, probes=self._probed(ask.query, turn))
-        self._pace(turn)
+        self._pacer.end(self._paid(turn))
         return answer
 
     def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
@@ -110,15 +107,12 @@ class Serving:
         row = probed(query, reply)
         return () if row is None else (row,)
 
-    def _pace(self, turn: Turn) -> None:
-        """Let the price of money follow what was paid of what asking everybody is expected to cost."""
-        if self._target is None:
-            return
+    def _paid(self, turn: Turn) -> Decimal:
+        """What was paid, of what asking everybody is expected to cost; 0 where that is nothing."""
         expected = self._observer.expected_cost()[list(turn.available)]
-        everybody = float(np.nan_to_num(expected, nan=float(np.nanmean(expected))).sum())
+        everybody = float(np.nan_to_num(expected, nan=float(np.nanmean(expected))).sum()) if len(expected) else 0.0
         paid = sum(heard.usd for heard in turn.heard.values())
-        excess = paid / everybody / self._target - 1 if everybody > 0 else 0.0
-        self._log_price = min(max(self._log_price + _PACE * min(excess, 3.0), _CHEAPEST), _DEAREST)
+        return Decimal(repr(float(paid / everybody))) if everybody > 0 else Decimal(0)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, as the ensemble does with feedback."""
