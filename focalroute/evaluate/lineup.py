@@ -14,7 +14,7 @@ from focalroute.evaluate.textual import has_text, knn, threshold_pair
 from focalroute.evaluate.training import Training
 from focalroute.evaluate.votes import Mean, Vote, Weighted, log_linear_online
 
-__all__ = ["BASELINES", "IN_HINDSIGHT", "TEXTUAL", "baselines", "best_in_hindsight", "oracle"]
+__all__ = ["BASELINES", "BY_CHANCE", "IN_HINDSIGHT", "TEXTUAL", "baselines", "best_in_hindsight", "oracle"]
 
 #: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
@@ -34,6 +34,8 @@ BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
 }
 #: Those that need the text of the queries.
 TEXTUAL = frozenset({"knn", "threshold-pair"})
+#: Those that draw lots: every seed plays them anew.
+BY_CHANCE = frozenset({"random", "random-select"})
 #: Not attainable: left out of Pareto comparisons.
 IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 

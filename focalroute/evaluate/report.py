@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from focalroute.config import load_pool
 from focalroute.errors import ConfigError
-from focalroute.evaluate.lineup import baselines, best_in_hindsight, oracle
+from focalroute.evaluate.lineup import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.points import OPERATING_POINTS, Plan, Point, Served, beside_curve, trained
@@ -125,9 +125,10 @@ def evaluate(
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
     first = Training(table, parts.train, seed, feedback, show_task)
     targets = tuple(operating_points) if policy is None or policy.version else (None,)
-    plays = len(baselines(first)) + len(published) + 1 + (len(targets) + 1) * (1 + _WARM / len(parts.test))
+    each = len(published) + len(BY_CHANCE) + 1 + (len(targets) + 1) * (1 + _WARM / len(parts.test))
     training = 0 if policy else settings.steps + settings.fusion_epochs
-    total = seeds * (round(plays * len(parts.test)) + training)
+    once = len(baselines(first)) - len(BY_CHANCE)
+    total = seeds * (round(each * len(parts.test)) + training) + once * len(parts.test)
     ours: list[list[Played]] = [[] for _ in targets]
     others: dict[str, list[Played]] = {}
     unfused: dict[str, int] = {}
@@ -149,7 +150,7 @@ def evaluate(
                 runs.append(played)
                 plans.append(plan)
             shown = _shown(targets)
-            for name, one in _others(replay, plans[shown], targets[shown], published, unfused):
+            for name, one in _others(replay, plans[shown], targets[shown], published, unfused, others):
                 others.setdefault(name, []).append(one)
     return _report(log, table, parts, ours, others, targets, first, seeds, train_fraction, split_by, policy, unfused)
 
@@ -160,8 +161,12 @@ def _others(
     target: float | None,
     published: Mapping[str, Callable[[Training], Strategy]],
     unfused: dict[str, int],
+    before: Mapping[str, Sequence[Played]],
 ) -> Iterator[tuple[str, Played]]:
-    """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
+    """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled.
+
+    A baseline without chance plays every seed alike: once it has played, that is taken from ``before``.
+    """
     table, test, training = replay.table, replay.parts.test, replay.training
 
     def alone(strategy: Strategy) -> Played:
@@ -175,6 +180,9 @@ def _others(
         )
 
     for name, make in {**baselines(training), **published}.items():
+        if name in before and name in BASELINES and name not in BY_CHANCE:
+            yield name, before[name][0]
+            continue
         strategy = make(training)
         yield name, alone(strategy)
         if isinstance(strategy, RlFocal):
