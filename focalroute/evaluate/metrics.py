@@ -1,7 +1,8 @@
 """Accuracy, cost and calls of what was played, with bootstrap intervals; paired comparisons.
 
 Rows come as a stream and neighbours are alike, so blocks of 50 consecutive test rows are resampled, not single rows
-(Künsch 1989, non-overlapping as in Carlstein 1986); a last block that is shorter is one of them.
+(Künsch 1989, non-overlapping as in Carlstein 1986); a last block that is shorter is one of them. Of fewer than 500 rows
+a block is a tenth: a handful of blocks would make any interval narrow, and a single one makes it a point.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ F64 = NDArray[np.float64]
 
 #: Consecutive test rows in one block of the bootstrap.
 BLOCK = 50
+_LEAST_BLOCKS = 10
 _RESAMPLES = 2000
 _WORSE = -0.01  # a lower bound above this is "no worse"
 
@@ -67,7 +69,8 @@ def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
     The rows are what is drawn anew: a block comes with the values of all runs, since these share its luck.
     """
     rows = np.mean(values, axis=0)
-    blocks = [rows[at : at + BLOCK] for at in range(0, len(rows), BLOCK)]
+    size = min(BLOCK, -(-len(rows) // _LEAST_BLOCKS))
+    blocks = [rows[at : at + size] for at in range(0, len(rows), size)]
     sums, sizes = np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks])
     drawn = np.random.default_rng(seed).integers(len(blocks), size=(_RESAMPLES, len(blocks)))
     means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)

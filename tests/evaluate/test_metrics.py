@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from focalroute.evaluate.metrics import BLOCK, compare, interval, score
+from focalroute.evaluate.metrics import BLOCK, compare, interval, mixed, score
 from focalroute.evaluate.replay import Played
 
 
@@ -17,13 +17,13 @@ def _played(worth: object, usd: float = 1.0, calls: int = 2) -> Played:
 
 
 def test_a_score_is_means_and_a_ratio_of_sums() -> None:
-    scored = score("m", _played([1, 0, 0.5, 0.5], usd=0.25), everybody_usd=4.0)
+    scored = score("m", [_played([1, 0, 0.5, 0.5], usd=0.25)], everybody_usd=4.0)
     assert (scored.name, scored.accuracy, scored.cost_usd_per_query) == ("m", 0.5, 0.25)
     assert (scored.cost_ratio, scored.calls_per_query) == (0.25, 2.0)
 
 
 def test_a_free_pool_has_cost_ratio_zero() -> None:
-    assert score("m", _played([1], usd=0.0), everybody_usd=0.0).cost_ratio == 0
+    assert score("m", [_played([1], usd=0.0)], everybody_usd=0.0).cost_ratio == 0
 
 
 def test_the_interval_of_independent_rows_is_the_normal_one() -> None:
@@ -35,12 +35,43 @@ def test_the_interval_of_independent_rows_is_the_normal_one() -> None:
     assert low < flips.mean() < high
 
 
+def test_a_short_test_part_has_an_interval_all_the_same() -> None:
+    """One block of 50 rows would say that 40 coin flips are known for sure."""
+    flips = np.random.default_rng(3).integers(2, size=40).astype(np.float64)
+    low, high = interval([flips])
+    assert low + 0.2 < high
+    assert low <= flips.mean() <= high
+
+
 def test_rows_that_come_in_runs_widen_the_interval() -> None:
     """The same values sorted into blocks carry far less evidence."""
-    mixed = np.tile([0.0, 1.0], 20 * BLOCK)
-    low, high = interval([np.sort(mixed)])
+    even = np.tile([0.0, 1.0], 20 * BLOCK)
+    low, high = interval([np.sort(even)])
     assert high - low > 0.2
-    assert interval([mixed]) == (0.5, 0.5)
+    assert interval([even]) == (0.5, 0.5)
+
+
+def test_seeds_share_the_luck_of_their_rows() -> None:
+    """Playing the same rows again is no new evidence: five equal seeds are as wide as one."""
+    flips = np.random.default_rng(4).integers(2, size=2000).astype(np.float64)
+    assert interval([flips] * 5) == interval([flips])
+    assert interval([flips, 1 - flips]) == (0.5, 0.5)  # while what one seed loses on a row another gains
+
+
+def test_scores_of_several_seeds_are_their_means() -> None:
+    both = [_played([1, 1, 1, 0], usd=0.1, calls=1), _played([1, 0, 0, 0], usd=0.3, calls=3)]
+    scored = score("m", both, everybody_usd=4.0)
+    assert (scored.accuracy, scored.calls_per_query) == (0.5, 2.0)
+    assert scored.cost_ratio == pytest.approx(0.2)
+    assert scored.cost_usd_per_query == pytest.approx(0.2)
+
+
+def test_a_mixture_is_the_expectation_of_a_coin() -> None:
+    found = mixed([_played([1, 0], usd=1.0)], [_played([0, 0], usd=5.0)], 0.25)
+    assert found[0].worth.tolist() == [0.75, 0]
+    assert found[0].usd.tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="shorter"):
+        mixed([_played([1])], [], 0.5)
 
 
 def test_the_interval_is_the_same_every_time() -> None:

@@ -51,6 +51,6 @@ def test_reference_figures(name: str, per_task: bool, expected: dict[str, float 
     everybody = float(table.usd[parts.test].sum())
     for method, figure in expected.items():
         accuracy, *ratio = figure if isinstance(figure, tuple) else (figure,)
-        scored = score(method, played(method), everybody)
+        scored = score(method, [played(method)], everybody)
         assert scored.accuracy == pytest.approx(accuracy, abs=0.005 if method == "plurality" else 0.0006), method
         assert [scored.cost_ratio] * len(ratio) == pytest.approx(ratio, abs=0.0006), method
