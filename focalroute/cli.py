@@ -139,7 +139,7 @@ def evaluate(
         str, typer.Option(help="Cost ratios to hold, separated by commas, 1 being the cost of asking everybody.")
     ] = "",
     policy: Annotated[
-        str, typer.Option(help="Serve the bundle in this folder, or the cold start (cold), instead of training.")
+        str, typer.Option(help="Serve this instead of training: a folder, folder@version, or cold for the shipped one.")
     ] = "",
     feedback: Annotated[
         Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
@@ -149,6 +149,9 @@ def evaluate(
         list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write the report there as one page with plots (extra report).")
+    ] = None,
 ) -> None:
     """Replay recorded answers: focalroute beside honest baselines, every query answered before its outcome is shown."""
     from focalroute.evaluate.command import evaluate_command
@@ -166,6 +169,7 @@ def evaluate(
         show_task=show_task,
         presets=preset or (),
         json_file=json_file,
+        html_file=html_file,
     )
 
 

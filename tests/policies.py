@@ -9,7 +9,7 @@ import numpy as np
 
 from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.observe.layout import CONTEXT, slices
+from focalroute.observe.layout import CONTEXT, ENDPOINT, slices
 from focalroute.policy.publish import publish
 
 
@@ -40,4 +40,16 @@ def ask_the_cheapest(root: Path) -> Path:
     flat = {name: np.zeros_like(getattr(cold, name)) for name in ("skip_context", "skip_endpoint")}
     decider = decider_model(replace(cold, **flat, bias=np.full(1, -20, np.float32)))
     publish(root, decider=decider, fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    return root
+
+
+def ask_the_affordable(root: Path) -> Path:
+    """A folder whose policy asks, in round 1, all endpoints that take at most a tenth from the reward; greedily."""
+    cold = cold_decider()
+    endpoint = np.zeros_like(cold.skip_endpoint)
+    endpoint[slices(ENDPOINT)["log_toll"]] = -20.0
+    context = np.zeros_like(cold.skip_context)
+    context[slices(CONTEXT)["first"]] = 40.0
+    decider = replace(cold, skip_context=context, skip_endpoint=endpoint, bias=np.full(1, -60, np.float32))
+    publish(root, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return root

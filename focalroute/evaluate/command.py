@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import cast
 
 from focalroute.errors import ConfigError
-from focalroute.evaluate.points import OPERATING_POINTS
 from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.report import SplitKind, evaluate, show
-from focalroute.policy.bundle import Policy, cold, load
+from focalroute.policy.command import named
 
 __all__ = ["evaluate_command"]
 
@@ -30,12 +29,21 @@ def evaluate_command(
     show_task: bool = False,
     presets: Sequence[str] = (),
     json_file: Path | None = None,
+    html_file: Path | None = None,
 ) -> None:
-    """Evaluate (see `focalroute.evaluate.report.evaluate`) with a progress bar, print the table, write the JSON.
+    """Evaluate (see `focalroute.evaluate.report.evaluate`) with a progress bar, print the table, write JSON and page.
 
     Raises:
-        ConfigError: an argument, the log or the pool is wrong, or the JSON cannot be written.
+        ConfigError: an argument, the log or the pool is wrong, a file cannot be written, or the page's extra is
+            missing.
+        PolicyError: the policy does not pass its checks.
     """
+    for file in (json_file, html_file):
+        _check_writable(file)
+    if html_file is not None:
+        from focalroute.evaluate.html.page import check_extra
+
+        check_extra()
     report = evaluate(
         log,
         pool,
@@ -43,8 +51,8 @@ def evaluate_command(
         train_fraction=train_fraction,
         seed=seed,
         seeds=seeds,
-        operating_points=_ratios(operating_points),
-        policy=_policy(policy),
+        operating_points=_ratios(operating_points) if operating_points else None,
+        policy=named(policy) if policy else None,
         feedback=cast(FeedbackKind, feedback),
         show_task=show_task,
         presets=presets,
@@ -52,20 +60,28 @@ def evaluate_command(
     )
     show(report)
     if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n", "utf-8")
-        except OSError as error:
-            raise ConfigError(f"{json_file}: cannot be written: {error.strerror}") from None
+        _write(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+    if html_file is not None:
+        from focalroute.evaluate.html.page import page
+
+        _write(html_file, page(report))
+
+
+def _check_writable(file: Path | None) -> None:
+    """Before the long work, as far as that can be known."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise ConfigError(f"{file}: cannot be written: give a file in a folder that exists")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 def _ratios(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",")) if text else OPERATING_POINTS
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"operating_points: give numbers separated by commas, not {text!r}") from None
-
-
-def _policy(text: str) -> Policy | None:
-    if not text:
-        return None
-    return cold() if text == "cold" else load(text)

@@ -12,19 +12,17 @@ import numpy as np
 from focalroute.evaluate.metrics import Comparison, Score, compare, mixed
 from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import Played, Strategy, play
+from focalroute.evaluate.replayed import Plan, Run
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import I64, Split, Table
-from focalroute.evaluate.training import Training
+from focalroute.evaluate.training import PRICE_OF_MONEY, Training
 from focalroute.learn.offline import GRID, OfflineSettings
 from focalroute.policy.bundle import Policy, load
 
-__all__ = ["OPERATING_POINTS", "Plan", "Point", "Served", "beside_curve", "trained"]
+__all__ = ["OPERATING_POINTS", "Point", "Served", "beside_curve", "trained"]
 
 #: The cost ratios that are played by default.
 OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
-
-#: Whom each query's decisions named, by round.
-Plan = Sequence[tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +54,12 @@ class Served:
     explore: bool
     advance: Callable[[int], object]
 
-    def played(self, target: float | None) -> tuple[Played, Plan]:
-        """The test part at one operating point, and whom it asked there."""
+    def run(self, target: float | None) -> Run:
+        """The test part at one operating point."""
         serving = Serving(self.policy, self.table.endpoints, **self._settings(target))
         played = self.after_warm(serving)
-        return played, serving.history[len(self.warm) :]
+        start = len(self.warm)
+        return Run(played, serving.history[start:], np.array(serving.confidence[start:]))
 
     def shuffled(self, plan: Plan, target: float | None) -> Played:
         """The control: it asks, on every query, whom the decisions on another one named."""
@@ -77,7 +76,7 @@ class Served:
         return self._play(strategy, self.parts.test)
 
     def _settings(self, target: float | None) -> dict[str, Any]:
-        price = 0.1 if target is None else _price(self.policy, target)
+        price = PRICE_OF_MONEY if target is None else _price(self.policy, target)
         return {"seed": self.training.seed, "explore": self.explore, "price_of_money": price, "target": target}
 
     def _play(self, strategy: Strategy, rows: I64) -> Played:
@@ -112,20 +111,25 @@ def _price(policy: Policy, target: float) -> float:
 
 
 def beside_curve(
-    method: Score, played: Sequence[Played], points: Sequence[Score], curve: Sequence[Sequence[Played]]
+    method: Score,
+    played: Sequence[Played],
+    points: Sequence[Score],
+    curve: Sequence[Sequence[Played]],
+    *,
+    seed: int = 0,
 ) -> Comparison | None:
     """Focalroute's curve at the method's cost minus the method; None where the method costs less than every point.
 
-    Between two operating points the curve is linear: either is played by chance. Beyond the last one it is level.
+    Between neighbouring operating points the curve is linear: either is played by chance. Beyond the last it is level.
     """
     order = sorted(range(len(points)), key=lambda n: points[n].cost_ratio)
     below = [n for n in order if points[n].cost_ratio <= method.cost_ratio]
     if not below:
         return None
-    best = max(below, key=lambda n: points[n].accuracy)
-    found = [curve[best]]
-    above = [n for n in order if points[n].cost_ratio > method.cost_ratio]
-    for n in above:
-        low, high = points[below[-1]].cost_ratio, points[n].cost_ratio
-        found.append(mixed(curve[below[-1]], curve[n], (method.cost_ratio - low) / (high - low)))
-    return max((compare(one, played) for one in found), key=lambda one: one.difference)
+    low = below[-1]
+    found = curve[low]
+    if len(below) < len(order):
+        high = order[len(below)]
+        cheap, dear = points[low].cost_ratio, points[high].cost_ratio
+        found = mixed(found, curve[high], (method.cost_ratio - cheap) / (dear - cheap))
+    return compare(found, played, seed=seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,17 +14,18 @@ from focalroute.errors import ConfigError
 from focalroute.evaluate.lineup import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.points import OPERATING_POINTS, Plan, Point, Served, beside_curve, trained
+from focalroute.evaluate.points import OPERATING_POINTS, Point, Served, beside_curve, trained
 from focalroute.evaluate.presets.catalogue import presets as find_presets
 from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
-from focalroute.evaluate.table import Split, Table, join, split
+from focalroute.evaluate.replayed import Plan, Replayed, Run
+from focalroute.evaluate.table import Split, join, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline import OfflineSettings
 from focalroute.policy.bundle import Policy
 from focalroute.progress import progress_bar
 
-__all__ = ["Method", "Report", "SplitKind", "evaluate", "show"]
+__all__ = ["Method", "Report", "SplitKind", "evaluate", "named", "show"]
 
 SplitKind = Literal["stream", "per-task"]
 _OURS = "focalroute"
@@ -57,6 +58,7 @@ class Report:
         focalroute: its operating points.
         unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
             all seeds.
+        replayed: what was played, row by row; not in the JSON.
     """
 
     log: str
@@ -73,10 +75,13 @@ class Report:
     methods: tuple[Method, ...]
     focalroute: tuple[Point, ...]
     unfused: Mapping[str, int]
+    replayed: Replayed | None = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON report has it."""
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(dataclasses.replace(self, replayed=None))
+        del found["replayed"]
+        return found
 
 
 def evaluate(
@@ -89,7 +94,7 @@ def evaluate(
     seeds: int = 1,
     feedback: FeedbackKind = "label",
     show_task: bool = False,
-    operating_points: Sequence[float] = OPERATING_POINTS,
+    operating_points: Sequence[float] | None = None,
     policy: Policy | None = None,
     presets: Sequence[str] = (),
     settings: OfflineSettings | None = None,
@@ -109,7 +114,7 @@ def evaluate(
         seeds: how often everything is trained and played; figures are means over them.
         feedback: what is revealed of a query once it is answered.
         show_task: whether the strategies see the task's name.
-        operating_points: the cost ratios to hold, each of them played.
+        operating_points: the cost ratios to hold, each of them played; None: `OPERATING_POINTS`.
         policy: what focalroute serves; None: what it is trained to.
         presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         settings: how it is trained.
@@ -118,18 +123,20 @@ def evaluate(
     Raises:
         ConfigError: an argument, the log or the pool is wrong.
     """
-    _check(split_by, train_fraction, seeds, feedback, operating_points)
+    _check(split_by, train_fraction, seeds, feedback)
+    targets = _targets(operating_points, policy)
     published = find_presets(presets)
     settings = settings or OfflineSettings()
     table = join(read_log(log), load_pool(pool), log)
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
     first = Training(table, parts.train, seed, feedback, show_task)
-    targets = tuple(operating_points) if policy is None or policy.version else (None,)
-    each = len(published) + len(BY_CHANCE) + 1 + (len(targets) + 1) * (1 + _WARM / len(parts.test))
+    cold = policy is not None and not policy.version
+    warm = parts.train if cold else parts.train[-_WARM:]
+    test = len(parts.test)
+    each = (len(published) + len(BY_CHANCE) + 1) * test + (len(targets) + 1) * (len(warm) + test)
     training = 0 if policy else settings.steps + settings.fusion_epochs
-    once = len(baselines(first)) - len(BY_CHANCE)
-    total = seeds * (round(each * len(parts.test)) + training) + once * len(parts.test)
-    ours: list[list[Played]] = [[] for _ in targets]
+    total = seeds * (each + training) + (len(baselines(first)) - len(BY_CHANCE)) * test
+    ours: list[list[Run]] = [[] for _ in targets]
     others: dict[str, list[Played]] = {}
     unfused: dict[str, int] = {}
     with progress_bar("replaying", total, shown=progress) as advance:
@@ -140,19 +147,18 @@ def evaluate(
                 table,
                 parts,
                 dataclasses.replace(first, seed=number),
-                warm=parts.train[-_WARM:] if served.version else parts.train,
-                explore=not served.version,
+                warm=warm,
+                explore=cold,
                 advance=advance,
             )
-            plans = []
             for runs, target in zip(ours, targets, strict=True):
-                played, plan = replay.played(target)
-                runs.append(played)
-                plans.append(plan)
+                runs.append(replay.run(target))
             shown = _shown(targets)
-            for name, one in _others(replay, plans[shown], targets[shown], published, unfused, others):
+            for name, one in _others(replay, ours[shown][-1].plan, targets[shown], published, unfused, others):
                 others.setdefault(name, []).append(one)
-    return _report(log, table, parts, ours, others, targets, first, seeds, train_fraction, split_by, policy, unfused)
+    every = {name: tuple(played) for name, played in others.items()}
+    replayed = Replayed(table, parts.test, tuple(map(tuple, ours)), every, shown)
+    return _report(log, replayed, parts, targets, first, seeds, train_fraction, split_by, policy, unfused)
 
 
 def _others(
@@ -199,10 +205,8 @@ def _shown(targets: Sequence[float | None]) -> int:
 
 def _report(
     log: str | Path,
-    table: Table,
+    replayed: Replayed,
     parts: Split,
-    ours: Sequence[Sequence[Played]],
-    others: Mapping[str, Sequence[Played]],
     targets: Sequence[float | None],
     first: Training,
     seeds: int,
@@ -211,6 +215,8 @@ def _report(
     policy: Policy | None,
     unfused: Mapping[str, int],
 ) -> Report:
+    table, others = replayed.table, replayed.others
+    ours = [[run.played for run in runs] for runs in replayed.ours]
     everybody = float(table.usd[parts.test].sum())
     points = []
     for runs, target in zip(ours, targets, strict=True):
@@ -220,7 +226,8 @@ def _report(
     methods = []
     for name, played in others.items():
         one = score(name, played, everybody, seed=first.seed)
-        methods.append(Method(**dataclasses.asdict(one), curve_minus=beside_curve(one, played, points, ours)))
+        beside = beside_curve(one, played, points, ours, seed=first.seed)
+        methods.append(Method(**dataclasses.asdict(one), curve_minus=beside))
     return Report(
         log=str(log),
         split=split_by,
@@ -236,10 +243,23 @@ def _report(
         methods=tuple(methods),
         focalroute=tuple(points),
         unfused=unfused,
+        replayed=replayed,
     )
 
 
-def _check(split_by: str, train_fraction: float, seeds: int, feedback: str, operating_points: Sequence[float]) -> None:
+def _targets(operating_points: Sequence[float] | None, policy: Policy | None) -> tuple[float | None, ...]:
+    """The cost ratios to play at; None: as the policy pleases."""
+    if policy is not None and not policy.version:
+        if operating_points is not None:
+            raise ConfigError("operating_points: the cold start has but one; leave them out, or serve a trained policy")
+        return (None,)
+    found = OPERATING_POINTS if operating_points is None else tuple(operating_points)
+    if not found or not all(0 < point <= 1 for point in found):
+        raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(found)}")
+    return found
+
+
+def _check(split_by: str, train_fraction: float, seeds: int, feedback: str) -> None:
     if split_by not in ("stream", "per-task"):
         raise ConfigError(f"split: stream or per-task, not {split_by!r}")
     if feedback not in ("label", "reward", "none"):
@@ -248,8 +268,6 @@ def _check(split_by: str, train_fraction: float, seeds: int, feedback: str, oper
         raise ConfigError(f"train_fraction: must lie between 0 and 1, not {train_fraction}")
     if seeds < 1:
         raise ConfigError(f"seeds: must be at least 1, not {seeds}")
-    if not operating_points or not all(0 < point <= 1 for point in operating_points):
-        raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(operating_points)}")
 
 
 def show(report: Report) -> None:
@@ -267,7 +285,7 @@ def show(report: Report) -> None:
     for row in sorted((*report.focalroute, *report.methods), key=lambda row: -row.accuracy):
         low, high = row.accuracy_ci95
         grid.add_row(
-            _named(row),
+            named(row),
             f"{row.accuracy:.4f}",
             f"{low:.3f} to {high:.3f}",
             f"{row.cost_ratio:.3f}",
@@ -290,7 +308,8 @@ def show(report: Report) -> None:
         console.print("focalroute served its cold start: nothing trained, one operating point.")
 
 
-def _named(row: Score) -> str:
+def named(row: Score) -> str:
+    """What a row of the report is called: an operating point with its target."""
     if isinstance(row, Point) and row.target_cost_ratio is not None:
         return f"{row.name} @ {row.target_cost_ratio:g}"
     return row.name

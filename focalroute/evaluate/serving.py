@@ -48,6 +48,7 @@ class Serving:
     Attributes:
         policy: what serves.
         history: the endpoints decided on, by round, of every turn so far.
+        confidence: the posterior of the answer given, of every turn so far; NaN where there was none.
         stored: the last answer as the ensemble would keep it; None: there was none.
     """
 
@@ -67,6 +68,7 @@ class Serving:
     ) -> None:
         self.policy = policy
         self.history: list[tuple[tuple[int, ...], ...]] = []
+        self.confidence: list[float] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
         self._observer = Observer(self._names, [typical_cost(e) for e in endpoints], window=window, detect=detect)
         self._guard = BudgetGuard(None, endpoints)
@@ -107,12 +109,14 @@ class Serving:
         row = probed(query, reply)
         return () if row is None else (row,)
 
-    def _paid(self, turn: Turn) -> Decimal:
-        """What was paid, of what asking everybody is expected to cost; 0 where that is nothing."""
+    def _paid(self, turn: Turn) -> Decimal | None:
+        """What was paid, of what asking everybody is expected to cost; None where that is nothing, or nobody knows."""
         expected = self._observer.expected_cost()[list(turn.available)]
-        everybody = float(np.nan_to_num(expected, nan=float(np.nanmean(expected))).sum()) if len(expected) else 0.0
+        known = expected[~np.isnan(expected)]
+        if not known.sum() > 0:
+            return None
         paid = sum(heard.usd for heard in turn.heard.values())
-        return Decimal(repr(float(paid / everybody))) if everybody > 0 else Decimal(0)
+        return Decimal(repr(float(paid / (known.mean() * len(expected)))))
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, as the ensemble does with feedback."""
@@ -161,6 +165,7 @@ class Serving:
         except PoolError:
             answer = None
         self.stored = None if answer is None else ask.stored(answer, texts=False)
+        self.confidence.append(math.nan if answer is None else answer.confidence)
         if answer is None:
             return -1
         if answer.choice is not None:

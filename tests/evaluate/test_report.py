@@ -1,60 +1,134 @@
-"""``eval`` from log to report: the JSON's fields, determinism, and arguments that are wrong."""
+"""``eval`` from log to report: the JSON's fields, operating points, seeds, policies, and arguments that are wrong."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from focalroute.errors import ConfigError
 from focalroute.evaluate.command import evaluate_command
 from focalroute.evaluate.lineup import BASELINES
-from focalroute.evaluate.report import evaluate
+from focalroute.evaluate.report import Report, evaluate, show
+from focalroute.learn.offline import OfflineSettings
+from focalroute.policy.bundle import cold, load
 from tests.evaluate.logs import stream, write_log, write_pool
+from tests.policies import ask_everybody
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
+EVERY = sorted([*BASELINES, "best-single-hindsight", "shuffled", "oracle"])
+#: Enough to be trained at all.
+BRIEF = OfflineSettings(
+    fusion_epochs=2, lookahead_steps=10, iterations=4, renew=2, queries=16, samples=4, finish=2, finish_epochs=1
+)
+
+
+def _given(folder: Path) -> tuple[Path, Path]:
+    log = write_log(folder / "log.jsonl", stream(200, SKILLS))
+    return log, write_pool(folder / "pool.toml", {"a": 1.0, "b": 2.0, "c": 4.0})
 
 
 @pytest.fixture
 def given(tmp_path: Path) -> tuple[Path, Path]:
-    log = write_log(tmp_path / "log.jsonl", stream(200, SKILLS))
-    return log, write_pool(tmp_path / "pool.toml", {"a": 1.0, "b": 2.0, "c": 4.0})
+    return _given(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Two seeds at two operating points, trained."""
+    given = _given(tmp_path_factory.mktemp("trained"))
+    return evaluate(*given, operating_points=(0.3, 1.0), seed=3, seeds=2, settings=BRIEF)
 
 
 def test_the_json_has_the_fields_of_the_format(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluate_command(*given, json_file=tmp_path / "report.json")
+    evaluate_command(*given, policy="cold", json_file=tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["log"], report["split"], report["seed"]) == (str(given[0]), "stream", 0)
     assert (report["n_train"], report["n_test"], report["feedback"], report["show_task"]) == (160, 40, "label", False)
-    names = [method["name"] for method in report["methods"]]
-    assert sorted(names) == sorted([*BASELINES, "best-single-hindsight", "shuffled", "oracle"])
+    assert (report["policy"], report["scored"], report["seeds"]) == ("cold", "accuracy", 1)
+    assert sorted(method["name"] for method in report["methods"]) == EVERY
     fields = {"name", "accuracy", "accuracy_ci95", "cost_usd_per_query", "cost_ratio", "calls_per_query"}
     assert all(fields <= row.keys() for row in [*report["methods"], *report["focalroute"]])
-    assert [point["target_cost_ratio"] for point in report["focalroute"]] == [None]
-    margin = report["methods"][0]["focalroute_minus"]
-    assert margin.keys() == {"difference", "ci95", "beats", "no_worse"}
+    (point,) = report["focalroute"]
+    assert point["target_cost_ratio"] is None
+    assert sorted(point["minus"]) == EVERY
+    assert point["minus"]["oracle"].keys() == {"difference", "ci95", "beats", "no_worse"}
+    assert "replayed" not in report
     printed = capsys.readouterr().out
     assert "cold start" in printed
     assert "log-linear-online" in printed
 
 
-def test_what_asks_everybody_costs_everything(given: tuple[Path, Path]) -> None:
-    ratios = {method.name: method.cost_ratio for method in evaluate(*given).methods}
+def test_a_trained_policy_is_played_at_every_operating_point(
+    trained: Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trained.policy == "trained"
+    assert [point.target_cost_ratio for point in trained.focalroute] == [0.3, 1.0]
+    assert trained.focalroute[0].cost_ratio < trained.focalroute[1].cost_ratio
+    report = json.loads(json.dumps(trained.to_dict(), allow_nan=False))
+    assert [point["target_cost_ratio"] for point in report["focalroute"]] == [0.3, 1.0]
+    beside = {method["name"]: method["curve_minus"] for method in report["methods"]}
+    assert beside["plurality"].keys() == {"difference", "ci95", "beats", "no_worse"}
+    show(trained)
+    assert "focalroute @ 0.3" in capsys.readouterr().out
+
+
+def test_the_curve_is_compared_at_the_methods_own_cost(trained: Report) -> None:
+    for method in trained.methods:
+        if method.cost_ratio < trained.focalroute[0].cost_ratio:
+            assert method.curve_minus is None
+        else:
+            low, high = (point.accuracy - method.accuracy for point in trained.focalroute)
+            assert method.curve_minus is not None
+            assert min(low, high) - 1e-9 <= method.curve_minus.difference <= max(low, high) + 1e-9
+
+
+def test_figures_are_means_over_seeds_that_are_each_trained_and_played(trained: Report) -> None:
+    replayed = trained.replayed
+    assert replayed is not None
+    for point, runs in zip(trained.focalroute, replayed.ours, strict=True):
+        assert [len(run.played.worth) for run in runs] == [40, 40]
+        assert point.accuracy == pytest.approx(np.mean([run.played.worth.mean() for run in runs]))
+    first, second = replayed.others["random"]
+    assert (first.asked != second.asked).any()
+    scored = {method.name: method.accuracy for method in trained.methods}
+    assert scored["random"] == pytest.approx((first.worth.mean() + second.worth.mean()) / 2)
+    first, second = replayed.others["plurality"]
+    assert (first.worth == second.worth).all()
+
+
+def test_what_asks_everybody_costs_everything(trained: Report) -> None:
+    ratios = {method.name: method.cost_ratio for method in trained.methods}
     assert ratios["plurality"] == pytest.approx(1)
     assert ratios["best-single-train"] == pytest.approx(2 / 7)
 
 
-def test_the_same_seed_gives_the_same_report(given: tuple[Path, Path]) -> None:
-    assert evaluate(*given, seed=1) == evaluate(*given, seed=1)
-    assert evaluate(*given, seed=1).focalroute != evaluate(*given, seed=2).focalroute
+def test_the_same_seed_gives_the_same_report(given: tuple[Path, Path], trained: Report) -> None:
+    again = evaluate(*given, operating_points=(0.3, 1.0), seed=3, seeds=2, settings=BRIEF)
+    assert again.to_dict() | {"log": ""} == trained.to_dict() | {"log": ""}
+    assert evaluate(*given, policy=cold(), seed=1).focalroute != evaluate(*given, policy=cold(), seed=2).focalroute
+
+
+def test_a_policy_from_a_folder_is_served_as_it_is(given: tuple[Path, Path], tmp_path: Path) -> None:
+    """One that asks everybody whatever it costs; by command and from Python."""
+    folder = ask_everybody(tmp_path / "policy")
+    evaluate_command(*given, policy=f"{folder}@1", operating_points="0.2, 0.5", json_file=tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["policy"] == "version 1"
+    assert [point["target_cost_ratio"] for point in report["focalroute"]] == [0.2, 0.5]
+    assert [point["calls_per_query"] for point in report["focalroute"]] == [3, 3]
+    again = evaluate(*given, policy=load(folder), operating_points=(0.2, 0.5))
+    assert json.loads(json.dumps(asdict(again.focalroute[1]))) == report["focalroute"][1]
 
 
 def test_tasks_are_cut_each_and_rewards_suffice(given: tuple[Path, Path]) -> None:
-    report = evaluate(*given, split_by="per-task", train_fraction=0.5, feedback="reward", show_task=True)
+    report = evaluate(*given, split_by="per-task", train_fraction=0.5, feedback="reward", show_task=True, policy=cold())
     assert (report.n_train, report.n_test, report.split, report.show_task) == (100, 100, "per-task", True)
 
 
@@ -64,7 +138,7 @@ def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:
         for n in range(20)
     ]
     log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", {"a": 1.0, "b": 1.0})
-    report = evaluate(log, pool)
+    report = evaluate(log, pool, operating_points=[0.5], settings=BRIEF)
     assert report.scored == "score"
     scores = {method.name: method.accuracy for method in report.methods}
     assert (scores["best-single-train"], scores["oracle"]) == (0.75, 0.75)
@@ -74,7 +148,7 @@ def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:
 def test_presets_are_rows_beside_the_others(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluate_command(*given, presets=["der", "rl-focal", "der"], json_file=tmp_path / "report.json")
+    evaluate_command(*given, policy="cold", presets=["der", "rl-focal", "der"], json_file=tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     names = [method["name"] for method in report["methods"]]
     assert sorted(names) == sorted(
@@ -91,7 +165,7 @@ def test_questions_that_a_preset_could_not_fuse_are_reported(
     for line in lines[47:]:
         line["choices"] = ["A", "B", "C", "D"]
     log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", dict.fromkeys(SKILLS, 1.0))
-    evaluate_command(log, pool, presets=["rl-focal"], json_file=tmp_path / "report.json")
+    evaluate_command(log, pool, policy="cold", presets=["rl-focal"], json_file=tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["unfused"] == {"preset-rl-focal": 3}
     assert "answered 3 questions by plurality" in capsys.readouterr().out
 
@@ -103,6 +177,14 @@ def test_questions_that_a_preset_could_not_fuse_are_reported(
         ({"feedback": "some"}, "feedback"),
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"presets": ["der", "rlfocal"]}, "preset: .*'rlfocal'.*rl-focal, der"),
+        ({"seeds": 0}, "seeds"),
+        ({"operating_points": "0.1,much"}, "operating_points: give numbers"),
+        ({"operating_points": "0.1,"}, "operating_points: give numbers"),
+        ({"operating_points": "0,0.5"}, "operating_points: give cost ratios"),
+        ({"operating_points": "1.5"}, "operating_points: give cost ratios"),
+        ({"operating_points": "nan"}, "operating_points: give cost ratios"),
+        ({"operating_points": "0.2", "policy": "cold"}, "the cold start has but one"),
+        ({"policy": "nowhere"}, "nowhere"),
     ],
 )
 def test_wrong_arguments_are_named(given: tuple[Path, Path], wrong: dict[str, Any], field: str) -> None:
@@ -110,6 +192,10 @@ def test_wrong_arguments_are_named(given: tuple[Path, Path], wrong: dict[str, An
         evaluate_command(*given, **wrong)
 
 
-def test_a_json_file_that_cannot_be_written_is_an_error(given: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written"):
-        evaluate_command(*given, json_file=tmp_path / "nowhere" / "report.json")
+@pytest.mark.parametrize("option", ["json_file", "html_file"])
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_played(tmp_path: Path, option: str) -> None:
+    """The log, which is missing, is not even looked for."""
+    for file in (tmp_path / "nowhere" / "report", tmp_path):
+        files: dict[str, Any] = {option: file}
+        with pytest.raises(ConfigError, match="cannot be written"):
+            evaluate_command(tmp_path / "log.jsonl", tmp_path / "pool.toml", **files)

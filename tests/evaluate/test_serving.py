@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from focalroute import AsyncEnsemble
-from focalroute.config import PoolFile
+from focalroute.config import PoolFile, load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from focalroute.evaluate.serving import Serving, Shuffled
@@ -24,7 +24,7 @@ from focalroute.records import Answer
 from focalroute.sim import Question, SimulatedPool
 from focalroute.sim import stream as questions
 from tests.evaluate.logs import Line, closed, output, stream, table_of, write_log
-from tests.policies import ask_everybody
+from tests.policies import ask_everybody, ask_the_affordable
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
@@ -236,3 +236,57 @@ def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
     assert played.usd.sum() == pytest.approx(float(table.usd[:400][played.asked].sum()))
     assert 0 <= played.usd.sum() - asks <= 0.1 * asks
     assert plays[0].asked.tolist() == plays[1].asked.tolist() == played.asked.tolist()
+
+
+# -- pacing ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [0.15, 0.4, 0.75])
+def test_the_price_of_money_is_paced_to_a_target(tmp_path: Path, target: float) -> None:
+    """A policy that asks the fewer the dearer money is holds the cost ratio in the long run, from a wrong start."""
+    prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
+    table = table_of(tmp_path, stream(900, dict.fromkeys(prices, 0.7)), prices)
+    policy = load(ask_the_affordable(tmp_path / "policy"))
+    serving = Serving(policy, table.endpoints, seed=0, explore=False, price_of_money=10.0, target=target)
+    play(serving, table, np.arange(300))
+    paid = play(serving, table, np.arange(300, 900)).usd.sum()
+    assert paid / table.usd[300:].sum() == pytest.approx(target, rel=0.03)
+
+
+def test_pacing_holds_the_mean_where_single_queries_cost_many_times_the_target(tmp_path: Path) -> None:
+    """One endpoint or both: 1/21 or all of it, to hold a twelfth."""
+    prices = {"a": 1.0, "b": 20.0}
+    table = table_of(tmp_path, stream(1500, dict.fromkeys(prices, 0.7)), prices)
+    policy = load(ask_the_affordable(tmp_path / "policy"))
+    serving = Serving(policy, table.endpoints, seed=0, explore=False, target=1 / 12)
+    play(serving, table, np.arange(500))
+    paid = play(serving, table, np.arange(500, 1500)).usd.sum()
+    assert paid / table.usd[500:].sum() == pytest.approx(1 / 12, rel=0.05)
+
+
+def test_pacing_takes_queries_that_nobody_can_answer_and_pools_without_known_costs(tmp_path: Path) -> None:
+    """No warning either; a free pool has no cost ratio to hold."""
+    lines = [closed(99, {}), *stream(20, SKILLS)]
+    policy = load(ask_the_affordable(tmp_path / "policy"))
+    free = table_of(tmp_path, lines, dict.fromkeys(SKILLS, 0.0))
+    played = play(Serving(policy, free.endpoints, seed=0, explore=False, target=0.1), free, np.arange(21))
+    assert played.usd.sum() == 0
+    assert not played.asked[0].any()
+    for line in lines:
+        for one in line["outputs"].values():
+            one["cost_usd"] = 1.0
+    log = write_log(tmp_path / "log.jsonl", lines)
+    unpriced = tmp_path / "unpriced.toml"
+    unpriced.write_text("".join(f'[[endpoint]]\nname = "{name}"\nmodel = "m"\n' for name in SKILLS))
+    table = join(read_log(log), load_pool(unpriced), log)
+    assert play(Serving(policy, table.endpoints, seed=0, explore=False, target=0.5), table, np.arange(21)).usd.any()
+
+
+def test_the_confidence_of_every_answer_is_kept(tmp_path: Path) -> None:
+    """NaN where there was no answer."""
+    table = table_of(tmp_path, [closed(99, {}), *stream(30, SKILLS)], PRICES)
+    serving = Serving(cold(), table.endpoints, seed=0)
+    play(serving, table, np.arange(31))
+    assert len(serving.confidence) == len(serving.history) == 31
+    assert np.isnan(serving.confidence[0])
+    assert all(1 / 3 <= one <= 1 for one in serving.confidence[1:])
