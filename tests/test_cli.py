@@ -83,6 +83,10 @@ def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
         (["ask", "What?"], "--pool"),
         (["demo", "--queries", "1"], "--queries"),
         (["eval", "log.jsonl", "--pool", "POOL", "--preset", "rl"], "preset"),
+        (["eval", "log.jsonl", "--pool", "POOL", "--seeds", "0"], "--seeds"),
+        (["eval", "log.jsonl", "--pool", "POOL", "--operating-points", "0.2,half"], "operating_points"),
+        (["eval", "log.jsonl", "--pool", "POOL", "--policy", "missing"], "missing"),
+        (["eval", "log.jsonl", "--pool", "POOL", "--html", "missing/report.html"], "cannot be written"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -96,13 +100,14 @@ def test_what_the_user_can_correct_is_named_with_exit_code_2(pool_file: Path, ar
 def test_eval_replays_a_log_and_writes_its_report(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [dict(line) for line in recorded(60, {"a": 0.9, "b": 0.6})])
     pool = write_pool(tmp_path / "pool.toml", {"a": 1.0, "b": 0.1})
-    result = focalroute(
-        "eval", str(log), "--pool", str(pool), "--preset", "der", "--json", str(tmp_path / "report.json")
-    )
+    files = ["--json", str(tmp_path / "report.json"), "--html", str(tmp_path / "report.html")]
+    options = ["--policy", "cold", "--seeds", "2", "--preset", "der", *files]
+    result = focalroute("eval", str(log), "--pool", str(pool), *options)
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["n_train"], report["n_test"]) == (48, 12)
+    assert (report["n_train"], report["n_test"], report["seeds"], report["policy"]) == (48, 12, 2, "cold")
     assert {"plurality", "oracle", "shuffled", "preset-der"} <= {row["name"] for row in report["methods"]}
+    assert "preset-der" in (tmp_path / "report.html").read_text("utf-8")
     assert "plurality" in result.stdout
 
 

@@ -30,6 +30,7 @@ ENGINES = {
     "tenacity": {"pool.py"},
     "typer": {"cli.py"},
     "torch": {"learn/_torch.py"},
+    "matplotlib": {"evaluate/html/_plots.py"},
 }
 ENGINES_TO_COME = ("redis", "opentelemetry", "starlette")
 
@@ -61,7 +62,19 @@ BEYOND = {
 }
 
 # Engines and everything heavy come with the first use, never with `import focalroute`.
-LAZY = {"aiohttp", "httpx", "httpx_aiohttp", "onnx", "onnxruntime", "openai", "rich", "sqlite3", "torch", "typer"}
+LAZY = {
+    "aiohttp",
+    "httpx",
+    "httpx_aiohttp",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+    "openai",
+    "rich",
+    "sqlite3",
+    "torch",
+    "typer",
+}
 
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:root|work|tmp|home/\w+|Users/\w+)/")
 

@@ -2,7 +2,8 @@
 
 `outcomes` reads an outcome log, `table` joins it with the pool, `replay` plays a strategy through it (answer, reveal,
 learn), `serving` is focalroute itself as a strategy, `lineup` lists the baselines (`singles`, `votes`, `subsets`,
-`textual`; `training` is what they may learn from), `metrics` compares, `report` and `command` put it together.
+`textual`; `training` is what they may learn from), `points` plays focalroute at its operating points, `metrics`
+compares, `report` and `command` put it together, `html` shows it.
 """
 
 from __future__ import annotations
