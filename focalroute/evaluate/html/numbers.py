@@ -97,11 +97,18 @@ def asked_by_round(replayed: Replayed) -> F64:
 
 
 def asked_by_task(replayed: Replayed) -> tuple[tuple[str, ...], F64, int]:
-    """The tasks, (tasks, N) share of their queries on which an endpoint was asked, and how many tasks are left out."""
+    """The tasks, (tasks, N) share of their queries on which an endpoint was asked, and how many tasks are left out.
+
+    Probes are not counted: they are not asked for an answer.
+    """
     named = [replayed.table.queries[row].task for row in replayed.test.tolist()]
     counts = Counter(task for task in named if task is not None)
     tasks = tuple(sorted(task for task, _ in counts.most_common(MOST_TASKS)))
-    asked = np.mean([run.played.asked for run in replayed.ours[replayed.shown]], axis=0)
+    runs = replayed.ours[replayed.shown]
+    asked = np.zeros((len(named), len(replayed.table.endpoints)))
+    for run in runs:
+        for n, plan in enumerate(run.plan):
+            asked[n, [endpoint for picked in plan for endpoint in picked]] += 1 / len(runs)
     of = np.array([-1 if task not in tasks else tasks.index(task) for task in named])
     rows = [asked[of == number].mean(axis=0) for number in range(len(tasks))]
     return tasks, np.array(rows).reshape(len(tasks), len(replayed.table.endpoints)), len(counts) - len(tasks)
