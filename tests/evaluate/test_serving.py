@@ -250,7 +250,7 @@ def test_the_price_of_money_is_paced_to_a_target(tmp_path: Path, target: float) 
     serving = Serving(policy, table.endpoints, seed=0, explore=False, price_of_money=10.0, target=target)
     play(serving, table, np.arange(300))
     paid = play(serving, table, np.arange(300, 900)).usd.sum()
-    assert paid / table.usd[300:].sum() == pytest.approx(target, rel=0.03)
+    assert paid / table.usd[300:].sum() == pytest.approx(target, rel=0.05)
 
 
 def test_pacing_holds_the_mean_where_single_queries_cost_many_times_the_target(tmp_path: Path) -> None:
