@@ -19,7 +19,7 @@ __all__ = ["Hindsight", "LongRun", "look_back", "similar"]
 
 F64 = NDArray[np.float64]
 
-_STRIDE = 20  # rows that share one matrix of pairs
+_EVERY = 20  # rows that share one matrix of pairs
 _BLOCK = 512  # rows whose similarity to all others is computed at once
 
 
@@ -45,20 +45,24 @@ class Hindsight:
     Attributes:
         rows: see `focalroute.observe.reading.Rows`, (T, N, ...).
         length: (T, N) the layout's "length" of the recorded reply.
-        pairs: (ceil(T / 20), N, N) focal diversity of pairs, 0 on the diagonal; row t has that of t // 20.
+        pairs: (ceil(T / every), N, N) focal diversity of pairs, 0 on the diagonal; row t has that of t // every.
+        every: see `look_back`.
     """
 
     rows: Rows
     length: F32
     pairs: F32
+    every: int
 
     def pairs_at(self, rows: NDArray[np.int64]) -> F32:
         """(len(rows), N, N)."""
-        found: F32 = self.pairs[rows // _STRIDE]
+        found: F32 = self.pairs[rows // self.every]
         return found
 
 
-def look_back(recorded: Recorded, first: Bools, later: Bools, long_run: LongRun, *, window: int) -> Hindsight:
+def look_back(
+    recorded: Recorded, first: Bools, later: Bools, long_run: LongRun, *, window: int, every: int = _EVERY
+) -> Hindsight:
     """Look back from every query on the ``window`` queries before it.
 
     Args:
@@ -67,6 +71,8 @@ def look_back(recorded: Recorded, first: Bools, later: Bools, long_run: LongRun,
         later: (T, N) who was asked in round 2 or later.
         long_run: prior of the accuracies.
         window: T of the observer.
+        every: rows that share what is known of pairs, that is focal diversity and standings; the observer renews it
+            with every row, which here would take longer than all else.
     """
     known = (first | later) & recorded.usable
     sums = {
@@ -80,15 +86,15 @@ def look_back(recorded: Recorded, first: Bools, later: Bools, long_run: LongRun,
         "squares": known * recorded.tokens.astype(np.float64) ** 2,
     }
     seen = {name: _windowed(array.astype(np.float64), window) for name, array in sums.items()}
-    pairs, together, ahead = _pairs(recorded, known, window)
+    pairs, together, ahead = _pairs(recorded, known, window, every)
     size = len(recorded.names)
-    focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), _STRIDE, axis=0)[: len(recorded)]
+    focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), every, axis=0)[: len(recorded)]
     standing = standings(together, ahead, long_run.offsets, long_run.strengths)
-    standing = np.repeat(standing, _STRIDE, axis=0)[: len(recorded)]
+    standing = np.repeat(standing, every, axis=0)[: len(recorded)]
     order = ("n", "right", "n", "usd", "timed", "latency")
     table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
     rows = rows_of(table, focal, standing, long_run.offsets, long_run.strengths)
-    return Hindsight(rows, _lengths(recorded, seen), pairs)
+    return Hindsight(rows, _lengths(recorded, seen), pairs, every)
 
 
 def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
@@ -100,7 +106,8 @@ def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
     """
     past = recorded if memory is None else memory
     past = past.take(slice(max(len(past) - CAPACITY, 0), None)) if memory is not None else past
-    known = (past.there & past.usable).astype(np.float32)
+    told = past.vectors.any(axis=1, keepdims=True)
+    known = (past.there & past.usable & told).astype(np.float32)
     both = np.concatenate([known * past.value, known], axis=1)
     size = len(recorded.names)
     sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)
@@ -149,8 +156,8 @@ def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:
     return np.where(known, length, 0).clip(-4, 4).astype(np.float32)
 
 
-def _pairs(recorded: Recorded, known: Bools, window: int) -> tuple[F32, F64, F64]:
-    """Of all pairs, every 20 rows; no value between right and wrong counts.
+def _pairs(recorded: Recorded, known: Bools, window: int, every: int) -> tuple[F32, F64, F64]:
+    """Of all pairs, every so many rows; no value between right and wrong counts.
 
     Returns:
         `focalroute.observe.focal.pair_focal` (T', N, N), and for `standings` the rows in common (T', N, N) and the wins
@@ -158,13 +165,13 @@ def _pairs(recorded: Recorded, known: Bools, window: int) -> tuple[F32, F64, F64
     """
     sure = known & ((recorded.value == 0) | (recorded.value == 1))
     failed = sure & (recorded.value == 0)
-    chunks = range(0, len(recorded), _STRIDE)
+    chunks = range(0, len(recorded), every)
     asked_too, failed_too = [], []
     for at in chunks:
-        a, f = sure[at : at + _STRIDE].astype(np.float32), failed[at : at + _STRIDE].astype(np.float32)
+        a, f = sure[at : at + every].astype(np.float32), failed[at : at + every].astype(np.float32)
         asked_too.append(np.stack([a.T @ a, f.T @ a]))
         failed_too.append(f.T @ f)
-    back = max(window // _STRIDE, 1)
+    back = max(window // every, 1)
     rows, fails = (_windowed(np.array(x, np.float64), back) for x in (asked_too, failed_too))
     together, alone = rows[:, 0], rows[:, 1]
     few = together < MIN_ROWS

@@ -32,6 +32,7 @@ _CANDIDATE = layout.slices(layout.CANDIDATE)
 _TOLLS = slice(_ENDPOINT["toll"].start, _ENDPOINT["log_toll"].stop)
 _OPEN = 8
 _FAR = np.float32(-1e9)
+_STEEP = 80  # logits beyond it are far beyond the clip of the probabilities, and would overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Played:
 
     Attributes:
         steps: the decisions, round by round.
-        shares: (rounds, R) what each round cost, in mean costs of asking all.
+        shares: (rounds, R) what each round cost, in mean costs of asking all; as many rounds as ``steps``.
         first: (R, N) who was asked in round 1; ``later``: after it.
         answer: (R,) the candidate answered with, -1 where nobody answered.
         worth: (R,) what the answer is worth, 0 to 1.
@@ -236,8 +237,8 @@ def roll(
         fusion: fuses.
         seen: B queries.
         price_of_money: (B,) lambda of each query.
-        everybody: C, mean USD of asking all.
-        rounds: the most rounds.
+        everybody: C, mean USD of asking all; 0 where nobody costs anything.
+        rounds: the most rounds; where nobody has answered by then it goes on until somebody does.
         samples: S.
         rng: to sample decisions with; None: greedy.
         passes: the Decider's forward and backward.
@@ -248,33 +249,38 @@ def roll(
     of = np.repeat(np.arange(b), samples)
     usable, there = seen.recorded.usable[of], seen.recorded.there[of]
     first, later = np.zeros((size, n), np.bool_), np.zeros((size, n), np.bool_)
-    shares = np.zeros((rounds, size), np.float32)
+    shares: list[F32] = []
     k = seen.recorded.worth.shape[1]
     posterior, offered = np.zeros((size, k), np.float32), np.zeros((size, k), np.bool_)
-    active, steps = np.arange(size), []
-    for number in range(rounds):
+    active = np.arange(size)
+    steps: list[Step] = []
+    while len(active):
+        number = len(steps)
         asked = (first | later)[active]
         context, endpoints = observed(
             seen, of[active], number, price_of_money, asked, asked & usable[active], posterior[active], offered[active]
         )
         logits, pull = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
         eligible = there[active] & ~asked
-        must: Bools = np.logical_not((asked & usable[active]).any(axis=1))
+        # where nobody can be asked a STOP is forced, and nothing decided
+        must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
         picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
         heads = Heads(eligible, eligible, picked, must, np.full(len(active), n))
         steps.append(Step(active, context, endpoints, logits, heads, pull))
         (first if number == 0 else later)[active] |= picked
-        shares[number, active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / everybody
-        going = picked.any(axis=1)
-        if not going.any():
+        shares.append(np.zeros(size, np.float32))
+        shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (everybody or 1.0)
+        active = active[picked.any(axis=1)]
+        if not len(active):  # they all stopped: there is no new reply
             break
         answered = [(x & usable).reshape(b, samples, n).astype(np.float32) for x in (first, later)]
         q, are = fused(fusion, seen, members, *answered)
         posterior, offered = q.reshape(size, k), are.reshape(size, k)
-        active = active[going]
+        if number + 1 >= rounds:  # only where nobody has answered it goes on
+            active = active[~((first | later) & usable)[active].any(axis=1)]
     answer = np.where(offered.any(axis=1), posterior.argmax(axis=1), -1)
     worth = np.where(answer >= 0, seen.recorded.worth[of, np.maximum(answer, 0)], 0).astype(np.float32)
-    return Played(tuple(steps), shares, first, later, answer, worth, posterior)
+    return Played(tuple(steps), np.array(shares), first, later, answer, worth, posterior)
 
 
 def observed(
@@ -329,14 +335,15 @@ def observed(
 
 def _chances(logits: F32, size: int) -> F32:
     least = EXPLORATION / size
-    return (1 / (1 + np.exp(-logits))).clip(least, 1 - least)
+    chances: F32 = 1 / (1 + np.exp(-logits.clip(-_STEEP, _STEEP)))
+    return chances.clip(least, 1 - least)
 
 
 def _sample(logits: F32, eligible: Bools, must: Bools, size: int, rng: np.random.Generator) -> Bools:
     """From the law of `focalroute.policy.decider`, which does not depend on the order in which heads are visited."""
     p = _chances(logits, size) * eligible
     picked = np.asarray(rng.random(p.shape, np.float32) < p, np.bool_)
-    none = np.flatnonzero(must & ~picked.any(axis=1) & eligible.any(axis=1))
+    none = np.flatnonzero(must & ~picked.any(axis=1))
     # given that somebody is picked, the first one is i with probability p_i prod over j < i of (1 - p_j), normalised
     if len(none):
         before = np.cumprod(1 - p[none], axis=1) / (1 - p[none])
@@ -351,6 +358,6 @@ def _sample(logits: F32, eligible: Bools, must: Bools, size: int, rng: np.random
 
 def _greedy(logits: F32, eligible: Bools, must: Bools) -> Bools:
     picked = np.asarray((logits > 0) & eligible, np.bool_)
-    none = np.flatnonzero(must & ~picked.any(axis=1) & eligible.any(axis=1))
+    none = np.flatnonzero(must & ~picked.any(axis=1))
     picked[none, np.where(eligible, logits, -np.inf)[none].argmax(axis=1)] = True
     return picked

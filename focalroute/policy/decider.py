@@ -61,7 +61,7 @@ def decide(
     if explore:
         picked, could = _sample(probabilities, heads, must_pick, eligible, rng)
     else:
-        picked, could = _greedy(probabilities, heads, must_pick, eligible)
+        picked, could = _greedy(logits.tolist(), heads, must_pick, eligible)
     log_mu = _log_probability(probabilities, heads, could, picked, must_pick) if explore and heads else None
     return Decision(round, must_pick, heads, could, probabilities, picked, log_mu)
 
@@ -96,12 +96,15 @@ def _sample(
 
 
 def _greedy(
-    probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible
+    logits: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Likewise, without chance: everyone likelier than not, or else the likeliest if somebody must be."""
-    likely = {head for head in heads if probabilities[head] > 0.5}
+    """Likewise, without chance: everyone likelier than not, or else the likeliest if somebody must be.
+
+    By the logits: beyond the clip all probabilities are equal, and the likeliest could not be told.
+    """
+    likely = {head for head in heads if logits[head] > 0}
     if must_pick and heads and not likely:
-        likely = {max(heads, key=probabilities.__getitem__)}
+        likely = {max(heads, key=logits.__getitem__)}
     picked: tuple[int, ...] = ()
     could = []
     for head in heads:

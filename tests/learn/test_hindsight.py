@@ -1,0 +1,179 @@
+"""Looking back on a whole log at once, against its definition row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from focalroute.learn.hindsight import LongRun, look_back, similar
+from focalroute.learn.recorded import Recorded
+from focalroute.learn.views import long_run
+from focalroute.observe.focal import pair_focal
+from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.observe.memory import SHRINK, Memory
+from focalroute.observe.reading import rows_of, standings, table_of
+from tests.learn.histories import random_history
+
+WINDOW = 20
+_ENDPOINT = slices(ENDPOINT)
+
+
+def _asked(log: Recorded, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    asked = (rng.random(log.there.shape) < 0.6) & log.there
+    later = asked & (rng.random(asked.shape) < 0.4)
+    return asked & ~later, later
+
+
+def _sums(log: Recorded, first: np.ndarray, later: np.ndarray, t: int, i: int) -> list[float]:
+    """The six sums of `table_of` for one endpoint before row t, added up one by one."""
+    sums = [0.0] * 6
+    for r in range(max(t - WINDOW, 0), t):
+        if not (first[r, i] or later[r, i]) or log.candidate[r, i] < 0:
+            continue
+        value, usd, latency = float(log.value[r, i]), float(log.usd[r, i]), float(log.latency_s[r, i])
+        added = (1, value, 1, usd, latency > 0, latency)
+        sums = [a + float(b) for a, b in zip(sums, added, strict=True)]
+    return sums
+
+
+def _compared(log: Recorded, first: np.ndarray, later: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in common, and how much more of them each got right, before row t."""
+    together, wins = np.zeros((4, 4)), np.zeros(4)
+    for r in range(max(t - WINDOW, 0), t):
+        known = [i for i in range(4) if (first[r, i] or later[r, i]) and log.candidate[r, i] >= 0]
+        for i in known:
+            for j in known:
+                together[i, j] += i != j
+                wins[i] += log.value[r, i] - log.value[r, j]
+    return together, wins
+
+
+def test_rows_are_those_of_the_window_added_up_one_by_one() -> None:
+    log = random_history(70)
+    first, later = _asked(log)
+    _, prior = long_run(log, np.arange(70))
+    found = look_back(log, first, later, prior, window=WINDOW)
+    focal = np.repeat(found.pairs.sum(axis=2) / 3, 20, axis=0)[:70]
+    for t in range(70):
+        table = table_of(prior.usd, np.array([_sums(log, first, later, t, i) for i in range(4)]))
+        standing = standings(*_compared(log, first, later, t // 20 * 20), prior.offsets, prior.strengths)
+        expected = rows_of(table, focal[t], standing, prior.offsets, prior.strengths)
+        np.testing.assert_allclose(found.rows.columns[t], expected.columns, atol=1e-5)
+        np.testing.assert_allclose(found.rows.accuracy[t], expected.accuracy, atol=1e-6)
+        np.testing.assert_allclose(found.rows.shares[t], expected.shares, atol=1e-6)
+        assert found.rows.level[t] == pytest.approx(float(expected.level), abs=1e-6)
+
+
+def test_lengths_are_standardised_over_each_endpoints_own_replies() -> None:
+    log = random_history(60)
+    first, later = _asked(log)
+    found = look_back(log, first, later, LongRun(np.zeros(4), np.ones(4), np.ones(4)), window=WINDOW)
+    some = 0
+    for t in range(60):
+        for i in range(4):
+            rows = range(max(t - WINDOW, 0), t)
+            lengths = [
+                log.tokens[r, i]
+                for r in rows
+                if (first[r, i] or later[r, i]) and log.candidate[r, i] >= 0 and log.tokens[r, i] > 0
+            ]
+            expected = 0.0
+            if len(lengths) >= 2 and log.tokens[t, i] > 0:
+                expected = (log.tokens[t, i] - np.mean(lengths)) / np.sqrt(np.var(lengths) + 1) / 4
+                some += 1
+            assert found.length[t, i] == pytest.approx(np.clip(expected, -4, 4), abs=1e-5)
+    assert some > 60
+
+
+def _bits(mask: np.ndarray) -> int:
+    return sum(1 << t for t, set_ in enumerate(mask.tolist()) if set_)
+
+
+def test_pairs_are_renewed_every_20_rows_from_the_whole_chunks_before() -> None:
+    log = random_history(130, seed=3)
+    first, later = _asked(log)
+    window = 60
+    found = look_back(log, first, later, LongRun(np.zeros(4), np.ones(4), np.ones(4)), window=window)
+    assert len(found.pairs) == 7
+    enough = 0
+    for t in range(130):
+        start = t // 20 * 20
+        rows = np.arange(max(start - window, 0), start)
+        known = ((first | later) & log.usable)[rows]
+        failed = known & (log.value[rows] == 0)
+        bits = [(_bits(known[:, i]), _bits(failed[:, i])) for i in range(4)]
+        for i in range(4):
+            for j in range(4):
+                expected = 0.0 if i == j else pair_focal(bits[i], bits[j])
+                assert found.pairs_at(np.array([t]))[0, i, j] == pytest.approx(expected, abs=1e-6)
+                enough += i != j and (bits[i][0] & bits[j][0]).bit_count() >= 20
+    assert enough  # with and without enough common rows
+
+
+def test_graded_values_count_in_the_accuracy_and_not_in_the_pairs() -> None:
+    log = random_history(60)
+    graded = replace(log, value=np.where(log.usable, 0.5, 0).astype(np.float32))
+    first, later = _asked(log)
+    found = look_back(graded, first, later, LongRun(np.zeros(4), np.full(4, 10.0), np.ones(4)), window=WINDOW)
+    np.testing.assert_allclose(found.rows.accuracy, 0.5, atol=1e-6)
+    assert found.pairs[2, 0, 1] == pytest.approx(1 / 3)
+
+
+def test_nothing_hangs_on_what_comes_later() -> None:
+    log = random_history(60)
+    first, later = _asked(log)
+    prior = LongRun(np.zeros(4), np.ones(4), np.ones(4))
+    whole = look_back(log, first, later, prior, window=WINDOW)
+    part = look_back(log.take(slice(0, 31)), first[:31], later[:31], prior, window=WINDOW)
+    np.testing.assert_allclose(whole.rows.columns[:31], part.rows.columns, atol=1e-6)
+    np.testing.assert_array_equal(whole.length[:31], part.length)
+
+
+# --- similar queries -------------------------------------------------------------------------------------
+
+
+def _topical(size: int = 40) -> Recorded:
+    """Two topics with orthogonal texts, in turn, so that the typical sum of weights is what each query has."""
+    log = random_history(size)
+    vectors = np.zeros((size, 6), np.float32)
+    vectors[np.arange(size), np.arange(size) % 2] = 1
+    return replace(log, vectors=vectors)
+
+
+def test_similar_is_what_a_memory_of_the_same_queries_estimates() -> None:
+    past, now = _topical(), _topical(6)
+    memory = Memory(4)
+    for t in range(len(past)):
+        memory.add(f"{t}", past.vectors[t], np.where(past.usable[t], past.value[t], np.nan).tolist())
+    found = similar(now, past)
+    for t in range(6):
+        np.testing.assert_allclose(found[t], memory.estimate(now.vectors[t]), atol=1e-6)
+    assert np.abs(found).max() > 0.05
+
+
+def test_in_a_stream_only_the_queries_before_count() -> None:
+    log = random_history(50, seed=2)
+    found = similar(log)
+    weights = np.maximum(log.vectors @ log.vectors.T, 0) ** 4
+    strength = SHRINK * max(float(np.median([weights[t, :t].sum() for t in range(50)])), 1e-6)
+    told = np.asarray(log.vectors.any(axis=1))
+    for t in range(50):
+        known = log.usable[:t] & told[:t, None]
+        right, count = (known * log.value[:t]).sum(axis=0), known.sum(axis=0)
+        mean = (right + 10 * (right.sum() + 1) / (count.sum() + 2)) / (count + 10)
+        w = weights[t, :t, None] * known
+        expected = ((w * log.value[:t]).sum(axis=0) + strength * mean) / (w.sum(axis=0) + strength)
+        expected = (expected - expected.mean()) * told[t]
+        np.testing.assert_allclose(found[t], expected, atol=1e-5)
+
+
+def test_queries_without_a_text_resemble_nothing_and_are_not_remembered() -> None:
+    log = random_history(40)
+    blank = replace(log, vectors=np.zeros_like(log.vectors))
+    assert not similar(blank).any()
+    assert not similar(log, blank)[~np.asarray(log.vectors.any(axis=1))].any()
+    some = np.asarray(log.vectors.any(axis=1))
+    np.testing.assert_allclose(similar(log, log), similar(log, log.take(some)), atol=1e-6)
