@@ -97,7 +97,7 @@ def trained(
     """The policy that training on these rows gives, as a bundle that went through the disk."""
     with tempfile.TemporaryDirectory() as folder:
         found = train_on(table, rows, seed=seed, settings=settings, advance=advance)
-        publish_trained(folder, found, settings=settings, seed=seed)
+        publish_trained(folder, found, settings=settings)
         return load(folder)
 
 

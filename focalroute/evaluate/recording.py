@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from focalroute.cost import typical_cost
+from focalroute.errors import ConfigError
 from focalroute.evaluate.table import I64, Table
-from focalroute.learn.critic import CriticNet
+from focalroute.learn.checkpoint import Checkpoint, made_for
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
 from focalroute.learn.offline import OfflineSettings, Trained, train
@@ -21,7 +22,7 @@ from focalroute.learn.state import pack
 from focalroute.observe.features import Embedder, text_features
 from focalroute.policy.publish import publish
 
-__all__ = ["publish_trained", "recorded", "train_on"]
+__all__ = ["best_of", "discard", "publish_trained", "recorded", "train_each", "train_on"]
 
 
 def recorded(table: Table, rows: I64, *, embed: Embedder = text_features) -> Recorded:
@@ -33,12 +34,12 @@ def recorded(table: Table, rows: I64, *, embed: Embedder = text_features) -> Rec
         return np.array([[0.0 if o is None else of(o) for o in row] for row in outputs], np.float32)
 
     prices = [typical_cost(endpoint) for endpoint in table.endpoints]
-    there = table.there[rows] & ~table.failed[rows]
+    there = table.there[rows]
     return Recorded(
         names=table.names,
         prices=np.array([np.nan if price is None else price for price in prices]),
         there=there,
-        candidate=np.where(there, table.candidate[rows], -1),
+        candidate=table.candidate[rows],
         size=table.size[rows],
         closed=np.array([table.queries[row].choices is not None for row in rows.tolist()]),
         value=np.where(there, np.nan_to_num(table.value[rows]), 0).astype(np.float32),
@@ -67,7 +68,7 @@ def _candidates(table: Table, rows: I64) -> tuple[F32, F32 | None]:
     return worth, None if np.isnan(mass).all() else mass
 
 
-def train_on(
+def train_each(
     table: Table,
     rows: I64,
     *,
@@ -76,30 +77,92 @@ def train_on(
     settings: OfflineSettings | None = None,
     passes: Passes = NUMPY,
     advance: Callable[[int], object] = lambda _: None,
-) -> Trained:
-    """Train on these rows of a log; of several seeds the one that did best on the validation part."""
+    folder: Path | None = None,
+    resume: bool = False,
+) -> tuple[Trained, ...]:
+    """Train on these rows of a log, once with each seed.
+
+    Args:
+        table: the log.
+        rows: what to learn from, its last part to choose by.
+        seed: the first of the seeds.
+        seeds: how many.
+        settings: how; None: the defaults.
+        passes: which engine computes.
+        advance: called with the units of progress made, `OfflineSettings.steps` for each seed.
+        folder: where to keep what outlives a killed process; None: nowhere.
+        resume: go on from what is kept there.
+
+    Raises:
+        ConfigError: the log is too short, or what is kept belongs to another training or cannot be written.
+    """
+    settings = settings or OfflineSettings()
+    if len(rows) - int(len(rows) * settings.validation) < 1:
+        raise ConfigError(f"settings.validation: {settings.validation} of {len(rows)} queries leaves none to train on")
     log = recorded(table, rows)
-    found = [train(log, seed=seed + n, settings=settings, passes=passes, advance=advance) for n in range(max(seeds, 1))]
+    found = []
+    for number in range(seed, seed + seeds):
+        one = None if folder is None else _checkpoint(folder, log, number, settings, passes)
+        found.append(
+            train(
+                log,
+                seed=number,
+                settings=settings,
+                passes=passes,
+                advance=advance,
+                progress=one.read() if one is not None and resume else None,
+                keep=(lambda _: None) if one is None else one.write,
+            )
+        )
+    return tuple(found)
+
+
+def _checkpoint(folder: Path, log: Recorded, seed: int, settings: OfflineSettings, passes: Passes) -> Checkpoint:
+    return Checkpoint(_file(folder, seed), made_for(log, seed=seed, settings=settings, engine=passes.name))
+
+
+def discard(folder: Path, found: Sequence[Trained]) -> None:
+    """Remove what was kept there of these trainings."""
+    for one in found:
+        _file(folder, one.seed).unlink(missing_ok=True)
+
+
+def _file(folder: Path, seed: int) -> Path:
+    return folder / f".training-{seed}.npz"
+
+
+def best_of(found: Sequence[Trained]) -> Trained:
+    """The one that did best on its validation part."""
     return max(found, key=lambda one: one.score)
 
 
-def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSettings, seed: int) -> int:
+def train_on(
+    table: Table,
+    rows: I64,
+    *,
+    seed: int = 0,
+    seeds: int = 1,
+    settings: OfflineSettings | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Trained:
+    """The best of some trainings (see `train_each`)."""
+    return best_of(train_each(table, rows, seed=seed, seeds=seeds, settings=settings, advance=advance))
+
+
+def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSettings) -> int:
     """Publish a trained policy as the next version; online updates go on from it."""
-    names = trained.experience.names
-    critic = CriticNet.initial(np.random.default_rng(seed))
-    learner = Learner.fresh(trained.decider, trained.fusion, critic)
     return publish(
         root,
         decider=decider_model(trained.decider),
         fusion=fusion_model(trained.fusion),
-        names=names,
+        names=trained.experience.names,
         parent=None,
-        hyperparameters={**asdict(settings), "seed": seed, "usd_per_query": trained.usd_per_query},
+        hyperparameters={**asdict(settings), "seed": trained.seed, "usd_per_query": trained.usd_per_query},
         metrics={
             "trust": trained.trust,
             "score": trained.score,
             "curve": [asdict(point) for point in trained.curve],
         },
         experience=trained.experience,
-        learner=pack(learner, {}),
+        learner=pack(Learner.fresh(trained.decider, trained.fusion, trained.critic), {}),
     )

@@ -5,6 +5,10 @@ which is all that serving ever sees. `online` is the whole of an update, top to 
 (`reward`) becomes an `episode`, episodes a batch (`trajectory`), `mappo` improves Decider, Fusion and critic on it
 (`likelihood`, `losses`, `gae`, `backward`, `adam`), and the `gate` compares the outcome with what serves. `passes` lets
 torch run the nets instead, for long runs.
+
+`offline` is the whole of training on `recorded` answers: `hindsight` and `views` say what would have been known,
+`rollout` plays a policy, `stacking` trains the Fusion, `lookahead` and `reinforce` the Decider, `valuation` the critic;
+a `checkpoint` outlives a killed process.
 """
 
 from __future__ import annotations

@@ -28,11 +28,13 @@ class Passes:
         decider: as `focalroute.learn.backward.decider_pass`.
         fusion: as `focalroute.learn.backward.fusion_pass`.
         critic: as `focalroute.learn.critic.critic_pass`.
+        name: the engine's, and where it computes.
     """
 
     decider: Callable[[DeciderNet, Floats, Floats, _Ids], tuple[Floats, Pull]]
     fusion: Callable[[FusionNet, Floats, Floats, _Ids], tuple[Floats, Pull]]
     critic: Callable[[CriticNet, Floats], tuple[Floats, Pull]]
+    name: str = "numpy"
 
 
 NUMPY = Passes(decider_pass, fusion_pass, critic_pass)
@@ -58,4 +60,4 @@ def passes(backend: Backend = "numpy", device: str | None = None) -> Passes:
     from focalroute.learn._torch import TorchPasses
 
     engine = TorchPasses(device or "cpu")
-    return Passes(engine.decider, engine.fusion, engine.critic)
+    return Passes(engine.decider, engine.fusion, engine.critic, f"torch on {device or 'cpu'}")

@@ -6,6 +6,8 @@ what the current policy would have asked before it, and renews them as the polic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,13 +17,14 @@ from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.learn.rollout import Seen, roll, seen_by
 from focalroute.observe.reading import PRIOR_LONG_RUN
 
-__all__ = ["PRICES", "Masks", "Views", "long_run"]
+__all__ = ["PRICES", "Masks", "Views", "drawn_price", "long_run", "nearest", "random_masks"]
 
 #: The prices of money (lambda) that windows are kept for.
 PRICES = (0.01, 0.05, 0.2, 0.8)
 
 _RATES = (0.4, 0.3, 0.2, 0.12)
 _CHUNK = 1024
+_SPREAD = 0.45  # powers of ten by which a price that is drawn may differ from that of its view
 
 #: Who was asked in round 1 and who later, (T, N) each.
 Masks = tuple[Bools, Bools]
@@ -39,6 +42,16 @@ def long_run(recorded: Recorded, rows: I64) -> tuple[F32, LongRun]:
     return accuracy, LongRun(accuracy - float(accuracy.mean()), strengths, usd.astype(np.float64))
 
 
+def random_masks(recorded: Recorded, rng: np.random.Generator) -> tuple[Masks, ...]:
+    """For each view random members, as many as a policy might ask at its price."""
+    masks = []
+    for rate in _RATES:
+        asked = rng.random(recorded.there.shape) < rate
+        later = asked & (rng.random(asked.shape) < 0.3)
+        masks.append((asked & ~later, later))
+    return tuple(masks)
+
+
 class Views:
     """One view for each of `PRICES`.
 
@@ -46,6 +59,7 @@ class Views:
         recorded: the log.
         prior: of the accuracies.
         ids: the endpoints' rows in the nets' tables.
+        masks: who was asked, for each view.
         window: T.
         probed: share of queries on which an endpoint that was not asked is looked at all the same.
 
@@ -54,7 +68,7 @@ class Views:
     """
 
     def __init__(
-        self, recorded: Recorded, prior: LongRun, ids: I64, *, window: int, probed: float, rng: np.random.Generator
+        self, recorded: Recorded, prior: LongRun, ids: I64, masks: Sequence[Masks], *, window: int, probed: float
     ) -> None:
         self.recorded = recorded
         self.ids = ids
@@ -63,19 +77,12 @@ class Views:
         self._everyone = np.arange(len(recorded))
         self.masks: list[Masks] = []
         self._hindsight: list[Hindsight] = []
-        for rate in _RATES:
-            asked = rng.random(recorded.there.shape) < rate
-            later = asked & (rng.random(asked.shape) < 0.3)
-            self._put(len(self.masks), (asked & ~later, later))
+        for view, mask in enumerate(masks):
+            self._put(view, mask)
 
     def at(self, view: int, rows: I64) -> Seen:
         """What is known before these queries, in this view."""
         return seen_by(self.recorded, self._hindsight[view], self._similar, rows, self.ids)
-
-    def restore(self, masks: list[Masks]) -> None:
-        """Look through these masks instead."""
-        for view, mask in enumerate(masks):
-            self._put(view, mask)
 
     def renew(
         self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
@@ -113,3 +120,9 @@ def nearest(price_of_money: float) -> int:
     """The view whose price is nearest, on a logarithmic scale."""
     distance: NDArray[np.float64] = np.abs(np.log(PRICES) - np.log(max(price_of_money, 1e-6)))
     return int(distance.argmin())
+
+
+def drawn_price(rng: np.random.Generator) -> tuple[int, float]:
+    """A view by chance, and a price of money not far from its own."""
+    view = int(rng.integers(len(PRICES)))
+    return view, PRICES[view] * 10 ** float(rng.uniform(-_SPREAD, _SPREAD))
