@@ -76,12 +76,10 @@ class Updater:
             ConfigError: there is no policy folder, or a named policy serves.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
-        from threadpoolctl import threadpool_limits
-
         from focalroute.learn.online import update_policy
 
         root = learned_folder(self._policy)
-        with self._one_at_a_time, threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
+        with self._one_at_a_time:
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
             report = update_policy(self._store, root, seed=seed)

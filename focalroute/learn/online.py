@@ -1,6 +1,6 @@
 """Learning online (the paper's Algorithm 2): from the store to the next policy, if it passes the gate.
 
-It runs on any thread or in a process of its own, and never on the event loop. Read `update_policy` from top to bottom.
+It runs on any thread or in a process of its own, and never on the event loop. Read `_updated` from top to bottom.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from focalroute.errors import PolicyError
 from focalroute.learn.critic import CriticNet
@@ -85,7 +86,11 @@ def update_policy(
         PolicyError: the current bundle does not pass its checks, or the new one cannot be written.
         StoreError: the store cannot be read.
     """
-    settings = settings or Hyperparameters()
+    with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
+        return _updated(store, root, settings or Hyperparameters(), seed)
+
+
+def _updated(store: Store, root: str | Path, settings: Hyperparameters, seed: int | None) -> UpdateReport:
     rng = np.random.default_rng(seed)
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
     state = _state(root, policy.version)
