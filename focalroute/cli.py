@@ -1,4 +1,4 @@
-"""The command line: ``focalroute demo``, ``ask``, ``update``, ``eval``, ``policy``, ``ledger`` and ``pool``."""
+"""The command line: ``focalroute demo``, ``ask``, ``train``, ``update``, ``eval``, ``policy``, ``ledger``, ``pool``."""
 
 from __future__ import annotations
 
@@ -94,6 +94,40 @@ def ask(
     typer.echo(f"confidence {fused.confidence:.2f}, cost {cost}, asked {asked}", err=True)
     for shortfall in fused.degraded:
         typer.echo(f"note: {shortfall}", err=True)
+
+
+@app.command()
+def train(
+    log: Annotated[
+        Path, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
+    ],
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) with the endpoints' prices.")],
+    out: Annotated[Path, typer.Option(help="Folder of policy bundles to publish to.")],
+    seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the policy gradient, if not the default.")
+    ] = None,
+    backend: Annotated[Literal["numpy", "torch"], typer.Option(help="What runs the networks.")] = "numpy",
+    device: Annotated[str | None, typer.Option(help="Where torch computes, such as cuda.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print how it went as JSON.")] = False,
+) -> None:
+    """Train a policy on recorded answers and publish it as the next version of a folder."""
+    from focalroute.evaluate.train_command import train_command
+
+    train_command(
+        log,
+        pool,
+        out,
+        seed=seed,
+        seeds=seeds,
+        iterations=iterations,
+        backend=backend,
+        device=device,
+        resume=resume,
+        as_json=as_json,
+    )
 
 
 @app.command()
