@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from focalroute.config import load_pool
 from focalroute.errors import ConfigError
-from focalroute.evaluate.lineup import baselines, best_in_hindsight, oracle
+from focalroute.evaluate.lineup import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.points import OPERATING_POINTS, Point, Served, beside_curve, trained
@@ -167,8 +167,12 @@ def _others(
     target: float | None,
     published: Mapping[str, Callable[[Training], Strategy]],
     unfused: dict[str, int],
+    before: Mapping[str, Sequence[Played]],
 ) -> Iterator[tuple[str, Played]]:
-    """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
+    """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled.
+
+    A baseline without chance plays every seed alike: once it has played, that is taken from ``before``.
+    """
     table, test, training = replay.table, replay.parts.test, replay.training
 
     def alone(strategy: Strategy) -> Played:
@@ -182,6 +186,9 @@ def _others(
         )
 
     for name, make in {**baselines(training), **published}.items():
+        if name in before and name in BASELINES and name not in BY_CHANCE:
+            yield name, before[name][0]
+            continue
         strategy = make(training)
         yield name, alone(strategy)
         if isinstance(strategy, RlFocal):

@@ -39,7 +39,7 @@ class OfflineSettings:
     lookahead_rate: float = 3e-3
     decider_rate: float = 1.5e-3
     lookahead_steps: int = 300
-    iterations: int = 240
+    iterations: int = 400
     queries: int = 128
     samples: int = 16
     entropy: float = 0.003

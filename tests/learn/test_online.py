@@ -102,7 +102,11 @@ def test_from_update_to_update_it_finds_the_optimum(tmp_path: Path) -> None:
 
 def test_an_update_keeps_what_its_policy_brought_along(store: Store, tmp_path: Path) -> None:
     past = Experience(
-        NAMES, np.array([0.5, 0.75, 0.25], np.float32), np.eye(2, dtype=np.float32), np.ones((2, 3), "f4")
+        NAMES,
+        np.array([0.5, 0.75, 0.25], np.float32),
+        np.array([0.5, np.nan, 0], np.float32),
+        np.eye(2, dtype=np.float32),
+        np.ones((2, 3), "f4"),
     )
     start = cold_learner()
     files = decider_model(start.decider), fusion_model(start.fusion)

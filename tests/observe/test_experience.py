@@ -25,6 +25,7 @@ def experience(seed: int = 0, count: int = 30, width: int = 6) -> Experience:
     return Experience(
         NAMES,
         np.array([0.9, 0.6, 0.6], np.float32),
+        np.array([0.5, np.nan, 0.25], np.float32),
         (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32),
         values.astype(np.float32),
     )
@@ -56,12 +57,14 @@ def test_it_comes_back_from_its_arrays_within_their_precision() -> None:
     arrays = made.arrays()
     assert {key: array.dtype.kind + str(array.dtype.itemsize) for key, array in arrays.items() if key != "names"} == {
         "accuracy": "f4",
+        "usd": "f4",
         "vectors": "i1",
         "values": "f2",
     }
     back = Experience.of(arrays)
     assert back.names == NAMES
     assert (back.accuracy == made.accuracy).all()
+    np.testing.assert_array_equal(back.usd, made.usd)
     np.testing.assert_allclose(back.values, made.values, atol=2**-12)
     assert (np.isnan(back.values) == np.isnan(made.values)).all()
     assert np.linalg.norm(back.vectors, axis=1) == pytest.approx(1, abs=1e-6)
@@ -79,15 +82,22 @@ def test_what_came_back_comes_back_the_same_for_ever_and_anything_else_is_not() 
     assert not made.same(experience(1))
     assert not made.same(replace(made, names=("a", "b", "d")))
     assert not made.same(replace(made, accuracy=made.accuracy[::-1].copy()))
+    assert not made.same(replace(made, usd=2 * made.usd))
     assert not made.same(replace(made, values=1 - made.values))
     assert not made.same(replace(made, vectors=made.vectors[:-1], values=made.values[:-1]))
     assert not made.same(replace(made, vectors=made.vectors.reshape(15, 12)))
 
 
+def test_the_long_runs_costs_take_the_place_of_listed_prices_where_they_are_known() -> None:
+    found = experience().prices(np.array([1.0, 2.0, np.nan]), ("b", "a", "new"))
+    np.testing.assert_array_equal(found, [1.0, 0.5, np.nan])
+
+
 def test_without_texts_or_names_it_is_still_one() -> None:
+    none = np.zeros(0, np.float32)
     for made in (
         replace(experience(), vectors=np.zeros((0, 0), np.float32), values=np.zeros((0, 3), np.float32)),
-        Experience((), np.zeros(0, np.float32), np.zeros((2, 4), np.float32), np.zeros((2, 0), np.float32)),
+        Experience((), none, none, np.zeros((2, 4), np.float32), np.zeros((2, 0), np.float32)),
     ):
         back = Experience.of(made.arrays())
         assert back.names == made.names
@@ -108,6 +118,9 @@ def test_without_texts_or_names_it_is_still_one() -> None:
         {"accuracy": np.array(["0.1", "0.2", "0.3"])},
         {"accuracy": np.array([0.1, 0.2, math.nan])},
         {"accuracy": np.array([0.1, 0.2, 1.5])},
+        {"usd": None},
+        {"usd": np.zeros(2)},
+        {"usd": np.array([0.1, -0.2, 0.3])},
         {"vectors": np.zeros((29, 6), np.int8)},
         {"vectors": np.zeros(30, np.int8)},
         {"vectors": np.full((30, 6), math.inf)},

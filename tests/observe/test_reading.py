@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.observe.layout import ENDPOINT, slices, width
-from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Rows, Summary, read, rows_of, tolls
+from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Rows, Summary, read, rows_of, standings, tolls
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
 NONE = np.zeros(2), np.full(2, float(PRIOR_ASKS))
@@ -21,12 +21,15 @@ def summary(*counts: Counts, prices: tuple[float | None, ...] = ()) -> Summary:
     return made
 
 
-def known(n: int, right: int, later: int = 0, right_later: int = 0) -> Counts:
-    return Counts(rows=n, known=n, right=right, known_later=later, right_later=right_later)
+def known(n: int, right: int) -> Counts:
+    return Counts(rows=n, known=n, right=right)
 
 
 def rows(made: Summary, offsets: tuple[float, ...], strengths: tuple[float, ...]) -> Rows:
-    return rows_of(made.table, np.full(len(offsets), 0.25), np.array(offsets), np.array(strengths))
+    """With standings as in the long run: nothing was asked together."""
+    n = len(offsets)
+    standing = standings(np.zeros((n, n)), np.zeros(n), np.array(offsets), np.array(strengths))
+    return rows_of(made.table(), np.full(n, 0.25), standing, np.array(offsets), np.array(strengths))
 
 
 def column(found: Rows, name: str) -> np.ndarray:
@@ -34,34 +37,53 @@ def column(found: Rows, name: str) -> np.ndarray:
 
 
 def random_tables(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Tables (*shape, 10) as summaries make them, some with unknown costs and latencies and some without any row."""
+    """Tables (*shape, 8) as summaries make them, some with unknown costs and latencies and some without any row."""
     rng = np.random.default_rng(seed)
-    table = np.zeros((*shape, 10))
-    n = rng.integers(0, 200, (*shape, 2))
-    n[..., 1] = np.minimum(n[..., 1], n[..., 0])
+    table = np.zeros((*shape, 8))
     paid = rng.random((*shape, 2)) * (rng.random((*shape, 2)) < 0.9)
     there = rng.random((*shape, 2)) < 0.7
-    table[..., :2] = n
-    table[..., 2:4] = n * rng.random((*shape, 2))
-    table[..., 4:6] = paid * there
-    table[..., 6:8] = np.log(np.maximum(paid, 1e-12)) * there
-    table[..., 8:10] = there
+    table[..., 0] = rng.integers(0, 200, shape)
+    table[..., 1] = table[..., 0] * rng.random(shape)
+    table[..., 2:4] = paid * there
+    table[..., 4:6] = np.log(np.maximum(paid, 1e-12)) * there
+    table[..., 6:8] = there
     return table
 
 
-def test_level_and_accuracy_with_a_long_run_by_hand() -> None:
+def test_level_accuracy_and_skill_with_a_long_run_by_hand() -> None:
     """30 of 40 and 10 of 20 right, a known to lie 0.1 above the others in the long run and b 0.1 below."""
-    found = rows(summary(known(40, 30, 20, 10), known(20, 10)), (0.1, -0.1), (PRIOR_LONG_RUN, PRIOR_LONG_RUN))
+    found = rows(summary(known(40, 30), known(20, 10)), (0.1, -0.1), (PRIOR_LONG_RUN, PRIOR_LONG_RUN))
     level = (40 - 40 * 0.1 + 20 * 0.1 + 1) / 62
     expected = [(30 + 50 * (level + 0.1)) / 90, (10 + 50 * (level - 0.1)) / 70]
     assert found.level == pytest.approx(level)
     assert found.accuracy == pytest.approx(expected)
+    assert found.skill == pytest.approx([level + 0.1, level - 0.1])
     assert column(found, "accuracy") == pytest.approx([4 * (a - level) for a in expected], abs=1e-6)
-    later = (10 - 20 * 0.1 + 1) / 22
-    expected = [(10 + 50 * (later + 0.1)) / 70, later - 0.1]
-    assert column(found, "accuracy_later") == pytest.approx([4 * (a - later) for a in expected], abs=1e-6)
+    assert column(found, "standing") == pytest.approx([0.4, -0.4])
     assert column(found, "seen") == pytest.approx([40 / 60, 20 / 40])
     assert column(found, "focal").tolist() == [0.25, 0.25]
+
+
+def test_standings_of_two_by_hand_and_of_many_by_least_squares() -> None:
+    """Of 40 rows in common a got 10 more right: 40 (2 t - 1/4)^2 + 50 (t - o)^2 + 50 (-t + o)^2 is least at t."""
+    wins = np.array([10.0, -10.0])
+    together = np.array([[0.0, 40.0], [40.0, 0.0]])
+    for offset in (0.0, 0.1):
+        t = (40 * 2 * 0.25 + 100 * offset) / (40 * 4 + 100)
+        assert standings(together, wins, np.array([offset, -offset]), np.full(2, 50.0)) == pytest.approx([t, -t])
+    rng = np.random.default_rng(0)
+    n, gaps = np.triu(rng.integers(0, 60, (5, 5)), 1), rng.normal(0, 0.2, (5, 5))
+    offsets, strengths = rng.normal(0, 0.1, 5), rng.uniform(5, 50, 5)
+    equations, values = [], []
+    for i, j in zip(*np.triu_indices(5, 1), strict=True):
+        equations.append(np.sqrt(n[i, j]) * (np.eye(5)[i] - np.eye(5)[j]))
+        values.append(np.sqrt(n[i, j]) * gaps[i, j])
+    equations += list(np.sqrt(strengths)[:, None] * np.eye(5))
+    values += list(np.sqrt(strengths) * offsets)
+    theta = np.linalg.lstsq(np.array(equations), np.array(values), rcond=None)[0]
+    ahead = np.triu(gaps, 1) * n
+    found = standings((n + n.T).astype(float), (ahead - ahead.T).sum(axis=1), offsets, strengths)
+    assert found == pytest.approx(theta - theta.mean())
 
 
 def test_the_level_does_not_hang_on_whom_the_window_knows() -> None:
@@ -83,12 +105,10 @@ def test_where_nothing_was_seen_the_long_run_is_believed() -> None:
 def test_without_a_long_run_it_is_the_pools_mean_that_shrinks() -> None:
     """The mean of a Beta posterior whose prior of strength 10 sits at the pool's mean; inferred values count."""
     c = Counts(rows=8, known=4, right=1, inferred=4, inferred_sum=3 * INFERRED_UNIT)
-    table = summary(known(60, 48, 10, 2), c).table
-    found = rows_of(table, np.zeros(2), *NONE)
-    mean, later = (48 + 4 + 1) / (68 + 2), (2 + 1) / (10 + 2)
+    found = rows(summary(known(60, 48), c), (0.0, 0.0), (PRIOR_ASKS, PRIOR_ASKS))
+    mean = (48 + 4 + 1) / (68 + 2)
     assert found.level == pytest.approx(mean)
     assert found.accuracy == pytest.approx([(48 + 10 * mean) / 70, (4 + 10 * mean) / 18])
-    assert column(found, "accuracy_later")[0] == pytest.approx(4 * ((2 + 10 * later) / 20 - later), abs=1e-6)
 
 
 def test_accuracy_stays_within_the_layouts_bounds_however_wrong_the_long_run() -> None:
@@ -99,13 +119,14 @@ def test_accuracy_stays_within_the_layouts_bounds_however_wrong_the_long_run() -
 def test_many_pools_at_once_are_each_alone() -> None:
     table = random_tables((3, 5, 4))
     rng = np.random.default_rng(1)
-    focal, offsets, strengths = rng.random((3, 5, 4)), rng.normal(0, 0.1, 4), np.array([10.0, 50, 50, 10])
-    together = rows_of(table, focal, offsets, strengths)
+    focal, standing = rng.random((2, 3, 5, 4))
+    offsets, strengths = rng.normal(0, 0.1, 4), np.array([10.0, 50, 50, 10])
+    together = rows_of(table, focal, standing, offsets, strengths)
     assert together.columns.shape == (3, 5, 4, width(ENDPOINT))
     assert together.level.shape == (3, 5)
     for at in np.ndindex(3, 5):
-        alone = rows_of(table[at], focal[at], offsets, strengths)
-        for name in ("accuracy", "level", "columns", "shares"):
+        alone = rows_of(table[at], focal[at], standing[at], offsets, strengths)
+        for name in ("accuracy", "skill", "level", "columns", "shares"):
             np.testing.assert_array_equal(getattr(together, name)[at], getattr(alone, name))
 
 
@@ -124,8 +145,19 @@ def test_many_pools_at_once_are_each_alone() -> None:
     ],
 )
 def test_shares_of_asking_all(prices: tuple[float | None, ...], shares: tuple[float, ...]) -> None:
-    table = summary(Counts(), Counts(), Counts(), prices=prices).table
-    assert rows_of(table, np.zeros(3), np.zeros(3), np.full(3, 10.0)).shares == pytest.approx(shares)
+    made = summary(Counts(), Counts(), Counts(), prices=prices)
+    assert rows(made, (0.0,) * 3, (10.0,) * 3).shares == pytest.approx(shares)
+
+
+def test_expected_cost_follows_what_was_paid_and_prices_scale_with_it() -> None:
+    """Calls cost twice their prices so far: who was not asked yet is expected to, too; no price counts as no prior."""
+    paid = Counts(priced=15, cost_pico=15 * 2 * 10**12)
+    table = summary(paid, Counts(), Counts(priced=2, cost_pico=6 * 10**12), prices=(1.0, 3.0, None)).table()
+    prior = 5 * (1.0 + 3.0) / 2
+    scale = (prior + 30) / (prior + 15)
+    assert table[:, 2] == pytest.approx([(5 * scale + 30) / 20, 3 * scale, 3.0])
+    assert table[:, 6].tolist() == [1, 1, 1]
+    assert summary(Counts(), prices=(None,)).table()[0, [2, 6]].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("price_of_money", [0.0, 1e-4, 0.1, 1.0, 30.0, 1e30])
@@ -141,7 +173,7 @@ def test_tolls_at_several_lambdas(price_of_money: float) -> None:
 def test_rows_hold_the_tolls_of_their_lambda_and_are_copies() -> None:
     made = summary(known(10, 5), known(10, 8), prices=(1.0, 3.0))
     pairs = [[0.0, 0.5], [0.5, 0.0]]
-    reading = read(("a", "b"), made, pairs, np.full(2, 0.5), *NONE)
+    reading = read(("a", "b"), made, pairs, np.full(2, 0.5), np.zeros(2), *NONE)
     at = slice(slices(ENDPOINT)["toll"].start, slices(ENDPOINT)["log_toll"].stop)
     for price_of_money in (0.1, 2.0, 0.1, *range(40), 0.1):
         found = reading.rows(price_of_money)
@@ -155,7 +187,7 @@ def test_rows_hold_the_tolls_of_their_lambda_and_are_copies() -> None:
 def test_focal_row_is_the_mean_over_pairs_itself_left_out() -> None:
     pairs = [[0.0, 0.2, 0.4], [0.2, 0.0, 0.9], [0.4, 0.9, 0.0]]
     none = np.zeros(3), np.full(3, 10.0)
-    reading = read(("a", "b", "c"), summary(*[Counts()] * 3), pairs, np.zeros(3), *none)
+    reading = read(("a", "b", "c"), summary(*[Counts()] * 3), pairs, np.zeros(3), np.zeros(3), *none)
     assert reading.focal_row([1]) == pytest.approx([0.2, 0, 0.9])
     assert reading.focal_row([2, 0]) == pytest.approx([0.4, (0.2 + 0.9) / 2, 0.4])
     assert reading.focal_row([0, 1, 2]) == pytest.approx([0.3, 0.55, 0.65])
