@@ -4,6 +4,8 @@ Where a log holds every endpoint's answer, it is known for any set of members wh
 A regression on that gain, from what is seen before asking, gives a policy that asks whoever is expected to be worth
 the money: z_i = kappa (2 gain_i - lambda c_i / C), twice since a right answer is worth 1 - (-1).
 
+In round 1, where the gain is an endpoint's whole accuracy, it is measured from the pool's level.
+
 It is short-sighted (it takes no notice of later rounds, nor of others asked with it), but it asks *because of* what was
 replied. A policy gradient started without it settles on one set for every query: asking on after round 1 does not pay
 until it is done where it should be.
@@ -28,10 +30,9 @@ __all__ = ["gains", "look_ahead"]
 
 _ENDPOINT, _CONTEXT = layout.slices(layout.ENDPOINT), layout.slices(layout.CONTEXT)
 _TOLLS = slice(_ENDPOINT["toll"].start, _ENDPOINT["log_toll"].stop)
-_MEAN = 0.5  # what an endpoint's gain in round 1, its accuracy, is measured from
 _UNIT = 0.25  # the net is fitted to gains in units of this
 _KAPPA = 20.0  # logits per reward
-_ONE_AT_FIRST = 12.0  # logits taken off in round 1, so that there, where somebody must be picked, it is the best one
+_ONE_AT_FIRST = 6.0  # logits taken off in round 1: there somebody must be picked, and it shall be few
 
 
 def gains(fusion: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[F32, F32, Bools]:
@@ -89,7 +90,7 @@ def look_ahead(
         context, endpoints = _before(seen, first | later, number, posterior, offered)
         ids = np.broadcast_to(seen.ids, gain.shape)
         logits, pull = passes.decider(net, context, endpoints, ids)
-        target = (gain - _MEAN * (number == 0)[:, None]) / _UNIT
+        target = (gain - (number == 0)[:, None] * (seen.level[:, None] + 1) / 2) / _UNIT
         free = seen.recorded.there & ~(first | later)
         d = np.where(free, logits - target, 0) / max(int(free.sum()), 1)
         adam.learning_rate = rate * min(1.0, (step + 1) / 10) * (0.05 + 0.475 * (1 + np.cos(np.pi * step / steps)))

