@@ -20,11 +20,12 @@ from decimal import Decimal
 
 from focalroute.amounts import usd
 from focalroute.config import Budget
+from focalroute.observe.layout import PRICE_RANGE
 from focalroute.store.base import Store
 
 __all__ = ["HIGHEST", "LOWEST", "Pacer", "paced"]
 
-LOWEST, HIGHEST = 1e-4, 1e4  # of the price of money
+LOWEST, HIGHEST = PRICE_RANGE[0] / 2, PRICE_RANGE[1] * 2  # a policy takes no notice of what lies further out
 _RATE = 0.1  # eta
 _STEP = 0.25  # the most that one query moves log lambda
 _REPAID = 300.0  # H

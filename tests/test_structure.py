@@ -50,7 +50,7 @@ BEYOND = {
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
     "observe": {"answers"},
-    "pacing": {"amounts", "store"},
+    "pacing": {"amounts", "observe", "store"},
     "policy": {"observe"},
     "pool": {"budget", "capabilities", "cost", "elicit", "endpoint", "limits", "store", "wire"},
     "prices": {"amounts"},

@@ -309,7 +309,8 @@ def observed(
     entropy = -(posterior * np.log(np.maximum(posterior, 1e-30))).sum(axis=1) / np.log(np.maximum(count, 2))
     put("first", np.full(len(of), float(number == 0)))
     put("round", np.full(len(of), number / 4))
-    put("price_of_money", np.log10(np.maximum(price_of_money[of], 1e-4)).clip(-4, 4))
+    price = price_of_money[of].clip(*layout.PRICE_RANGE)
+    put("price_of_money", np.log10(price))
     put("budget_left", np.ones(len(of)))
     put("log_pool", np.full(len(of), np.log(n) / 4))
     put("asked", asked.mean(axis=1))
@@ -320,7 +321,7 @@ def observed(
     put("choices", np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)) / 4, 0)[of])
     put("level", seen.level[of])
     endpoints = seen.columns[of].copy()
-    endpoints[..., _TOLLS] = tolls((price_of_money[of, None] * seen.shares[of]).astype(np.float64))
+    endpoints[..., _TOLLS] = tolls((price[:, None] * seen.shares[of]).astype(np.float64))
     endpoints[..., _ENDPOINT["asked"].start] = asked
     endpoints[..., _ENDPOINT["replied"].start] = replied
     leader = posterior.argmax(axis=1)

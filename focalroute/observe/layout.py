@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 
-__all__ = ["CANDIDATE", "CONTEXT", "ENDPOINT", "LAYOUT", "MEMBER", "slices", "width"]
+__all__ = ["CANDIDATE", "CONTEXT", "ENDPOINT", "LAYOUT", "MEMBER", "PRICE_RANGE", "slices", "width"]
 
 Layout = Mapping[str, int]
+
+#: The prices of money (lambda) that policies are trained for; any other is shown as the nearest of them.
+PRICE_RANGE = (0.003, 4.0)
 
 #: `Observation.context`: what is the same for every endpoint.
 CONTEXT: Layout = {
     "first": 1,  # 1 in round 1, else 0
     "round": 1,  # (round - 1) / 4
-    "price_of_money": 1,  # log10(lambda)
+    "price_of_money": 1,  # log10(lambda), lambda within `PRICE_RANGE`
     "budget_left": 1,  # share of this ask's cap that is left; 1 without a cap
     "log_pool": 1,  # ln(N) / 4: so that a policy may ask a number, not a share, of the pool
     "asked": 1,  # asked / N

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.answers import normal_form
-from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, slices, width
+from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
 from focalroute.records import Evidence, Member, Observation, Query, Reply
 
@@ -105,12 +105,13 @@ class Sight:
             price_of_money: lambda, what a dollar counts in reward.
             budget_left: share of this ask's cap that is left; 1 without a cap.
         """
+        price = min(max(price_of_money, PRICE_RANGE[0]), PRICE_RANGE[1])
         n, k = len(self._reading.names), len(self.candidates)
         context = np.array(
             (
                 1.0 if round == 1 else 0.0,
                 _bounded((round - 1) / 4),
-                _bounded(math.log10(max(price_of_money, 1e-4))),
+                math.log10(price),
                 max(0.0, min(1.0, budget_left)),
                 self._log_pool,
                 len(self.asked) / n,
@@ -121,7 +122,7 @@ class Sight:
             ),
             np.float32,
         )
-        rows = self._reading.rows(price_of_money)
+        rows = self._reading.rows(price)
         rows[:, _SIMILAR] = self._similar
         if self.asked:
             rows[:, _FOCAL] = self._reading.focal_row(self.asked)
