@@ -1,4 +1,4 @@
-"""A generated outcome log: models whose probabilities favour certain positions of the choices, differently in each task.
+"""A generated outcome log: models whose probabilities favour positions of the choices, differently in each task.
 
 Fixed before anything was tuned on it, and so to stay. Of model m on choice k of a query of task t whose label is y,
 
