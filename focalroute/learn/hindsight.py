@@ -155,13 +155,11 @@ def calibration(recorded: Recorded) -> Corrections | None:
         return None
     added = _totals(recorded)
     shared = _before(added)
-    if recorded.tasks is None:
-        return corrections_of(shared, shared)
-    own = Totals(shared.sums.copy(), shared.squares.copy())
-    for task in np.unique(recorded.tasks[recorded.tasks != ""]):
-        rows = np.flatnonzero(recorded.tasks == task)
-        sums = _before(Totals(added.sums[rows], added.squares[rows]))
-        own.sums[rows[1:]], own.squares[rows[1:]] = sums.sums[1:], sums.squares[1:]  # before, it is new
+    own = Totals(np.zeros_like(shared.sums), np.zeros_like(shared.squares))
+    for task in _tasks(recorded):
+        rows = recorded.tasks == task
+        before = _before(Totals(added.sums[rows], added.squares[rows]))
+        own.sums[rows], own.squares[rows] = before.sums, before.squares
     return corrections_of(own, shared)
 
 
@@ -171,10 +169,14 @@ def book(recorded: Recorded) -> dict[str | None, Totals]:
         return {}
     added = _totals(recorded)
     found: dict[str | None, Totals] = {None: Totals(added.sums.sum(axis=0), added.squares.sum(axis=0))}
-    for task in () if recorded.tasks is None else np.unique(recorded.tasks[recorded.tasks != ""]).tolist():
+    for task in _tasks(recorded):
         rows = recorded.tasks == task
         found[task] = Totals(added.sums[rows].sum(axis=0), added.squares[rows].sum(axis=0))
     return found
+
+
+def _tasks(recorded: Recorded) -> list[str]:
+    return [] if recorded.tasks is None else np.unique(recorded.tasks[recorded.tasks != ""]).tolist()
 
 
 def _before(added: Totals) -> Totals:

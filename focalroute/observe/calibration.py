@@ -7,7 +7,7 @@ by position k, how often k was wrong, how often right, and the sums of x_k and o
     g   = mean of x_y - m_y over all              how much more mass the right one gets
     v   = mean of (x_k - m_k)^2, of (x_y - m_y - g)^2, the larger one
 
-and the log-likelihood ratio of choice k is g / v (x_k - m_k), a linear discriminant (Fisher 1936) for all positions alike.
+and the log-likelihood ratio of choice k is g / v (x_k - m_k): a linear discriminant (Fisher 1936), alike for all k.
 That the label is left out of m_k makes it indifferent to how often each position is right. Every mean of a task is
 shrunk to the mean over all tasks, and that to 0, by as much as so many queries would weigh (partial pooling, Gelman &
 Hill 2007). Position bias: Zhao et al. 2021 (contextual calibration), Zheng et al. 2024 (PriDe).
@@ -74,15 +74,14 @@ class Corrections(NamedTuple):
 
 
 def corrections_of(own: Totals, shared: Totals) -> Corrections:
-    """From the totals of a task and those of all tasks; where no task is given, both are the latter."""
-    everywhere = _moments(shared, Moments.before(shared))
+    """From the totals of a task, all 0 where none is given, and those of all tasks."""
     seen = shared.sums[..., 2, :, :].sum(axis=-1)
-    found = everywhere if own is shared else _moments(own, everywhere)
+    found = _moments(own, _moments(shared, _Moments.before(shared)))
     variance = np.maximum(found.variance[..., 0, :], found.variance[..., 1, :])
     return Corrections(found.means, found.gap / variance, seen / (seen + HALF_TRUST), found.gap / np.sqrt(variance))
 
 
-class Moments(NamedTuple):
+class _Moments(NamedTuple):
     """m (..., N, P), g (..., N), and v where wrong and where right (..., 2, N)."""
 
     means: F64
@@ -90,12 +89,12 @@ class Moments(NamedTuple):
     variance: F64
 
     @classmethod
-    def before(cls, totals: Totals) -> Moments:
+    def before(cls, totals: Totals) -> _Moments:
         """What is expected before anything was seen: probabilities that say nothing."""
         return cls(np.zeros_like(totals.sums[..., 0, :, :]), np.zeros(()), np.full((1, 1), _LEAST_VARIANCE))
 
 
-def _moments(totals: Totals, prior: Moments) -> Moments:
+def _moments(totals: Totals, prior: _Moments) -> _Moments:
     """Shrunk to the prior."""
     wrong, wrong_sum, right, right_sum = (totals.sums[..., part, :, :] for part in range(4))
     means = (wrong_sum + PRIOR_QUERIES * prior.means) / (wrong + PRIOR_QUERIES)
@@ -110,7 +109,7 @@ def _moments(totals: Totals, prior: Moments) -> Moments:
     )
     spread = np.maximum(totals.squares - cross - excess * off, 0)
     variance = (spread + PRIOR_QUERIES * prior.variance) / (count + PRIOR_QUERIES)
-    return Moments(means, gap, variance)
+    return _Moments(means, gap, variance)
 
 
 def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:
@@ -199,11 +198,13 @@ class Book:
         shared = self._totals.get(None)
         if shared is None:
             return None
-        key = task if task in self._totals else None
+        known = task is not None and task in self._totals
+        key = task if known else None
         found = self._made.get(key)
         if found is None:
-            own = self._totals[key]
-            found = self._made[key] = corrections_of(_widened(own, shared.sums.shape[2]), shared)
+            nothing = Totals(np.zeros_like(shared.sums), np.zeros_like(shared.squares))
+            own = _widened(self._totals[key], shared.sums.shape[2]) if known else nothing
+            found = self._made[key] = corrections_of(own, shared)
         return found
 
     def _count(self, row: _Row, sign: int) -> None:
