@@ -46,7 +46,7 @@ def run(seed: int) -> dict[str, float]:
     parts = split(table, per_task=True, fraction=TRAIN / (TRAIN + TEST))
     settings = OfflineSettings()
     policy = trained(table, parts.train, seed=seed, settings=settings, show_task=True, advance=lambda _: None)
-    half = _served(policy, table, parts, seed).played(HALF)[0]
+    half = _served(policy, table, parts, seed).run(HALF).played
     return {
         "seed": seed,
         **_stacked(_by_task(table, parts.train), _by_task(table, parts.test)),
