@@ -231,6 +231,7 @@ class Ask:
             evidence=self.fused.evidence,
             fused=answer.candidates.index(answer.text),
             features=self.sight.features,
+            task=self.query.task,
         )
 
     def _texts(self, answer: Answer) -> str:

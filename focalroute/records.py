@@ -25,6 +25,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Feedback",
+    "Masses",
     "Member",
     "Method",
     "Observation",
@@ -248,6 +249,7 @@ class Trajectory:
         fused: index of the candidate it answered with.
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
         features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
+        task: the query's.
     """
 
     version: int
@@ -257,6 +259,7 @@ class Trajectory:
     fused: int
     fusion_log_mu: float | None = None
     features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +334,23 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Masses:
+    """The probabilities that members gave on a closed question whose right choice is known.
+
+    Attributes:
+        task: the query's; None unless given.
+        label: index of the right choice.
+        size: number of choices, K.
+        log_mass: endpoint -> float32 (K,), the log of its mass on each choice, at least -30.
+    """
+
+    task: str | None
+    label: int
+    size: int
+    log_mass: Mapping[str, F32]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What one answered query taught about its members: a row of the window.
 
@@ -340,6 +360,7 @@ class Outcome:
         right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward; absent where nothing is known.
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
         features: of the query's text, as on `Trajectory`; None: not kept.
+        masses: what members' probabilities were; None where nobody gave any, or the right choice is not known.
     """
 
     answer_id: str
@@ -347,3 +368,4 @@ class Outcome:
     right: Mapping[str, float]
     inferred: frozenset[str] = frozenset()
     features: F32 | None = None
+    masses: Masses | None = None

@@ -92,11 +92,17 @@ class Served:
 
 
 def trained(
-    table: Table, rows: I64, *, seed: int, settings: OfflineSettings, advance: Callable[[int], object]
+    table: Table,
+    rows: I64,
+    *,
+    seed: int,
+    settings: OfflineSettings,
+    show_task: bool = False,
+    advance: Callable[[int], object],
 ) -> Policy:
     """The policy that training on these rows gives, as a bundle that went through the disk."""
     with tempfile.TemporaryDirectory() as folder:
-        found = train_on(table, rows, seed=seed, settings=settings, advance=advance)
+        found = train_on(table, rows, seed=seed, settings=settings, show_task=show_task, advance=advance)
         publish_trained(folder, found, settings=settings)
         return load(folder)
 

@@ -25,14 +25,15 @@ from focalroute.policy.publish import publish
 __all__ = ["best_of", "discard", "publish_trained", "recorded", "train_each", "train_on"]
 
 
-def recorded(table: Table, rows: I64, *, embed: Embedder = text_features) -> Recorded:
-    """These rows of a log as training needs them."""
+def recorded(table: Table, rows: I64, *, embed: Embedder = text_features, show_task: bool = False) -> Recorded:
+    """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
     worth, mass = _candidates(table, rows)
     outputs = [[table.queries[row].outputs.get(name) for name in table.names] for row in rows.tolist()]
 
     def each(of: Callable[[Any], float]) -> F32:
         return np.array([[0.0 if o is None else of(o) for o in row] for row in outputs], np.float32)
 
+    tasks = [table.queries[row].task for row in rows.tolist()]
     prices = [typical_cost(endpoint) for endpoint in table.endpoints]
     there = table.there[rows]
     return Recorded(
@@ -49,6 +50,7 @@ def recorded(table: Table, rows: I64, *, embed: Embedder = text_features) -> Rec
         latency_s=each(lambda output: output.latency_s or 0.0),
         mass=mass,
         vectors=np.stack([np.asarray(embed(table.texts[row]), np.float32) for row in rows.tolist()]),
+        tasks=np.array([task or "" for task in tasks]) if show_task else None,
     )
 
 
@@ -76,6 +78,7 @@ def train_each(
     seeds: int = 1,
     settings: OfflineSettings | None = None,
     passes: Passes = NUMPY,
+    show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
     folder: Path | None = None,
     resume: bool = False,
@@ -89,6 +92,7 @@ def train_each(
         seeds: how many.
         settings: how; None: the defaults.
         passes: which engine computes.
+        show_task: whether the policy sees the tasks.
         advance: called with the units of progress made, `OfflineSettings.steps` for each seed.
         folder: where to keep what outlives a killed process; None: nowhere.
         resume: go on from what is kept there.
@@ -99,7 +103,7 @@ def train_each(
     settings = settings or OfflineSettings()
     if len(rows) - int(len(rows) * settings.validation) < 1:
         raise ConfigError(f"settings.validation: {settings.validation} of {len(rows)} queries leaves none to train on")
-    log = recorded(table, rows)
+    log = recorded(table, rows, show_task=show_task)
     found = []
     for number in range(seed, seed + seeds):
         one = None if folder is None else _checkpoint(folder, log, number, settings, passes)
@@ -143,10 +147,13 @@ def train_on(
     seed: int = 0,
     seeds: int = 1,
     settings: OfflineSettings | None = None,
+    show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Trained:
     """The best of some trainings (see `train_each`)."""
-    return best_of(train_each(table, rows, seed=seed, seeds=seeds, settings=settings, advance=advance))
+    return best_of(
+        train_each(table, rows, seed=seed, seeds=seeds, settings=settings, show_task=show_task, advance=advance)
+    )
 
 
 def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSettings) -> int:

@@ -141,7 +141,9 @@ def evaluate(
     unfused: dict[str, int] = {}
     with progress_bar("replaying", total, shown=progress) as advance:
         for number in range(seed, seed + seeds):
-            served = policy or trained(table, parts.train, seed=number, settings=settings, advance=advance)
+            served = policy or trained(
+                table, parts.train, seed=number, settings=settings, show_task=show_task, advance=advance
+            )
             replay = Served(
                 served,
                 table,

@@ -40,11 +40,13 @@ def cold_decider() -> DeciderNet:
 def cold_fusion() -> FusionNet:
     """Naive Bayes over votes, that is plurality while no accuracy is known, and a quarter of the mass given.
 
+    Where probabilities are known well, their log-likelihood ratio takes the place of the vote's weight.
+
     A feature that is equal for all candidates, such as a member's accuracy, has no effect here: it is in ``evidence``.
     """
     return dataclasses.replace(
         FusionNet.initial(np.random.default_rng(_SEED)),
-        skip_member=_weights(layout.MEMBER, {"evidence": 1.0, "probability": 0.25}),
+        skip_member=_weights(layout.MEMBER, {"evidence": 1.0, "probability": 0.25, "calibrated": 1.0}),
     )
 
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.recorded import F32, Bools, Recorded
+from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
 from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
 from focalroute.observe.reading import Rows, rows_of, standings, table_of
 
-__all__ = ["Hindsight", "LongRun", "look_back", "similar"]
+__all__ = ["Hindsight", "LongRun", "book", "calibration", "log_masses", "look_back", "similar"]
 
 F64 = NDArray[np.float64]
 
@@ -125,6 +126,62 @@ def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
     estimate -= estimate.mean(axis=1, keepdims=True)
     estimate[~recorded.vectors.any(axis=1)] = 0
     return estimate
+
+
+def log_masses(recorded: Recorded) -> F64:
+    """(T, N, K) logs of the masses, at least -30, centred over each query's choices; 0 where there is none."""
+    if recorded.mass is None:
+        return np.zeros((*recorded.there.shape, recorded.worth.shape[1]))
+    logs = np.log(np.clip(recorded.mass, np.exp(-30), 1).astype(np.float64))
+    real = ~np.isnan(logs) & (np.arange(logs.shape[2]) < recorded.size[:, None])[:, None, :]
+    logs = np.where(real, logs, 0)
+    centred: F64 = np.where(real, logs - logs.sum(axis=2, keepdims=True) / recorded.size[:, None, None], 0)
+    return centred
+
+
+def _totals(recorded: Recorded) -> Totals:
+    """What each query adds to the book once its label is known, (T, ...)."""
+    logs = log_masses(recorded)[..., :MOST_CHOICES]
+    told = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
+    given = recorded.usable & told[:, None]
+    if recorded.mass is not None:
+        given &= ~np.isnan(recorded.mass[:, :, 0])
+    return totals_of(logs, given, recorded.worth.argmax(axis=1), recorded.size)
+
+
+def calibration(recorded: Recorded) -> Corrections | None:
+    """What the book says before each query, (T, ...), had everyone been asked before it; None: nobody gave any mass."""
+    if recorded.mass is None:
+        return None
+    added = _totals(recorded)
+    shared = _before(added)
+    own = Totals(np.zeros_like(shared.sums), np.zeros_like(shared.squares))
+    for task in _tasks(recorded):
+        rows = recorded.tasks == task
+        before = _before(Totals(added.sums[rows], added.squares[rows]))
+        own.sums[rows], own.squares[rows] = before.sums, before.squares
+    return corrections_of(own, shared)
+
+
+def book(recorded: Recorded) -> dict[str | None, Totals]:
+    """The book after the whole log, by task; None: over all tasks. Empty where nobody gave any mass."""
+    if recorded.mass is None:
+        return {}
+    added = _totals(recorded)
+    found: dict[str | None, Totals] = {None: Totals(added.sums.sum(axis=0), added.squares.sum(axis=0))}
+    for task in _tasks(recorded):
+        rows = recorded.tasks == task
+        found[task] = Totals(added.sums[rows].sum(axis=0), added.squares[rows].sum(axis=0))
+    return found
+
+
+def _tasks(recorded: Recorded) -> list[str]:
+    return [] if recorded.tasks is None else np.unique(recorded.tasks[recorded.tasks != ""]).tolist()
+
+
+def _before(added: Totals) -> Totals:
+    """Sums over all rows before each."""
+    return Totals(*(np.cumsum(array, axis=0) - array for array in (added.sums, added.squares)))
 
 
 def _mean(sums: F32, size: int) -> F32:

@@ -23,6 +23,7 @@ from focalroute.learn.adam import Moments
 from focalroute.learn.checkpoint import Progress
 from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.critic import CriticNet
+from focalroute.learn.hindsight import book
 from focalroute.learn.lookahead import look_ahead
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.passes import NUMPY, Passes
@@ -315,4 +316,5 @@ def _experience(recorded: Recorded) -> Experience:
     values = np.where(recorded.there & recorded.usable, recorded.value, np.nan).astype(np.float32)
     told = np.asarray(recorded.vectors.any(axis=1))
     usd = prior.usd.astype(np.float32)
-    return Experience(recorded.names, accuracy, usd, recorded.vectors[told][-CAPACITY:], values[told][-CAPACITY:])
+    vectors, values = recorded.vectors[told][-CAPACITY:], values[told][-CAPACITY:]
+    return Experience(recorded.names, accuracy, usd, vectors, values, book(recorded))

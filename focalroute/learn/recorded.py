@@ -33,6 +33,7 @@ class Recorded:
         latency_s: (T, N) likewise.
         mass: (T, N, K) probability of each candidate, NaN in whole rows where the endpoint gave none; None: nobody did.
         vectors: (T, D) features of the text; zeros where there is none.
+        tasks: (T,) the topic's name; None: not shown.
     """
 
     names: tuple[str, ...]
@@ -48,6 +49,7 @@ class Recorded:
     latency_s: F32
     mass: F32 | None
     vectors: F32
+    tasks: NDArray[np.str_] | None = None
 
     def __len__(self) -> int:
         return len(self.size)

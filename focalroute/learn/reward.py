@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
-from focalroute.records import Feedback, Member, Outcome
+from focalroute.observe.layout import MEMBER, slices, width
+from focalroute.records import F32, Feedback, Masses, Member, Outcome, Trajectory
 from focalroute.store.base import StoredAnswer
 
 __all__ = ["JUDGE", "USER", "credit", "judged", "label_key", "outranks", "reward_of"]
+
+_LOG_MASS = slices(MEMBER)["log_probability"].start
 
 USER = "user"
 JUDGE = "judge"
@@ -91,12 +94,13 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     Endpoints that were probed afterwards are credited alike, in round 0.
     """
     features = None if answer.trajectory is None else answer.trajectory.features
+    masses = _masses(answer, feedback)
     answer = _with_probes(answer)
     if feedback.label is not None:
         right = {
             name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
         }
-        return Outcome(answer.id, answer.members, right, features=features)
+        return Outcome(answer.id, answer.members, right, features=features, masses=masses)
     infer = _inference(answer, feedback.reward)
     right, inferred = {}, set()
     for name, member in answer.members.items():
@@ -105,7 +109,28 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
             right[name] = value
             if not known:
                 inferred.add(name)
-    return Outcome(answer.id, answer.members, right, frozenset(inferred), features)
+    return Outcome(answer.id, answer.members, right, frozenset(inferred), features, masses)
+
+
+def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:
+    """What members' probabilities were on a closed question whose right choice the feedback tells."""
+    trajectory = answer.trajectory
+    if answer.kind != "choice" or trajectory is None or trajectory.evidence.members.shape[2] != width(MEMBER):
+        return None
+    if feedback.label is not None:
+        label = answer.keys.index(feedback.label)
+    elif feedback.reward == 1:
+        label = answer.answered
+    else:
+        return None
+    given = {name: log_mass for name, log_mass in _log_masses(trajectory) if log_mass.any()}
+    return Masses(trajectory.task, label, len(answer.keys), given) if given else None
+
+
+def _log_masses(trajectory: Trajectory) -> Iterator[tuple[str, F32]]:
+    evidence = trajectory.evidence
+    for column, endpoint in enumerate(evidence.endpoints):
+        yield trajectory.endpoints[endpoint], evidence.members[:, column, _LOG_MASS] * 8
 
 
 def _with_probes(answer: StoredAnswer) -> StoredAnswer:

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.backward import Pull
-from focalroute.learn.hindsight import Hindsight
+from focalroute.learn.hindsight import Hindsight, log_masses
 from focalroute.learn.likelihood import Heads
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.observe import layout
+from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.reading import tolls
-from focalroute.observe.sight import vote_weight
+from focalroute.observe.sight import signal_column, vote_weight
 from focalroute.policy.decider import EXPLORATION
 
 __all__ = ["Members", "Played", "Seen", "Step", "evidence", "fused", "members_of", "observed", "roll", "seen_by"]
@@ -100,13 +101,25 @@ class Played:
     posterior: F32
 
 
-def seen_by(recorded: Recorded, hindsight: Hindsight, similar: F32, rows: I64, ids: I64) -> Seen:
-    """What is known before the queries ``rows`` of a log, given the hindsight and the similar queries of all of it."""
+def seen_by(
+    recorded: Recorded,
+    hindsight: Hindsight,
+    similar: F32,
+    rows: I64,
+    ids: I64,
+    calibration: Corrections | None = None,
+) -> Seen:
+    """What is known before the queries ``rows`` of a log, given what would have been known before each of all of it."""
     part = recorded.take(rows)
     columns = hindsight.rows.columns[rows].copy()
     columns[..., _ENDPOINT["similar"].start] = (4 * similar[rows]).clip(-4, 4)
     level = ((hindsight.rows.level[rows] - 0.5) * 2).astype(np.float32)
     features = _features(part, columns, hindsight.rows.skill[rows], level, hindsight.length[rows])
+    if calibration is not None:
+        known = Corrections(*(array[rows] for array in calibration))
+        apt = part.closed & (part.size <= MOST_CHOICES)
+        columns[..., _ENDPOINT["signal"].start] = apt[:, None] * signal_column(known.signal)
+        _calibrate(features, part, known, apt)
     shares = hindsight.rows.shares[rows].astype(np.float32)
     return Seen(part, columns, shares, level, hindsight.pairs_at(rows), features, ids)
 
@@ -137,6 +150,16 @@ def _features(part: Recorded, columns: F32, skill: NDArray[np.float64], level: F
     features *= usable[:, None, :, None]
     features *= (np.arange(k) < part.size[:, None])[:, :, None, None]
     return features
+
+
+def _calibrate(features: F32, part: Recorded, known: Corrections, apt: Bools) -> None:
+    """Let probabilities speak, and votes the less, as `Sight` does."""
+    logs = log_masses(part)[..., :MOST_CHOICES]
+    given = features[..., _MEMBER["log_probability"].start].any(axis=1) & apt[:, None]
+    ratios = likelihoods(logs, known.means[..., : logs.shape[2]], known.weights) * given[:, :, None]
+    k = logs.shape[2]
+    features[:, :k, :, _MEMBER["calibrated"].start] = ratios.transpose(0, 2, 1) * features[:, :k, :, 0]
+    features[..., _MEMBER["evidence"].start] *= 1 - (known.trust * given)[:, None, :]
 
 
 @dataclass(frozen=True, slots=True)

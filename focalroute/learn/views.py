@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.hindsight import Hindsight, LongRun, look_back, similar
+from focalroute.learn.hindsight import Hindsight, LongRun, calibration, look_back, similar
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.learn.rollout import Seen, roll, seen_by
@@ -74,6 +74,7 @@ class Views:
         self.ids = ids
         self._prior, self._window, self._probed = prior, window, probed
         self._similar = similar(recorded)
+        self._calibration = calibration(recorded)
         self._everyone = np.arange(len(recorded))
         self.masks: list[Masks] = []
         self._hindsight: list[Hindsight] = []
@@ -82,7 +83,7 @@ class Views:
 
     def at(self, view: int, rows: I64) -> Seen:
         """What is known before these queries, in this view."""
-        return seen_by(self.recorded, self._hindsight[view], self._similar, rows, self.ids)
+        return seen_by(self.recorded, self._hindsight[view], self._similar, rows, self.ids, self._calibration)
 
     def renew(
         self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator

@@ -1,4 +1,5 @@
-"""What a policy brings along of the past: how right each endpoint was in the long run, and a memory of texts.
+"""What a policy brings along of the past: how right each endpoint was in the long run, a memory of texts, and the book
+of how its probabilities were distributed.
 
 The window forgets after T queries, and a new process starts with an empty one; this is what training, or another
 process, has seen before. It is stored in a bundle (``experience.npz``).
@@ -7,12 +8,13 @@ process, has seen before. It is stored in a bundle (``experience.npz``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.observe.calibration import Totals
 from focalroute.observe.memory import Memory
 
 __all__ = ["Experience"]
@@ -30,6 +32,7 @@ class Experience:
         usd: float32 (V,) long-run cost of a call; NaN where unknown.
         vectors: float32 (M, D) text features of past queries, oldest first; M may be 0.
         values: float32 (M, V) how right each endpoint was on them; NaN where it was not asked.
+        book: task -> totals of the endpoints' probabilities there, None -> over all tasks; empty where nobody gave any.
     """
 
     names: tuple[str, ...]
@@ -37,6 +40,7 @@ class Experience:
     usd: F32
     vectors: F32
     values: F32
+    book: Mapping[str | None, Totals] = field(default_factory=dict)
 
     def offsets(self, pool: Sequence[str]) -> tuple[float | None, ...]:
         """By how much each endpoint of a pool is more accurate in the long run than the known ones on average.
@@ -67,6 +71,19 @@ class Experience:
         memory.fill(self.vectors, columns)
         return memory
 
+    def totals(self, pool: Sequence[str]) -> dict[str | None, Totals]:
+        """The book's totals, with a pool's endpoints as columns; 0 for those that are not known."""
+        rows = {name: row for row, name in enumerate(self.names)}
+        there = [i for i, name in enumerate(pool) if name in rows]
+        columns = [rows[pool[i]] for i in there]
+        found: dict[str | None, Totals] = {}
+        for task, known in self.book.items():
+            totals = Totals(np.zeros((4, len(pool), known.sums.shape[2])), np.zeros((2, len(pool))))
+            totals.sums[:, there] = known.sums[:, columns]
+            totals.squares[:, there] = known.squares[:, columns]
+            found[task] = totals
+        return found
+
     def same(self, other: Experience) -> bool:
         """Whether the other one holds the same; what was read from arrays is the same after any further way there."""
         return (
@@ -75,6 +92,8 @@ class Experience:
             and np.array_equal(self.usd, other.usd, equal_nan=True)
             and np.array_equal(self.values, other.values, equal_nan=True)
             and np.array_equal(self.vectors, other.vectors)
+            and self.book.keys() == other.book.keys()
+            and all(np.array_equal(known.sums, other.book[task].sums) for task, known in self.book.items())
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -86,6 +105,21 @@ class Experience:
             "usd": self.usd.astype(np.float32),
             "vectors": np.round(self.vectors / largest * 127).astype(np.int8),
             "values": self.values.astype(np.float16),
+            **self._book(),
+        }
+
+    def _book(self) -> dict[str, NDArray[np.generic]]:
+        """Names of the tasks (B,), and totals that begin with those over all: (B + 1, 4, V, P), (B + 1, 2, V)."""
+        if not self.book:
+            return {}
+        tasks = [task for task in self.book if task is not None]
+        rows = [self.book[task] for task in (None, *tasks)]
+        wide = max(row.sums.shape[2] for row in rows)
+        sums = [np.pad(row.sums, [(0, 0), (0, 0), (0, wide - row.sums.shape[2])]) for row in rows]
+        return {
+            "tasks": np.array(tasks, np.str_),
+            "sums": np.array(sums),
+            "squares": np.array([row.squares for row in rows]),
         }
 
     @classmethod
@@ -116,4 +150,21 @@ class Experience:
             usd.astype(np.float32),
             (vectors / lengths).astype(np.float32),
             values.astype(np.float32),
+            _read_book(arrays, len(names)),
         )
+
+
+def _read_book(arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str | None, Totals]:
+    """The book, as `Experience.arrays` gave it; empty where there is none."""
+    if "tasks" not in arrays:
+        return {}
+    tasks, sums, squares = (arrays.get(key, np.zeros(0)) for key in ("tasks", "sums", "squares"))
+    fit = tasks.ndim == 1 and sums.ndim == 4 and sums.shape[:3] == (len(tasks) + 1, 4, size)
+    if not fit or squares.shape != (len(tasks) + 1, 2, size) or len(set(tasks.tolist())) != len(tasks):
+        raise ValueError("its arrays of the book do not fit each other")
+    if tasks.dtype.kind != "U" or not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in (sums, squares)):
+        raise ValueError("its arrays of the book are not names and numbers")
+    if (sums[:, ::2] < 0).any() or (squares < 0).any():
+        raise ValueError("its numbers of the book are not within their bounds")
+    keys: list[str | None] = [None, *tasks.tolist()]
+    return {key: Totals(sums[row], squares[row]) for row, key in enumerate(keys)}

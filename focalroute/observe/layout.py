@@ -1,6 +1,7 @@
 """The named slices of what the policies see. A bundle's manifest stores the layout it was made for.
 
-Every number is finite, scaled to be about -1..1 and clipped to -4..4 ("evidence": to 0..8). A layout is an ordered
+Every number is finite, scaled to be about -1..1 and clipped to -4..4 ("evidence": to 0..8,
+"calibrated": to -8..8). A layout is an ordered
 mapping of slice name -> width; offsets follow from the order. What is expected or mean is taken from the window.
 """
 
@@ -41,6 +42,7 @@ ENDPOINT: Layout = {
     "standing": 1,  # accuracy beside those asked the same queries, minus the mean over endpoints, times 4
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
     "similar": 1,  # its accuracy on queries of similar text, minus the pool's on them, times 4
+    "signal": 1,  # how far apart its mass on right and on wrong choices is (see `calibration`), minus the pool's mean
     "price": 1,  # ln(expected cost / the pool's mean expected cost) / 4; 0 if unknown
     "toll": 1,  # lambda c / C, what asking it takes from the reward: c its expected cost, C that of asking all
     "log_toll": 1,  # log10(lambda c / C + 1e-4), at most 1
@@ -54,7 +56,9 @@ MEMBER: Layout = {
     "vote": 1,  # 1 if this is its most probable candidate
     "probability": 1,  # its mass on the candidate; the vote where it gave none
     "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none
-    "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + standing; K = 8 if open
+    "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + standing; K = 8 if open;
+    # the less, the more is known of its probabilities
+    "calibrated": 1,  # log-likelihood ratio by its probabilities (see `calibration`); 0 where it gave none
     "standing": 1,  # as in ENDPOINT, and so the next
     "similar": 1,
     "level": 1,  # as in CONTEXT

@@ -1,7 +1,8 @@
 """From outcomes and queries to what the policies see: one `Observer` a pool, one `Sight` an ask.
 
 learn(outcome) -> window -> reading (renewed when the window changed) ─┐
-learn(outcome) -> memory of texts -> estimate for a text ──────────────┴─> begin(query) -> Sight
+learn(outcome) -> memory of texts -> estimate for a text ──────────────┼─> begin(query) -> Sight
+learn(outcome) -> book of probabilities -> corrections for a task ─────┘
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.errors import ConfigError
+from focalroute.observe.calibration import Book
 from focalroute.observe.drift import Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, text_features
@@ -79,6 +81,7 @@ class Observer:
         self._together, self._ahead = np.zeros((n, n)), np.zeros((n, n))  # rows in common; more of them right
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
+        self._book = Book(self.endpoints, window)
         self._adopted: Experience | None = None
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
@@ -106,6 +109,7 @@ class Observer:
             self._offsets = np.array([0.0 if offset is None else offset for offset in offsets])
             self._strengths = np.array([PRIOR_ASKS if offset is None else PRIOR_LONG_RUN for offset in offsets], float)
             self._memory = experience.memory(self.endpoints)
+            self._book.fill(experience.totals(self.endpoints))
             self._summary.prices = experience.prices(self._listed, self.endpoints)
             self._reading, self._read_at = self._renewed(), self._window.version
 
@@ -132,6 +136,7 @@ class Observer:
             if outcome.features is not None:
                 right = [self._right(outcome, name) for name in self.endpoints]
                 self._memory.add(outcome.answer_id, outcome.features, right)
+            self._book.add(outcome.answer_id, outcome.masses)
             self._learned += new
             changes = self._detect(outcome.answer_id, before, at) if self._detecting else {}
             if self._begun:  # asks are under way: renew here, so that the next one need not; a replayed backlog waits
@@ -157,6 +162,7 @@ class Observer:
         if name in self._index:
             index, others = self._index[name], range(len(self.endpoints))
             self._memory.forget(index, newest)
+            self._book.forget(index)
             self._offsets[index], self._strengths[index] = 0.0, PRIOR_ASKS
             self._stale.update(others)
             self._stale_pairs.update((min(index, i), max(index, i)) for i in others if i != index)
@@ -176,8 +182,9 @@ class Observer:
         features = self._features(query.text)
         with self._lock:
             similar = self._memory.estimate(features)
+            corrections = self._book.corrections(query.task) if query.choices else None
         self._begun = True
-        return Sight(query, self._read(), self._index, features, similar)
+        return Sight(query, self._read(), self._index, features, similar, corrections)
 
     def expected_cost(self) -> F64:
         """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""

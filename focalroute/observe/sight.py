@@ -10,22 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.answers import normal_form
+from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
 from focalroute.records import Evidence, Member, Observation, Query, Reply
 
-__all__ = ["Sight", "vote_weight"]
+__all__ = ["Sight", "signal_column", "vote_weight"]
 
 F32 = NDArray[np.float32]
 
-_ASKED, _REPLIED, _AGREES, _SIMILAR, _FOCAL = (
-    slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "similar", "focal")
+_ASKED, _REPLIED, _AGREES, _SIMILAR, _SIGNAL, _FOCAL = (
+    slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "similar", "signal", "focal")
 )
 _MEMBER = width(MEMBER)
 _CANDIDATE = width(CANDIDATE)
 _LOG_FLOOR = math.exp(-30)
 _NOTHING_YET = (0.0,) * 6
-_UNBACKED = (0.0, 0.0, 0.0, 0.0)  # vote, probability, log probability, evidence: without the member's vote or mass
+_UNBACKED = (0.0,) * 5  # vote, probability, log probability, evidence, calibrated: without the member's vote or mass
 _HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
 _OPEN = 8  # a free-form question counts as one of so many choices, however many answers were seen
 
@@ -40,6 +41,12 @@ def vote_weight(accuracy: float, choices: int) -> float:
     return min(math.log((choices - 1) * a / (1 - a)), _HEAVIEST)
 
 
+def signal_column(signal: NDArray[np.float64]) -> F32:
+    """The layout's "signal" (..., N) of `Corrections.signal`."""
+    column: F32 = (signal - signal.mean(axis=-1, keepdims=True)).clip(-4, 4).astype(np.float32)
+    return column
+
+
 class Sight:
     """The mutable state of one ask; used by one task at a time.
 
@@ -49,6 +56,7 @@ class Sight:
         index: name -> pool index.
         features: of the query's text.
         similar: by endpoint, how much more than the pool it is expected to be right on such a text.
+        corrections: what is known of the endpoints' probabilities; None: nothing.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
@@ -58,7 +66,13 @@ class Sight:
     """
 
     def __init__(
-        self, query: Query, reading: Reading, index: Mapping[str, int], features: F32, similar: Sequence[float]
+        self,
+        query: Query,
+        reading: Reading,
+        index: Mapping[str, int],
+        features: F32,
+        similar: Sequence[float],
+        corrections: Corrections | None = None,
     ) -> None:
         self.features = features
         self.candidates: list[str] = list(query.choices or ())
@@ -68,6 +82,7 @@ class Sight:
         self._reading = reading
         self._index = index
         self._closed = query.choices is not None
+        self._corrections = corrections if 1 < len(self.candidates) <= MOST_CHOICES else None
         self._similar = [_bounded(4 * x) for x in similar]
         self._log_pool = _bounded(math.log(len(reading.names)) / 4)
         self._clusters: dict[str, int] = {}
@@ -124,6 +139,8 @@ class Sight:
         )
         rows = self._reading.rows(price)
         rows[:, _SIMILAR] = self._similar
+        if self._corrections is not None:
+            rows[:, _SIGNAL] = signal_column(self._corrections.signal)
         if self.asked:
             rows[:, _FOCAL] = self._reading.focal_row(self.asked)
             rows[self.asked, _ASKED] = 1
@@ -188,7 +205,7 @@ class Sight:
             self.candidates.append(text)
             for i, block in self._blocks.items():
                 unbacked = block[:1].copy()
-                unbacked[0, 0, 1:5] = _UNBACKED
+                unbacked[0, 0, 1:6] = _UNBACKED
                 self._blocks[i] = np.concatenate([block, unbacked])
         return found
 
@@ -207,4 +224,16 @@ class Sight:
             block[:, 0, 2:4] = [(max(0.0, min(1.0, p)), math.log(max(_LOG_FLOOR, min(1.0, p))) / 8) for p in mass]
             block[candidate, 0, 1] = 1.0
             block[candidate, 0, 4] = self._weight(i)
+            if self._corrections is not None:
+                self._calibrate(block, i, self._corrections)
         return block
+
+    def _calibrate(self, block: F32, i: int, known: Corrections) -> None:
+        """Let a member's probabilities speak, and its vote the less."""
+        log_mass = block[:, 0, 3].astype(np.float64) * 8
+        k = len(log_mass)
+        means = known.means[i, :k]
+        if len(means) < k:
+            means = np.concatenate([means, np.zeros(k - len(means))])
+        block[:, 0, 4] *= 1 - known.trust[i]
+        block[:, 0, 5] = likelihoods(log_mass - log_mass.mean(), means, known.weights[i])

@@ -105,6 +105,7 @@ def pack(trajectory: Trajectory) -> bytes:
         "fused": trajectory.fused,
         "fusion_log_mu": trajectory.fusion_log_mu,
         "shapes": [array.shape for array in arrays],
+        "task": trajectory.task,
     }
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
@@ -124,7 +125,14 @@ def unpack(data: bytes) -> Trajectory:
     evidence = Evidence(next(arrays), next(arrays), tuple(head["members"]))
     features = next(arrays, np.zeros(0, np.float32))  # an earlier version of this package kept none
     return Trajectory(
-        head["version"], tuple(head["endpoints"]), decisions, evidence, head["fused"], head["fusion_log_mu"], features
+        version=head["version"],
+        endpoints=tuple(head["endpoints"]),
+        decisions=decisions,
+        evidence=evidence,
+        fused=head["fused"],
+        fusion_log_mu=head["fusion_log_mu"],
+        features=features,
+        task=head.get("task"),
     )
 
 

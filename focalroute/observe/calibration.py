@@ -1,0 +1,234 @@
+"""What a member's probabilities say, by how they were distributed on labelled queries: no gradient, only sums.
+
+With x_k the log of a member's mass on choice k, centred over the choices, and y the right one, each task's book keeps,
+by position k, how often k was wrong, how often right, and the sums of x_k and of its squares. From these
+
+    m_k = mean of x_k where k was wrong           the member's liking for the position, whatever is asked
+    g   = mean of x_y - m_y over all              how much more mass the right one gets
+    v   = mean of (x_k - m_k)^2, of (x_y - m_y - g)^2, the larger one
+
+and the log-likelihood ratio of choice k is g / v (x_k - m_k): a linear discriminant (Fisher 1936), alike for all k.
+That the label is left out of m_k makes it indifferent to how often each position is right. Every mean of a task is
+shrunk to the mean over all tasks, and that to 0, by as much as so many queries would weigh (partial pooling, Gelman &
+Hill 2007). Position bias: Zhao et al. 2021 (contextual calibration), Zheng et al. 2024 (PriDe).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.records import Masses
+
+__all__ = ["MOST_CHOICES", "Book", "Corrections", "Totals", "corrections_of", "likelihoods", "totals_of"]
+
+F64 = NDArray[np.float64]
+
+#: Questions with more choices are left alone.
+MOST_CHOICES = 64
+
+#: Strength, in queries, of what all tasks say of one task, and of 0 before anything was seen.
+PRIOR_QUERIES = 10
+
+#: Queries after which a member's probabilities count half, and its vote no more than half.
+HALF_TRUST = 20
+
+_MOST_TASKS = 256
+_STRONGEST = 8.0  # bound of a log-likelihood ratio
+_LEAST_VARIANCE = 1.0  # nats^2: what is expected before anything was seen
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over labelled queries, of each endpoint.
+
+    Attributes:
+        sums: float64 (..., 4, N, P) by position: how often it was wrong and the sum of x there, how often it was right
+            and the sum of x there.
+        squares: float64 (..., 2, N) the sum of x^2 where wrong, and where right.
+    """
+
+    sums: F64
+    squares: F64
+
+
+class Corrections(NamedTuple):
+    """What the totals come to.
+
+    Attributes:
+        means: m, (..., N, P).
+        weights: g / v, (..., N).
+        trust: n / (n + 20), n the labelled queries in which the endpoint gave probabilities, of any task; (..., N).
+        signal: g / sqrt(v), how far apart right and wrong are, in standard deviations; (..., N).
+    """
+
+    means: F64
+    weights: F64
+    trust: F64
+    signal: F64
+
+
+def corrections_of(own: Totals, shared: Totals) -> Corrections:
+    """From the totals of a task, all 0 where none is given, and those of all tasks."""
+    seen = shared.sums[..., 2, :, :].sum(axis=-1)
+    found = _moments(own, _moments(shared, _Moments.before(shared)))
+    variance = np.maximum(found.variance[..., 0, :], found.variance[..., 1, :])
+    return Corrections(found.means, found.gap / variance, seen / (seen + HALF_TRUST), found.gap / np.sqrt(variance))
+
+
+class _Moments(NamedTuple):
+    """m (..., N, P), g (..., N), and v where wrong and where right (..., 2, N)."""
+
+    means: F64
+    gap: F64
+    variance: F64
+
+    @classmethod
+    def before(cls, totals: Totals) -> _Moments:
+        """What is expected before anything was seen: probabilities that say nothing."""
+        return cls(np.zeros_like(totals.sums[..., 0, :, :]), np.zeros(()), np.full((1, 1), _LEAST_VARIANCE))
+
+
+def _moments(totals: Totals, prior: _Moments) -> _Moments:
+    """Shrunk to the prior."""
+    wrong, wrong_sum, right, right_sum = (totals.sums[..., part, :, :] for part in range(4))
+    means = (wrong_sum + PRIOR_QUERIES * prior.means) / (wrong + PRIOR_QUERIES)
+    count = np.stack([wrong.sum(axis=-1), right.sum(axis=-1)], axis=-2)
+    excess = np.stack([(wrong_sum - wrong * means).sum(axis=-1), (right_sum - right * means).sum(axis=-1)], axis=-2)
+    cross = np.stack(
+        [(means * (2 * s - n * means)).sum(axis=-1) for n, s in ((wrong, wrong_sum), (right, right_sum))], -2
+    )
+    off = excess / np.maximum(count, 1)
+    gap = np.maximum(
+        (excess[..., 1, :] + PRIOR_QUERIES * prior.gap) / (count[..., 1, :] + PRIOR_QUERIES) - off[..., 0, :], 0
+    )
+    spread = np.maximum(totals.squares - cross - excess * off, 0)
+    variance = (spread + PRIOR_QUERIES * prior.variance) / (count + PRIOR_QUERIES)
+    return _Moments(means, gap, variance)
+
+
+def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:
+    """The log-likelihood ratios (..., K) of centred log-masses (..., K), within 8 of 0."""
+    found: F64 = (weights[..., None] * (log_mass - means)).clip(-_STRONGEST, _STRONGEST)
+    return found
+
+
+def totals_of(log_mass: F64, given: NDArray[np.bool_], label: NDArray[np.int64], size: NDArray[np.int64]) -> Totals:
+    """What each of T queries adds, (T, ...).
+
+    Args:
+        log_mass: (T, N, P) centred log-masses; anything beyond a query's choices.
+        given: (T, N) whether the endpoint gave probabilities and the label is known.
+        label: (T,) the right choice.
+        size: (T,) number of choices.
+    """
+    at = np.arange(log_mass.shape[2])
+    real = given[:, :, None] & (at < size[:, None])[:, None, :]
+    is_right = (at == label[:, None])[:, None, :]
+    wrong, right = real & ~is_right, real & is_right
+    x = np.where(real, log_mass, 0.0)
+    sums = np.stack([wrong, wrong * x, right, right * x], axis=1)
+    squares = np.stack([(wrong * x * x).sum(axis=2), (right * x * x).sum(axis=2)], axis=1)
+    return Totals(sums, squares)
+
+
+class _Row(NamedTuple):
+    """What one answer added."""
+
+    task: str | None
+    totals: Totals
+
+
+class Book:
+    """The totals of a pool's endpoints, by task and over all. Not thread-safe by itself; `Observer` guards it.
+
+    At most 256 tasks are kept, those heard of last.
+
+    Args:
+        endpoints: the pool's names.
+        kept: how many of the last answers can still be corrected.
+    """
+
+    def __init__(self, endpoints: Sequence[str], kept: int) -> None:
+        self._names = tuple(endpoints)
+        self._kept = kept
+        self._rows: OrderedDict[str, _Row] = OrderedDict()
+        self._totals: OrderedDict[str | None, Totals] = OrderedDict()
+        self._made: dict[str | None, Corrections] = {}
+
+    def fill(self, totals: Mapping[str | None, Totals]) -> None:
+        """Know these totals instead, by task; None: over all tasks. Columns are in pool order."""
+        self._rows.clear()
+        self._made = {}
+        self._totals = OrderedDict(totals)
+
+    def add(self, answer_id: str, masses: Masses | None) -> None:
+        """Take in what members gave on one labelled query; what the same answer added before is taken back."""
+        before = self._rows.pop(answer_id, None)
+        if before is not None:
+            self._count(before, -1)
+        if masses is None or not 1 < masses.size <= MOST_CHOICES:
+            return
+        log_mass = np.zeros((1, len(self._names), masses.size))
+        given = np.array([[name in masses.log_mass for name in self._names]])
+        for i, name in enumerate(self._names):
+            if given[0, i]:
+                log_mass[0, i] = masses.log_mass[name]
+        log_mass -= log_mass.mean(axis=2, keepdims=True)
+        added = totals_of(log_mass, given, np.array([masses.label]), np.array([masses.size]))
+        row = self._rows[answer_id] = _Row(masses.task, Totals(added.sums[0], added.squares[0]))
+        self._count(row, 1)
+        if len(self._rows) > self._kept:
+            self._rows.popitem(last=False)
+
+    def forget(self, endpoint: int) -> None:
+        """Forget all that is known of an endpoint."""
+        self._made = {}
+        for totals in [*self._totals.values(), *(row.totals for row in self._rows.values())]:
+            totals.sums[:, endpoint] = 0
+            totals.squares[:, endpoint] = 0
+
+    def corrections(self, task: str | None) -> Corrections | None:
+        """What is known of a task, or of all where it is None or new; None: nothing of any."""
+        shared = self._totals.get(None)
+        if shared is None:
+            return None
+        known = task is not None and task in self._totals
+        key = task if known else None
+        found = self._made.get(key)
+        if found is None:
+            nothing = Totals(np.zeros_like(shared.sums), np.zeros_like(shared.squares))
+            own = _widened(self._totals[key], shared.sums.shape[2]) if known else nothing
+            found = self._made[key] = corrections_of(own, shared)
+        return found
+
+    def _count(self, row: _Row, sign: int) -> None:
+        self._made = {}
+        for key in {None, row.task}:
+            known = self._totals.pop(key, None)
+            if known is None and sign < 0:
+                continue  # its task was given up
+            wide = max(row.totals.sums.shape[2], 0 if known is None else known.sums.shape[2])
+            added = _widened(row.totals, wide)
+            if known is None:
+                total = Totals(added.sums.copy(), added.squares.copy())
+            else:
+                known = _widened(known, wide)
+                total = Totals(known.sums + sign * added.sums, known.squares + sign * added.squares)
+            self._totals[key] = total
+        while len(self._totals) > _MOST_TASKS + 1:
+            oldest = next(key for key in self._totals if key is not None)
+            del self._totals[oldest]
+
+
+def _widened(totals: Totals, positions: int) -> Totals:
+    """With as many positions, at least; the same object where it has them already."""
+    missing = positions - totals.sums.shape[-1]
+    if missing <= 0:
+        return totals
+    return Totals(np.pad(totals.sums, [(0, 0), (0, 0), (0, missing)]), totals.squares)

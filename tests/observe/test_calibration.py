@@ -1,0 +1,127 @@
+"""The book of probabilities: what it holds in closed form, how it is corrected, forgotten and kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from focalroute.observe import Observer
+from focalroute.observe.calibration import Book, Corrections, Totals
+from focalroute.observe.experience import Experience
+from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.records import Masses, Outcome, Query, Reply
+
+NAMES = ("left", "right")
+
+
+def gave(label: int, *log_mass: float, task: str | None = None, name: str = "left") -> Masses:
+    """One member's log-masses."""
+    return Masses(task, label, len(log_mass), {name: np.array(log_mass, np.float32)})
+
+
+def known(book: Book, task: str | None = None) -> Corrections:
+    found = book.corrections(task)
+    assert found is not None
+    return found
+
+
+def test_means_gap_and_variance_in_closed_form() -> None:
+    """Two choices: x = (1, -1) with label 0 ten times, and (3, -3) with label 1 ten times; shrunk to 0 by ten."""
+    book = Book(NAMES, 500)
+    for n in range(10):
+        book.add(f"a{n}", gave(0, 1, -1))
+        book.add(f"b{n}", gave(1, 3, -3))
+    found = known(book)
+    means = np.array([30 / 20, -10 / 20])  # of x at 0 where 1 was right, at 1 where 0 was right
+    assert np.allclose(found.means[0], means)
+    off_wrong = ((3 - 1.5) + (-1 + 0.5)) / 2
+    gap = max((10 * (1 - 1.5) + 10 * (-3 + 0.5)) / 30 - off_wrong, 0)
+    assert found.weights[0] == gap == 0.0  # its mass speaks against the right choice: it says nothing
+    assert found.trust.tolist() == [20 / 40, 0.0]
+    assert not found.means[1].any()
+
+
+def test_a_bias_towards_a_position_is_taken_out() -> None:
+    """A member that always leans to choice 0, but a little more where that is right."""
+    rng = np.random.default_rng(0)
+    book = Book(NAMES, 500)
+    for n in range(400):
+        label = int(rng.integers(3))
+        x = rng.standard_normal(3) + np.array([4.0, 0.0, 0.0])
+        x[label] += 1.5
+        book.add(f"q{n}", gave(label, *x))
+    found = known(book)
+    lean = found.means[0] - found.means[0].mean()
+    assert np.allclose(lean, np.array([8, -4, -4]) / 3, atol=0.3)
+    assert 1.0 < found.signal[0] < 2.0
+
+
+def test_a_task_is_shrunk_to_all_tasks_and_a_new_one_is_theirs() -> None:
+    """Ten queries of a task weigh as much as all the others together."""
+    book = Book(NAMES, 500)
+    for n in range(90):
+        book.add(f"a{n}", gave(1, 2, -2, task="often"))
+    for n in range(10):
+        book.add(f"b{n}", gave(1, -2, 2, task="seldom"))
+    shared, seldom = known(book), known(book, "seldom")
+    assert np.isclose(shared.means[0, 0], (180 - 20) / 110)
+    assert np.isclose(seldom.means[0, 0], (-20 + 10 * shared.means[0, 0]) / 20)
+    for a, b in zip(known(book, "never heard of"), shared, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_a_correction_takes_the_place_of_what_was_said_before() -> None:
+    """A label that is corrected, or withdrawn, leaves no trace."""
+    book, other = Book(NAMES, 500), Book(NAMES, 500)
+    for each in (book, other):
+        each.add("q0", gave(0, 1, -1, task="t"))
+    book.add("q1", gave(1, 2, -2, task="t"))
+    book.add("q1", gave(0, 2, -2, task="t"))
+    other.add("q1", gave(0, 2, -2, task="t"))
+    assert all(np.allclose(a, b) for a, b in zip(known(book, "t"), known(other, "t"), strict=True))
+    book.add("q1", None)
+    assert np.isclose(known(book, "t").trust[0], 1 / 21)
+
+
+def test_forgetting_an_endpoint_leaves_the_others() -> None:
+    """Also in what can still be corrected."""
+    book = Book(NAMES, 500)
+    book.add("q0", gave(0, 1, -1))
+    book.add("q1", gave(0, 1, -1, name="right"))
+    book.forget(0)
+    book.add("q0", None)
+    found = known(book)
+    assert found.trust.tolist() == [0.0, 1 / 21]
+    assert not found.means[0].any()
+
+
+def test_without_probabilities_nothing_changes() -> None:
+    """A vote keeps its whole weight, whatever the book knows of others; an open question is left alone."""
+    observer, plain = (Observer(NAMES, [None, None], detect=False) for _ in range(2))
+    for n in range(50):
+        observer.learn(Outcome(f"q{n}", {}, {}, masses=gave(n % 2, 0.0, -1.0)))
+    query = Query("q", (), ("yes", "no"))
+    members = []
+    for each in (observer, plain):
+        sight = each.begin(query)
+        sight.add(Reply("left", "yes", 0), 1)
+        members.append(sight.evidence().members)
+    assert np.array_equal(members[0], members[1])
+    seen = observer.begin(Query("r", ())).observe(round=1, price_of_money=0.1, budget_left=1.0)
+    assert not seen.endpoints[:, slices(ENDPOINT)["signal"]].any()
+
+
+def test_experience_brings_the_book_along() -> None:
+    """Through its arrays, and to a pool in another order."""
+    rng = np.random.default_rng(0)
+    tasks: dict[str | None, Totals] = {
+        task: Totals(rng.uniform(1, 9, (4, 2, 3)), rng.uniform(50, 90, (2, 2))) for task in (None, "t")
+    }
+    half, nothing = np.full(2, 0.5, np.float32), np.zeros((0, 4), np.float32)
+    made = Experience(NAMES, half, half, nothing, np.zeros((0, 2), np.float32), tasks)
+    again = Experience.of(made.arrays())
+    assert made.same(again)
+    book, moved = Book(NAMES, 500), Book(NAMES[::-1], 500)
+    book.fill(again.totals(NAMES))
+    moved.fill(again.totals(NAMES[::-1]))
+    for a, b in zip(known(book, "t"), known(moved, "t"), strict=True):
+        assert np.allclose(a, b[::-1])
