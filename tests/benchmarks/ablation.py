@@ -5,13 +5,14 @@
 
 The default, `focalroute.learn.offline.train`, and each variant learn from the first 80 % of the log, with the same
 seeds. ``validation``: measured on the last fifth of that part, before anything is learned from it but the share of the
-Fusion that is trusted and the best of three Deciders. ``test``: on the rest of the log, after all. Both play greedily,
+Fusion that is trusted and the best of a few Deciders. ``test``: on the rest of the log, after all. Both play greedily,
 all rows at once, through windows that hold what the variant's own policy asked before each row.
 
 A policy is measured at several prices of money; between two of them, neighbours in cost, either is played by chance, so
 that it meets each of four cost ratios. A cell is the variant's accuracy minus the default's at that cost ratio, in
 points, with the 95 % interval of a bootstrap that is paired by row and seed: it draws blocks of 50 consecutive rows,
-and seeds. "mean" is over the four. A variant whose curve does not reach down to a cost ratio has no figure there.
+and seeds. "mean" is over the four. A variant whose curve does not reach down to a cost ratio has no figure there;
+"from" is how far down it reaches with every seed.
 
 With ``--keep`` what was played lies in a folder, and is not played again: to be emptied when the code changes.
 """
@@ -101,6 +102,11 @@ class Curve:
     usd: F64
     calls: F64
     everybody: float
+
+    @property
+    def cheapest(self) -> float:
+        """The lowest cost ratio of any point."""
+        return float(self.usd.sum(axis=1).min() / self.everybody)
 
     def at(self, cost_ratio: float) -> F64:
         """(T,) worth in expectation at this cost ratio; beyond the dearest point as there, below the cheapest NaN."""
@@ -197,17 +203,21 @@ def _at(curves: Sequence[Curve]) -> F64:
 def show(part: str, curves: Mapping[str, Sequence[Curve]]) -> None:
     """Print one part's table; of a variant only as many seeds are compared as it and the default have."""
     rows = curves["default"][0].worth.shape[1]
-    print(f"\n{part}, {rows} queries\n\n| | {' | '.join(f'{ratio:g}' for ratio in COST_RATIOS)} | mean | seeds |")
-    print("|---|" + "---|" * (len(COST_RATIOS) + 2))
+    print(
+        f"\n{part}, {rows} queries\n\n| | {' | '.join(f'{ratio:g}' for ratio in COST_RATIOS)} | mean | from | seeds |"
+    )
+    print("|---|" + "---|" * (len(COST_RATIOS) + 3))
     default = _at(curves["default"])
-    levels = [f"{worth.mean():.3f}" for worth in default]
-    print(f"| default, accuracy | {' | '.join(levels)} | {default.mean():.3f} | {default.shape[1]} |")
+    for seed, worth in enumerate(default.mean(axis=2).T):
+        levels = [f"{level:.3f}" for level in (*worth, worth.mean())]
+        print(f"| default, seed {seed}: accuracy | {' | '.join(levels)} | {curves['default'][seed].cheapest:.3f} | |")
     for name, found in curves.items():
         if name != "default":
             seeds = min(len(found), default.shape[1])
             differences = _at(found[:seeds]) - default[:, :seeds]
             cells = [_cell(one) for one in (*differences, differences.mean(axis=0))]
-            print(f"| {name} | {' | '.join(cells)} | {seeds} |", flush=True)
+            cheapest = max(curve.cheapest for curve in found[:seeds])
+            print(f"| {name} | {' | '.join(cells)} | {cheapest:.3f} | {seeds} |", flush=True)
 
 
 def _kept(path: Path | None, log: Recorded, variant: Variant, seed: int) -> dict[str, Curve]:
