@@ -5,6 +5,7 @@ What is hidden is zero in all that the networks see, while they learn and while 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -19,14 +20,15 @@ from focalroute.learn.gae import gae
 from focalroute.learn.hindsight import LongRun
 from focalroute.learn.likelihood import likelihood
 from focalroute.learn.lookahead import look_ahead
-from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline import OfflineSettings, _fresh, _Learner
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.offline import OfflineSettings, _fresh, _one_of
 from focalroute.learn.passes import Passes
 from focalroute.learn.recorded import F32, I64, Recorded
+from focalroute.learn.reinforce import PolicyGradient, score_of
 from focalroute.learn.rollout import Played, Seen, roll
 from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
 from focalroute.learn.trajectory import grown
-from focalroute.learn.views import PRICES, Masks, Views, long_run
+from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.observe import layout
 from focalroute.observe.sight import vote_weight
 
@@ -122,7 +124,7 @@ class Windows(Views):
         recorded: the log.
         prior: of the accuracies.
         variant: says what is hidden.
-        rng: chance.
+        masks: who was asked, for each view.
         since: the first query whose windows are renewed.
         full: whether windows hold everybody's outcomes.
     """
@@ -132,7 +134,7 @@ class Windows(Views):
         recorded: Recorded,
         prior: LongRun,
         variant: Variant,
-        rng: np.random.Generator,
+        masks: Sequence[Masks],
         *,
         since: int = 0,
         full: bool = False,
@@ -140,7 +142,7 @@ class Windows(Views):
         self._variant, self._full = variant, full
         ids = np.arange(1, len(recorded.names) + 1) * variant.named
         settings = variant.settings
-        super().__init__(recorded, prior, ids, window=settings.window, probed=settings.probed, rng=rng)
+        super().__init__(recorded, prior, ids, masks, window=settings.window, probed=settings.probed)
         self._everyone = self._everyone[since:]
 
     def at(self, view: int, rows: I64) -> Seen:
@@ -185,18 +187,46 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
     held = everyone[len(recorded) - int(len(recorded) * settings.validation) :]
     rows = everyone[: len(recorded) - len(held)]
     _, prior = long_run(recorded, rows)
-    windows = Windows(recorded, prior, variant, rng, full=variant.full_windows)
+    windows = Windows(recorded, prior, variant, random_masks(recorded, rng), full=variant.full_windows)
     everybody = float(recorded.usd[rows].sum() / len(rows))
     fusion = _fusion(variant, windows, rows, held, rng)
     learner = _learner(variant, windows, fusion, everybody, seed)
     decider = _start(variant, windows, fusion, rows, rng)
     if variant.improves:
-        decider, _, _ = learner.best(decider, rows, held, rng)
+        decider = _improved(learner, decider, rows, held, rng)
     else:
         windows.renew(decider, fusion, everybody, settings.rounds, rng)
-        learner = replace(learner, settings=replace(settings, finish=0))
-    finished, last = learner.finished(decider, everyone, rng)
+    finished = fit(
+        fusion,
+        windows.at(len(PRICES) // 2, everyone),
+        _one_of(windows.masks),
+        epochs=settings.finish_epochs,
+        rate=settings.fusion_rate / 6,
+        rng=rng,
+    )
+    last = decider
+    if variant.improves:
+        steps = range(settings.finish)
+        none = Moments.zero(parameters(decider))
+        learner = replace(learner, fusion=finished)
+        last, _ = learner.improved(decider, none, everyone, steps=steps, total=len(steps), share=0.3, rng=rng)
     return Policy(decider, fusion), Policy(last, finished)
+
+
+def _improved(
+    learner: PolicyGradient, decider: DeciderNet, rows: I64, held: I64, rng: np.random.Generator
+) -> DeciderNet:
+    """The Decider that did best on the held-out queries, of those after each renewal of the windows."""
+    settings, moments = learner.settings, Moments.zero(parameters(decider))
+    found = []
+    for start in range(0, settings.iterations, settings.renew):
+        steps = range(start, min(start + settings.renew, settings.iterations))
+        decider, moments = learner.improved(
+            decider, moments, rows, steps=steps, total=settings.iterations, share=1.0, rng=rng
+        )
+        learner.views.renew(decider, learner.fusion, learner.everybody, settings.rounds, rng)
+        found.append((decider, score_of(learner.curve(decider, held))))
+    return max(found, key=lambda one: one[1])[0]
 
 
 def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.random.Generator) -> FusionNet:
@@ -240,11 +270,11 @@ def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng
     )
 
 
-def _learner(variant: Variant, windows: Windows, fusion: FusionNet, everybody: float, seed: int) -> _Learner:
+def _learner(variant: Variant, windows: Windows, fusion: FusionNet, everybody: float, seed: int) -> PolicyGradient:
     settings = variant.settings
     if variant.one_sample:
         settings = replace(settings, queries=settings.queries * settings.samples, samples=1)
-    learner = _Learner(windows, fusion, everybody, settings, variant.passes, _ignore)
+    learner = PolicyGradient(windows, fusion, everybody, settings, variant.passes, _ignore)
     if not variant.critic:
         return learner
     parts = {field.name: getattr(learner, field.name) for field in fields(learner)}
@@ -274,15 +304,14 @@ class _Critic:
 
 
 @dataclass(frozen=True, slots=True)
-class _Criticised(_Learner):
+class _Criticised(PolicyGradient):
     """The policy gradient with generalised advantages from a central critic."""
 
     critic: _Critic
 
-    def _gradients(self, decider: DeciderNet, rows: I64, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
-        view = int(rng.integers(len(PRICES)))
-        price = PRICES[view] * 10 ** float(rng.uniform(-0.45, 0.45))
-        played = self._roll(decider, view, rows, price, self.settings.samples, rng)
+    def gradients(self, decider: DeciderNet, rows: I64, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
+        view, price = drawn_price(rng)
+        played = self.roll(decider, view, rows, price, self.settings.samples, rng)
         states, rewards, taken = _episodes(played, price)
         before = np.where(taken, values(self.critic.net, states), 0).astype(np.float32)
         advantages = gae(rewards, before)

@@ -37,7 +37,7 @@ from focalroute.evaluate.table import join
 from focalroute.learn.offline import OfflineSettings
 from focalroute.learn.recorded import Recorded
 from focalroute.learn.rollout import roll
-from focalroute.learn.views import long_run, nearest
+from focalroute.learn.views import long_run, nearest, random_masks
 from tests.benchmarks.ablated import Policy, Variant, Windows, train
 
 __all__ = ["COST_RATIOS", "VARIANTS", "Curve", "interval", "main", "measured", "played"]
@@ -138,7 +138,7 @@ def measured(log: Recorded, known: int, start: int, variant: Variant, policy: Po
     everybody = float(log.usd[:known].sum() / known)
     _, prior = long_run(log, np.arange(known))
     rounds = variant.settings.rounds
-    windows = Windows(log, prior, variant, rng, since=max(start - variant.settings.window, 0))
+    windows = Windows(log, prior, variant, random_masks(log, rng), since=max(start - variant.settings.window, 0))
     for _ in range(RENEWALS):
         windows.renew(policy.decider, policy.fusion, everybody, rounds, rng)
     rows = np.arange(start, len(log))

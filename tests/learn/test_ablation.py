@@ -13,7 +13,7 @@ from focalroute.evaluate.recording import recorded
 from focalroute.learn.nets import DeciderNet, parameters
 from focalroute.learn.offline import OfflineSettings, train
 from focalroute.learn.recorded import Recorded
-from focalroute.learn.views import Views, long_run
+from focalroute.learn.views import Views, long_run, random_masks
 from focalroute.observe import layout
 from tests.benchmarks import ablated, ablation
 from tests.evaluate.logs import stream, table_of, write_log, write_pool
@@ -56,7 +56,7 @@ def test_what_is_hidden_makes_no_difference(log: Recorded) -> None:
         assert np.array_equal(logits, plain) == same
     rows = np.arange(200, 240)
     _, prior = long_run(log, rows)
-    windows = ablated.Windows(log, prior, variant, rng)
+    windows = ablated.Windows(log, prior, variant, random_masks(log, rng))
     features = windows.at(0, rows).features
     whole = Views.at(windows, 0, rows).features
     member = layout.slices(layout.MEMBER)
@@ -70,7 +70,7 @@ def test_votes_weighed_by_the_standing_are_those_of_the_product(log: Recorded) -
     """The weights are worked out again where another accuracy is to weigh them; with the same one they are the same."""
     rng, rows = np.random.default_rng(0), np.arange(100, 240)
     _, prior = long_run(log, rows)
-    seen = ablated.Windows(log, prior, ablated.Variant(), rng).at(0, rows)
+    seen = ablated.Windows(log, prior, ablated.Variant(), random_masks(log, rng)).at(0, rows)
     at = layout.slices(layout.ENDPOINT)
     columns = seen.columns.copy()
     columns[..., at["accuracy"]] = columns[..., at["standing"]]
