@@ -1,0 +1,399 @@
+"""What the ablation varies: trains offline as `focalroute.learn.offline.train` does, but for one part.
+
+What is hidden is zero in all that the networks see, while they learn and while they are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.backward import Floats, Gradients, Pull, decider_pass, fusion_pass
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
+from focalroute.learn.gae import gae
+from focalroute.learn.hindsight import LongRun
+from focalroute.learn.likelihood import likelihood
+from focalroute.learn.lookahead import look_ahead
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.offline import OfflineSettings, _fresh, _one_of
+from focalroute.learn.passes import Passes
+from focalroute.learn.recorded import F32, I64, Recorded
+from focalroute.learn.reinforce import PolicyGradient, score_of
+from focalroute.learn.rollout import Played, Seen, roll
+from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
+from focalroute.learn.trajectory import grown
+from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
+from focalroute.observe import layout
+from focalroute.observe.sight import vote_weight
+
+__all__ = ["Policy", "Variant", "Windows", "branching", "train", "trunk_pass"]
+
+_ENDPOINT, _MEMBER = layout.slices(layout.ENDPOINT), layout.slices(layout.MEMBER)
+_OPEN = 8  # choices that a free-form question counts as
+_TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
+_TRUNK = 64  # hidden units of the branching trunk
+_CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The default but for what is said here.
+
+    Attributes:
+        decider: hidden columns of `layout.ENDPOINT`.
+        fusion: hidden columns of `layout.MEMBER`.
+        weighed_by: the accuracy that weighs a vote in the layout's "evidence".
+        named: whether networks know who is who.
+        settings: of training.
+        looks_ahead: whether training starts with looking ahead, or from hand-set weights.
+        improves: whether the policy gradient follows.
+        critic: whether a central critic is the baseline, not the other samples of the same query.
+        one_sample: whether the policy gradient plays as many different queries once each.
+        full_windows: whether, in training, windows hold everybody's outcomes.
+        tempers: whether the share of what the Fusion learned is chosen, or all of it taken.
+        branches: whether the Decider is one trunk over everything with a head for each endpoint, no shared scorer.
+    """
+
+    decider: frozenset[str] = frozenset()
+    fusion: frozenset[str] = frozenset()
+    weighed_by: Literal["standing", "accuracy", "level"] = "standing"
+    named: bool = True
+    settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - frozen
+    looks_ahead: bool = True
+    improves: bool = True
+    critic: bool = False
+    one_sample: bool = False
+    full_windows: bool = False
+    tempers: bool = True
+    branches: bool = False
+
+    @property
+    def passes(self) -> Passes:
+        """The networks, which do not see what is hidden from the Decider."""
+        through = trunk_pass if self.branches else decider_pass
+        columns = [_ENDPOINT[name].start for name in sorted(self.decider)]
+
+        def decider(net: DeciderNet, context: Floats, endpoints: Floats, ids: I64) -> tuple[Floats, Pull]:
+            if columns:
+                endpoints = endpoints.copy()
+                endpoints[..., columns] = 0
+            return through(net, context, endpoints, ids)
+
+        return Passes(decider, fusion_pass, critic_pass)
+
+    def hidden(self, seen: Seen) -> Seen:
+        """What the Fusion may see of it."""
+        if not self.fusion and self.weighed_by == "standing":
+            return seen
+        features = seen.features.copy()
+        if self.weighed_by != "standing":
+            above = seen.columns[..., _ENDPOINT["accuracy"].start] / 4 * (self.weighed_by == "accuracy")
+            weights = _weights((seen.level / 2 + 0.5)[:, None] + above, seen.recorded)[:, None, :]
+            features[..., _MEMBER["evidence"].start] = features[..., _MEMBER["vote"].start] * weights
+        for name in self.fusion:
+            features[..., _MEMBER[name]] = 0
+        return replace(seen, features=features)
+
+
+def _weights(accuracy: Floats, recorded: Recorded) -> F32:
+    """The votes' naive Bayes weights (B, N), as `focalroute.learn.rollout.seen_by` has them."""
+    choices = np.where(recorded.closed, recorded.size, _OPEN)[:, None]
+    a = np.clip(accuracy, 1 / choices + 0.02, 0.98)
+    weights: F32 = np.minimum(np.log((choices - 1) * a / (1 - a)), vote_weight(0.98, 1000)).astype(np.float32)
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Two networks."""
+
+    decider: DeciderNet
+    fusion: FusionNet
+
+
+class Windows(Views):
+    """Views as a variant has them.
+
+    Args:
+        recorded: the log.
+        prior: of the accuracies.
+        variant: says what is hidden.
+        masks: who was asked, for each view.
+        since: the first query whose windows are renewed.
+        full: whether windows hold everybody's outcomes.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        prior: LongRun,
+        variant: Variant,
+        masks: Sequence[Masks],
+        *,
+        since: int = 0,
+        full: bool = False,
+    ) -> None:
+        self._variant, self._full = variant, full
+        ids = np.arange(1, len(recorded.names) + 1) * variant.named
+        settings = variant.settings
+        super().__init__(recorded, prior, ids, masks, window=settings.window, probed=settings.probed)
+        self._everyone = self._everyone[since:]
+
+    def at(self, view: int, rows: I64) -> Seen:
+        """What the networks may see before these queries, in this view."""
+        return self._variant.hidden(super().at(view, rows))
+
+    def renew(
+        self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
+    ) -> None:
+        """Look through what these nets ask, through the variant's own passes."""
+        for view, price in enumerate(PRICES):
+            first, later = (asked.copy() for asked in self.masks[view])
+            for rows in np.array_split(self._everyone, range(1024, len(self._everyone), 1024)):
+                played = roll(
+                    decider,
+                    fusion,
+                    self.at(view, rows),
+                    price_of_money=np.full(len(rows), price, np.float32),
+                    everybody=everybody,
+                    rounds=rounds,
+                    samples=1,
+                    rng=rng,
+                    passes=self._variant.passes,
+                )
+                first[rows], later[rows] = played.first, played.later
+            probes = (rng.random(first.shape) < self._probed) & ~first & ~later
+            self._put(view, (first | probes, later))
+
+    def _put(self, view: int, mask: Masks) -> None:
+        if self._full:
+            everybody = np.ones_like(mask[0])
+            super()._put(view, (everybody, ~everybody))
+            self.masks[view] = (mask[0] & self.recorded.there, mask[1] & self.recorded.there)
+        else:
+            super()._put(view, mask)
+
+
+def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Policy]:
+    """The policy before, and after, it learned from the validation part."""
+    settings, rng = variant.settings, np.random.default_rng(seed)
+    everyone = np.arange(len(recorded))
+    held = everyone[len(recorded) - int(len(recorded) * settings.validation) :]
+    rows = everyone[: len(recorded) - len(held)]
+    _, prior = long_run(recorded, rows)
+    windows = Windows(recorded, prior, variant, random_masks(recorded, rng), full=variant.full_windows)
+    everybody = float(recorded.usd[rows].sum() / len(rows))
+    fusion = _fusion(variant, windows, rows, held, rng)
+    learner = _learner(variant, windows, fusion, everybody, seed)
+    decider = _start(variant, windows, fusion, rows, rng)
+    if variant.improves:
+        decider = _improved(learner, decider, rows, held, rng)
+    else:
+        windows.renew(decider, fusion, everybody, settings.rounds, rng)
+    finished = fit(
+        fusion,
+        windows.at(len(PRICES) // 2, everyone),
+        _one_of(windows.masks),
+        epochs=settings.finish_epochs,
+        rate=settings.fusion_rate / 6,
+        rng=rng,
+    )
+    last = decider
+    if variant.improves:
+        steps = range(settings.finish)
+        none = Moments.zero(parameters(decider))
+        learner = replace(learner, fusion=finished)
+        last, _ = learner.improved(decider, none, everyone, steps=steps, total=len(steps), share=0.3, rng=rng)
+    return Policy(decider, fusion), Policy(last, finished)
+
+
+def _improved(
+    learner: PolicyGradient, decider: DeciderNet, rows: I64, held: I64, rng: np.random.Generator
+) -> DeciderNet:
+    """The Decider that did best on the held-out queries, of those after each renewal of the windows."""
+    settings, moments = learner.settings, Moments.zero(parameters(decider))
+    found = []
+    for start in range(0, settings.iterations, settings.renew):
+        steps = range(start, min(start + settings.renew, settings.iterations))
+        decider, moments = learner.improved(
+            decider, moments, rows, steps=steps, total=settings.iterations, share=1.0, rng=rng
+        )
+        learner.views.renew(decider, learner.fusion, learner.everybody, settings.rounds, rng)
+        found.append((decider, score_of(learner.curve(decider, held))))
+    return max(found, key=lambda one: one[1])[0]
+
+
+def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.random.Generator) -> FusionNet:
+    settings, usable = variant.settings, windows.recorded.usable
+    start = grown(cold_fusion(), len(windows.recorded.names), rng)
+    learned = fit(
+        start,
+        windows.at(0, rows),
+        random_sets(usable[rows]),
+        epochs=settings.fusion_epochs,
+        rate=settings.fusion_rate,
+        rng=rng,
+    )
+    seen = windows.at(0, held)
+    sets = [random_sets(usable[held], everyone=0)(np.arange(len(held)), rng) for _ in range(4)]
+
+    def loss(trust: float) -> float:
+        net = tempered(learned, start, trust)
+        return float(np.mean([log_loss(net, seen, *asked)[0] for asked in sets]))
+
+    return tempered(learned, start, min(_TRUST, key=loss)) if variant.tempers else learned
+
+
+def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng: np.random.Generator) -> DeciderNet:
+    """The Decider that the policy gradient starts from."""
+    settings, n = variant.settings, len(windows.recorded.names)
+    fresh = _fresh(n, rng)
+    if not variant.looks_ahead:
+        return replace(cold_decider(), names=fresh.names)
+    return look_ahead(
+        branching(fresh, n, rng) if variant.branches else fresh,
+        fusion,
+        windows,
+        rows,
+        steps=settings.lookahead_steps,
+        rate=settings.lookahead_rate,
+        batch=2 * settings.queries,
+        rng=rng,
+        passes=variant.passes,
+        advance=_ignore,
+    )
+
+
+def _learner(variant: Variant, windows: Windows, fusion: FusionNet, everybody: float, seed: int) -> PolicyGradient:
+    settings = variant.settings
+    if variant.one_sample:
+        settings = replace(settings, queries=settings.queries * settings.samples, samples=1)
+    learner = PolicyGradient(windows, fusion, everybody, settings, variant.passes, _ignore)
+    if not variant.critic:
+        return learner
+    parts = {field.name: getattr(learner, field.name) for field in fields(learner)}
+    return _Criticised(**parts, critic=_Critic(seed))
+
+
+def _ignore(_: int) -> None:
+    """No progress is shown."""
+
+
+class _Critic:
+    """A central critic that learns along the way."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.net = CriticNet.initial(self.rng)
+        parts = critic_parameters(self.net)
+        self._adam = Adam(parts, Moments.zero(parts), learning_rate=_CRITIC_RATE, max_norm=1.0)
+
+    def learn(self, states: F32, returns: F32) -> None:
+        """Some steps of least squares."""
+        for _ in range(_CRITIC_STEPS):
+            at = self.rng.integers(len(states), size=min(_CRITIC_BATCH, len(states)))
+            found, pull = critic_pass(self.net, states[at])
+            self._adam.step(pull((found - returns[at]) / np.float32(len(at))))
+            self.net = replace(self.net, **self._adam.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Criticised(PolicyGradient):
+    """The policy gradient with generalised advantages from a central critic."""
+
+    critic: _Critic
+
+    def gradients(self, decider: DeciderNet, rows: I64, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
+        view, price = drawn_price(rng)
+        played = self.roll(decider, view, rows, price, self.settings.samples, rng)
+        states, rewards, taken = _episodes(played, price)
+        before = np.where(taken, values(self.critic.net, states), 0).astype(np.float32)
+        advantages = gae(rewards, before)
+        self.critic.learn(states[taken], (advantages + before)[taken])
+        scale = max(float(advantages[taken].std()), 1e-6)
+        length, total = taken.sum(axis=1), Totals({})
+        for number, step in enumerate(played.steps):
+            law = likelihood(step.logits, step.heads)
+            # centred, since a young critic may be off for all alike
+            column = taken.shape[1] - length[step.rows] + number
+            good = (advantages[step.rows, column] - advantages[taken].mean()) / scale
+            d = -(good[:, None] * law.d_log_pi + self.settings.entropy * law.d_entropy) / len(rewards)
+            total.add(step.pull(d.astype(step.logits.dtype)))
+        return total.sums
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Gradients added up by name."""
+
+    sums: Gradients
+
+    def add(self, gradients: Gradients) -> None:
+        """Add these."""
+        for name, gradient in gradients.items():
+            self.sums[name] = self.sums[name] + gradient if name in self.sums else gradient
+
+
+def _episodes(played: Played, price: float) -> tuple[F32, F32, NDArray[np.bool_]]:
+    """States (R, T, Ds), rewards (R, T) and which steps were taken (R, T), each rollout's last in the last column."""
+    length = np.zeros(len(played.answer), np.int64)
+    for step in played.steps:
+        length[step.rows] += 1
+    shape = (len(length), len(played.steps))
+    states, rewards = np.zeros((*shape, STATE), np.float32), np.zeros(shape, np.float32)
+    taken = np.arange(shape[1]) >= shape[1] - length[:, None]
+    for number, step in enumerate(played.steps):
+        column = shape[1] - length[step.rows] + number
+        state = np.concatenate([step.context, step.endpoints.mean(axis=1)], axis=1)
+        states[step.rows, column, : state.shape[1]] = state
+        rewards[step.rows, column] = -price * played.shares[number, step.rows]
+    rewards[:, -1] += 2 * played.worth - 1
+    return states, rewards, taken
+
+
+def branching(net: DeciderNet, endpoints: int, rng: np.random.Generator) -> DeciderNet:
+    """A net for `trunk_pass`: its hidden units see every endpoint at once, and each endpoint has its own head.
+
+    The linear part, which looking ahead writes the price of money into, stays as it is, but for a bias a head.
+    """
+    context, columns = layout.width(layout.CONTEXT), endpoints * layout.width(layout.ENDPOINT)
+    weights = rng.standard_normal((context + columns, _TRUNK)) * np.sqrt(2 / (context + columns))
+    return replace(
+        net,
+        bias=np.zeros(endpoints, np.float32),
+        hidden_context=weights[:context].astype(np.float32),
+        hidden_endpoint=weights[context:].astype(np.float32),
+        hidden_name=np.zeros((net.names.shape[1], _TRUNK), np.float32),
+        hidden_bias=np.zeros(_TRUNK, np.float32),
+        out=np.zeros((_TRUNK, endpoints), np.float32),
+    )
+
+
+def trunk_pass(net: DeciderNet, context: Floats, endpoints: Floats, _: I64) -> tuple[Floats, Pull]:
+    """Logits (B, N) and their pull, of a `branching` net; ``endpoints`` (B, N, De) lie in the pool's order."""
+    flat = endpoints.reshape(len(endpoints), -1)
+    hidden = np.maximum(context @ net.hidden_context + flat @ net.hidden_endpoint + net.hidden_bias, 0)
+    linear = endpoints @ net.skip_endpoint + (context @ net.skip_context)[:, None] + net.bias
+
+    def pull(d: Floats) -> Gradients:
+        d_hidden = (d @ net.out.T) * (hidden > 0)
+        return {
+            "names": np.zeros_like(net.names),
+            "skip_context": d.sum(axis=1) @ context,
+            "skip_endpoint": d.ravel() @ endpoints.reshape(-1, endpoints.shape[-1]),
+            "skip_name": np.zeros_like(net.skip_name),
+            "bias": d.sum(axis=0),
+            "hidden_context": context.T @ d_hidden,
+            "hidden_endpoint": flat.T @ d_hidden,
+            "hidden_name": np.zeros_like(net.hidden_name),
+            "hidden_bias": d_hidden.sum(axis=0),
+            "out": hidden.T @ d,
+        }
+
+    return hidden @ net.out + linear, pull

@@ -1,0 +1,264 @@
+"""What each part of offline training and of the observation is worth, as a Markdown table.
+
+    python -m tests.benchmarks.ablation LOG --pool POOL [--seeds N] [--part validation|test|both] [--only NAME...]
+        [--keep FOLDER]
+
+The default, `focalroute.learn.offline.train`, and each variant learn from the first 80 % of the log, with the same
+seeds. ``validation``: measured on the last fifth of that part, before anything is learned from it but the share of the
+Fusion that is trusted and the best of a few Deciders. ``test``: on the rest of the log, after all. Both play greedily,
+all rows at once, through windows that hold what the variant's own policy asked before each row.
+
+A policy is measured at several prices of money; between two of them, neighbours in cost, either is played by chance, so
+that it meets each of four cost ratios. A cell is the variant's accuracy minus the default's at that cost ratio, in
+points, with the 95 % interval of a bootstrap that is paired by row and seed: it draws blocks of 50 consecutive rows,
+and seeds. "mean" is over the four. A variant whose curve does not reach down to a cost ratio has no figure there;
+"from" is how far down it reaches with every seed.
+
+With ``--keep`` what was played lies in a folder, and is not played again: to be emptied when the code changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.config import load_pool
+from focalroute.evaluate.metrics import BLOCK
+from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.recording import recorded
+from focalroute.evaluate.table import join
+from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.recorded import Recorded
+from focalroute.learn.rollout import roll
+from focalroute.learn.views import long_run, nearest, random_masks
+from tests.benchmarks.ablated import Policy, Variant, Windows, train
+
+__all__ = ["COST_RATIOS", "VARIANTS", "Curve", "interval", "main", "measured", "played"]
+
+F64 = NDArray[np.float64]
+
+#: Where curves are compared.
+COST_RATIOS = (0.1, 0.15, 0.2, 0.3)
+#: Prices of money at which a policy is measured.
+PRICES = tuple(np.geomspace(0.003, 8.0, 16).tolist())
+TRAINING = 0.8
+RENEWALS = 2  # of the windows, from random ones on
+RESAMPLES = 2000
+PARTS = ("validation", "test")
+
+_FIELDS = ("worth", "usd", "calls", "everybody")
+
+_ACCURACY = frozenset({"accuracy", "seen"})
+_STANDING = frozenset({"standing"})
+_SIMILAR = frozenset({"similar"})
+_DEFAULT = OfflineSettings()
+_FOCAL = Variant(decider=_ACCURACY | _STANDING | _SIMILAR, fusion=_STANDING | _SIMILAR, weighed_by="level")
+
+#: Name -> what differs from the default.
+VARIANTS: Mapping[str, Variant] = {
+    "default": Variant(),
+    "rounds-1": Variant(settings=replace(_DEFAULT, rounds=1)),
+    "rounds-2": Variant(settings=replace(_DEFAULT, rounds=2)),
+    "no-accuracy": Variant(decider=_ACCURACY),
+    "no-standing": Variant(decider=_STANDING, fusion=_STANDING, weighed_by="accuracy"),
+    "no-accuracy-no-standing": Variant(decider=_ACCURACY | _STANDING, fusion=_STANDING, weighed_by="level"),
+    "no-length": Variant(fusion=frozenset({"length"})),
+    "no-focal": Variant(decider=frozenset({"focal"})),
+    "focal-alone": _FOCAL,
+    "focal-alone-nameless": replace(_FOCAL, named=False),
+    "no-similar": Variant(decider=_SIMILAR, fusion=_SIMILAR),
+    "no-toll": Variant(decider=frozenset({"toll", "log_toll"})),
+    "nameless": Variant(named=False),
+    "no-look-ahead": Variant(looks_ahead=False),
+    "no-policy-gradient": Variant(improves=False),
+    "central-critic": Variant(critic=True),
+    "one-sample": Variant(critic=True, one_sample=True),
+    "partial-information": Variant(critic=True, one_sample=True, looks_ahead=False),
+    "full-windows": Variant(full_windows=True),
+    "trust-1": Variant(tempers=False),
+    "branching-trunk": Variant(branches=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What a policy did at P prices of money on T rows.
+
+    Attributes:
+        worth: (P, T) of the answers.
+        usd: (P, T) paid.
+        calls: (P,) a query.
+        everybody: USD that asking everybody on all rows costs.
+    """
+
+    worth: F64
+    usd: F64
+    calls: F64
+    everybody: float
+
+    @property
+    def cheapest(self) -> float:
+        """The lowest cost ratio of any point."""
+        return float(self.usd.sum(axis=1).min() / self.everybody)
+
+    def at(self, cost_ratio: float) -> F64:
+        """(T,) worth in expectation at this cost ratio; beyond the dearest point as there, below the cheapest NaN."""
+        costs = self.usd.sum(axis=1) / self.everybody
+        order = costs.argsort()
+        above = int(np.searchsorted(costs[order], cost_ratio, side="right"))
+        if above == 0:
+            return np.full(self.worth.shape[1], np.nan)
+        if above == len(order):
+            return np.asarray(self.worth[order[-1]])
+        low, high = order[above - 1], order[above]
+        share = (cost_ratio - costs[low]) / (costs[high] - costs[low])
+        mixed: F64 = (1 - share) * self.worth[low] + share * self.worth[high]
+        return mixed
+
+
+def measured(log: Recorded, known: int, start: int, variant: Variant, policy: Policy, seed: int) -> Curve:
+    """The greedy policy on the rows from ``start`` on.
+
+    Args:
+        log: all queries there are.
+        known: how many of them, from the first one on, the long run is taken from.
+        start: the first row that counts.
+        variant: how the policy is played.
+        policy: what is played.
+        seed: of the windows.
+    """
+    rng = np.random.default_rng(seed)
+    everybody = float(log.usd[:known].sum() / known)
+    _, prior = long_run(log, np.arange(known))
+    rounds = variant.settings.rounds
+    windows = Windows(log, prior, variant, random_masks(log, rng), since=max(start - variant.settings.window, 0))
+    for _ in range(RENEWALS):
+        windows.renew(policy.decider, policy.fusion, everybody, rounds, rng)
+    rows = np.arange(start, len(log))
+    worth, usd, calls = [], [], []
+    for price in PRICES:
+        played = roll(
+            policy.decider,
+            policy.fusion,
+            windows.at(nearest(price), rows),
+            price_of_money=np.full(len(rows), price, np.float32),
+            everybody=everybody,
+            rounds=rounds,
+            samples=1,
+            rng=None,
+            passes=variant.passes,
+        )
+        worth.append(played.worth)
+        usd.append(played.shares.sum(axis=0) * everybody)
+        calls.append((played.first | played.later).sum(axis=1).mean())
+    full = float(log.usd[rows].sum())
+    return Curve(np.array(worth, np.float64), np.array(usd, np.float64), np.array(calls, np.float64), full)
+
+
+def played(log: Recorded, variant: Variant, seed: int) -> dict[str, Curve]:
+    """By part: what came of one training."""
+    size = int(len(log) * TRAINING + 1e-9)
+    training = log.take(slice(0, size))
+    held = size - int(size * variant.settings.validation)
+    before, after = train(training, variant, seed)
+    return {
+        "validation": measured(training, held, held, variant, before, seed),
+        "test": measured(log, size, size, variant, after, seed),
+    }
+
+
+def interval(differences: F64, *, seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile interval of the mean of (seeds, T), blocks of rows and seeds drawn anew."""
+    seeds, size = differences.shape
+    starts = np.arange(0, size, BLOCK)
+    sums = np.add.reduceat(differences, starts, axis=1)
+    sizes = np.diff([*starts, size])
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(len(starts), size=(RESAMPLES, len(starts)))
+    runs = rng.integers(seeds, size=(RESAMPLES, seeds))
+    drawn = sums[runs[:, :, None], blocks[:, None, :]].mean(axis=1)
+    low, high = np.percentile(drawn.sum(axis=1) / sizes[blocks].sum(axis=1), (2.5, 97.5)).tolist()
+    return low, high
+
+
+def _cell(differences: F64) -> str:
+    if np.isnan(differences).any():
+        return ""
+    low, high = interval(differences)
+    return f"{differences.mean() * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
+
+
+def _at(curves: Sequence[Curve]) -> F64:
+    """(ratios, seeds, T) worth."""
+    return np.array([[curve.at(ratio) for curve in curves] for ratio in COST_RATIOS])
+
+
+def show(part: str, curves: Mapping[str, Sequence[Curve]]) -> None:
+    """Print one part's table; of a variant only as many seeds are compared as it and the default have."""
+    rows = curves["default"][0].worth.shape[1]
+    print(
+        f"\n{part}, {rows} queries\n\n| | {' | '.join(f'{ratio:g}' for ratio in COST_RATIOS)} | mean | from | seeds |"
+    )
+    print("|---|" + "---|" * (len(COST_RATIOS) + 3))
+    default = _at(curves["default"])
+    for seed, worth in enumerate(default.mean(axis=2).T):
+        levels = [f"{level:.3f}" for level in (*worth, worth.mean())]
+        print(f"| default, seed {seed}: accuracy | {' | '.join(levels)} | {curves['default'][seed].cheapest:.3f} | |")
+    for name, found in curves.items():
+        if name != "default":
+            seeds = min(len(found), default.shape[1])
+            differences = _at(found[:seeds]) - default[:, :seeds]
+            cells = [_cell(one) for one in (*differences, differences.mean(axis=0))]
+            cheapest = max(curve.cheapest for curve in found[:seeds])
+            print(f"| {name} | {' | '.join(cells)} | {cheapest:.3f} | {seeds} |", flush=True)
+
+
+def _kept(path: Path | None, log: Recorded, variant: Variant, seed: int) -> dict[str, Curve]:
+    """As `played`, from the file if there is one."""
+    if path is not None and path.exists():
+        with np.load(path) as arrays:
+            return {part: _curve({name: arrays[f"{part}.{name}"] for name in _FIELDS}) for part in PARTS}
+    curves = played(log, variant, seed)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = {f"{part}.{name}": getattr(curve, name) for part, curve in curves.items() for name in _FIELDS}
+        np.savez(path, allow_pickle=False, **kept)
+    return curves
+
+
+def _curve(arrays: Mapping[str, F64]) -> Curve:
+    return Curve(arrays["worth"], arrays["usd"], arrays["calls"], float(arrays["everybody"]))
+
+
+def main(arguments: Sequence[str] | None = None, variants: Mapping[str, Variant] = VARIANTS) -> None:
+    """Train, measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.ablation")
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--pool", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--part", choices=(*PARTS, "both"), default="validation")
+    parser.add_argument("--only", nargs="+", choices=variants, default=list(variants), metavar="NAME")
+    parser.add_argument("--keep", type=Path)
+    asked = parser.parse_args(arguments)
+    table = join(read_log(asked.log), load_pool(asked.pool), asked.log)
+    log = recorded(table, np.arange(len(table.queries)))
+    found: dict[str, list[dict[str, Curve]]] = {}
+    for seed in range(asked.seeds):
+        for name in dict.fromkeys(["default", *asked.only]):
+            began = time.process_time()
+            path = asked.keep and asked.keep / f"{name}-{seed}.npz"
+            found.setdefault(name, []).append(_kept(path, log, variants[name], seed))
+            print(f"{name}, seed {seed}: {time.process_time() - began:.0f} s", file=sys.stderr, flush=True)
+    for part in PARTS if asked.part == "both" else (asked.part,):
+        show(part, {name: [one[part] for one in curves] for name, curves in found.items()})
+
+
+if __name__ == "__main__":
+    main()
