@@ -7,6 +7,10 @@
 3. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
 4. A central critic of the policy that came out, for online updates to go on from.
 
+The nets do not learn who is who: names held on to who was best in the training part, which cost up to a point where
+topics drift (an ablation is in docs/results.md). What an endpoint is like they see in its long-run accuracy and cost,
+its standing and its price. Online updates may give names a meaning of their own.
+
 The paper trains the Decider first, on the interim plurality answer. Here the Fusion comes first: what another member is
 worth depends on how its reply is used.
 """
@@ -31,7 +35,7 @@ from focalroute.learn.recorded import I64, Recorded
 from focalroute.learn.reinforce import GRID, Point, PolicyGradient, score_of
 from focalroute.learn.settings import OfflineSettings
 from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
-from focalroute.learn.trajectory import grown
+from focalroute.learn.trajectory import neutral
 from focalroute.learn.valuation import fit_critic
 from focalroute.learn.views import PRICES, Masks, Views, long_run, random_masks
 from focalroute.observe.experience import Experience
@@ -105,8 +109,8 @@ def train(
             keep(progress)
     return Trained(
         seed=seed,
-        decider=progress.decider,
-        fusion=progress.fusion,
+        decider=neutral(progress.decider, len(recorded.names)),
+        fusion=neutral(progress.fusion, len(recorded.names)),
         critic=progress.critic,
         experience=_experience(recorded),
         usd_per_query=training.everybody,
@@ -119,13 +123,13 @@ def train(
 def _begun(recorded: Recorded, seed: int, rng: np.random.Generator) -> Progress:
     """Nothing learned yet: the nets are those of the cold start, and random members were asked."""
     masks = random_masks(recorded, rng)
-    decider, fusion = cold_decider(), grown(cold_fusion(), len(recorded.names), rng)
+    decider = cold_decider()
     return Progress(
         phase=0,
         done=0,
         rng=rng.bit_generator.state,
         masks=masks,
-        fusion=fusion,
+        fusion=cold_fusion(),
         trust=1.0,
         decider=decider,
         moments=Moments.zero(parameters(decider)),
@@ -183,7 +187,7 @@ def _training(
     held = everyone[size - int(size * settings.validation) :]
     rows = everyone[: size - len(held)]
     _, prior = long_run(recorded, rows)
-    ids = np.arange(1, len(recorded.names) + 1)
+    ids = np.zeros(len(recorded.names), np.int64)
     views = Views(recorded, prior, ids, progress.masks, window=settings.window, probed=settings.probed)
     everybody = float(recorded.usd[rows].sum() / len(rows))
     return _Training(recorded, rows, held, views, everybody, settings, passes, advance)
@@ -220,7 +224,7 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
     """The Decider by one step of looking ahead."""
     settings = training.settings
     decider = look_ahead(
-        _fresh(len(training.recorded.names), rng),
+        DeciderNet.initial(rng),
         progress.fusion,
         training.views,
         training.rows,
@@ -290,14 +294,6 @@ def _value(training: _Training, progress: Progress, rng: np.random.Generator) ->
 
 
 _PHASES = (_fuse, _look_ahead, _improve, _finish, _value)
-
-
-def _fresh(n: int, rng: np.random.Generator) -> DeciderNet:
-    """A net whose endpoints differ from the start."""
-    net = DeciderNet.initial(rng, vocabulary=n)
-    names = rng.standard_normal(net.names.shape).astype(np.float32)
-    names[0] = 0
-    return replace(net, names=names)
 
 
 def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Masks]:

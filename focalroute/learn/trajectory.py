@@ -20,7 +20,7 @@ from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet
 from focalroute.observe import layout
 from focalroute.records import Decision, Observation
 
-__all__ = ["Batch", "Decisions", "Fusions", "Steps", "batch", "grown", "vocabulary"]
+__all__ = ["Batch", "Decisions", "Fusions", "Steps", "batch", "grown", "neutral", "vocabulary"]
 
 _Net = TypeVar("_Net", DeciderNet, FusionNet)
 
@@ -118,6 +118,14 @@ def grown(net: _Net, size: int, rng: np.random.Generator) -> _Net:
     names = np.concatenate([net.names, embeddings])
     if isinstance(net, FusionNet):
         return replace(net, names=names, vote=np.concatenate([net.vote, np.zeros(new, net.vote.dtype)]))
+    return replace(net, names=names)
+
+
+def neutral(net: _Net, size: int) -> _Net:
+    """The net with tables over ``size`` names that all count as unknown, for now: rows of zeros."""
+    names = np.zeros((size + 1, net.names.shape[1]), net.names.dtype)
+    if isinstance(net, FusionNet):
+        return replace(net, names=names, vote=np.zeros(size + 1, net.vote.dtype))
     return replace(net, names=names)
 
 

@@ -21,7 +21,7 @@ from focalroute.learn.hindsight import LongRun
 from focalroute.learn.likelihood import likelihood
 from focalroute.learn.lookahead import look_ahead
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.offline import OfflineSettings, _fresh, _one_of
+from focalroute.learn.offline import OfflineSettings, _one_of
 from focalroute.learn.passes import Passes
 from focalroute.learn.recorded import F32, I64, Recorded
 from focalroute.learn.reinforce import PolicyGradient, score_of
@@ -63,7 +63,7 @@ class Variant:
     decider: frozenset[str] = frozenset()
     fusion: frozenset[str] = frozenset()
     weighed_by: Literal["standing", "accuracy", "level"] = "standing"
-    named: bool = True
+    named: bool = False
     settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - frozen
     looks_ahead: bool = True
     improves: bool = True
@@ -231,7 +231,7 @@ def _improved(
 
 def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.random.Generator) -> FusionNet:
     settings, usable = variant.settings, windows.recorded.usable
-    start = grown(cold_fusion(), len(windows.recorded.names), rng)
+    start = grown(cold_fusion(), len(windows.recorded.names), rng) if variant.named else cold_fusion()
     learned = fit(
         start,
         windows.at(0, rows),
@@ -250,10 +250,18 @@ def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.ra
     return tempered(learned, start, min(_TRUST, key=loss)) if variant.tempers else learned
 
 
+def _fresh(n: int, rng: np.random.Generator) -> DeciderNet:
+    """A net whose endpoints differ from the start."""
+    net = DeciderNet.initial(rng, vocabulary=n)
+    names = rng.standard_normal(net.names.shape).astype(np.float32)
+    names[0] = 0
+    return replace(net, names=names)
+
+
 def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng: np.random.Generator) -> DeciderNet:
     """The Decider that the policy gradient starts from."""
     settings, n = variant.settings, len(windows.recorded.names)
-    fresh = _fresh(n, rng)
+    fresh = _fresh(n, rng) if variant.named else DeciderNet.initial(rng)
     if not variant.looks_ahead:
         return replace(cold_decider(), names=fresh.names)
     return look_ahead(
