@@ -18,7 +18,7 @@ from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.hindsight import Hindsight, look_back
+from focalroute.learn.hindsight import Hindsight, calibration, look_back
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline import OfflineSettings
 from focalroute.learn.recorded import Bools, Recorded
@@ -165,7 +165,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     first, later = _masks(serving.history, 5)
     hindsight = look_back(log, first, later, prior, window=WINDOW, every=1)
     similar = np.array([one.decisions[0][0].endpoints[:, _ENDPOINT["similar"].start] / 4 for one in steps])
-    seen = seen_by(log, hindsight, similar, everyone, np.arange(1, 6))
+    book = calibration(replace(log, usable=log.usable & (first | later)))  # it knows only whom it asked
+    seen = seen_by(log, hindsight, similar, everyone, np.arange(1, 6), book)
     played = roll(
         decider,
         fusion,
