@@ -165,7 +165,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     first, later = _masks(serving.history, 5)
     hindsight = look_back(log, first, later, prior, window=WINDOW, every=1)
     similar = np.array([one.decisions[0][0].endpoints[:, _ENDPOINT["similar"].start] / 4 for one in steps])
-    book = calibration(replace(log, usable=log.usable & (first | later)))  # it knows only whom it asked
+    assert log.mass is not None
+    asked_mass = np.where((first | later)[:, :, None], log.mass, np.nan)
+    book = calibration(replace(log, mass=asked_mass))  # serving learns only from whom it asked
     seen = seen_by(log, hindsight, similar, everyone, np.arange(1, 6), book)
     played = roll(
         decider,
