@@ -27,7 +27,7 @@ from focalroute.learn.recorded import F32, I64, Recorded
 from focalroute.learn.reinforce import PolicyGradient, score_of
 from focalroute.learn.rollout import Played, Seen, roll
 from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
-from focalroute.learn.trajectory import grown
+from focalroute.learn.trajectory import grown, neutral
 from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.observe import layout
 from focalroute.observe.sight import vote_weight
@@ -210,6 +210,10 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
         none = Moments.zero(parameters(decider))
         learner = replace(learner, fusion=finished)
         last, _ = learner.improved(decider, none, everyone, steps=steps, total=len(steps), share=0.3, rng=rng)
+    if not variant.named:
+        n = len(recorded.names)
+        decider, fusion = neutral(decider, n), neutral(fusion, n)
+        last, finished = neutral(last, n), neutral(finished, n)
     return Policy(decider, fusion), Policy(last, finished)
 
 
@@ -250,18 +254,14 @@ def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.ra
     return tempered(learned, start, min(_TRUST, key=loss)) if variant.tempers else learned
 
 
-def _fresh(n: int, rng: np.random.Generator) -> DeciderNet:
-    """A net whose endpoints differ from the start."""
-    net = DeciderNet.initial(rng, vocabulary=n)
-    names = rng.standard_normal(net.names.shape).astype(np.float32)
-    names[0] = 0
-    return replace(net, names=names)
-
-
 def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng: np.random.Generator) -> DeciderNet:
     """The Decider that the policy gradient starts from."""
     settings, n = variant.settings, len(windows.recorded.names)
-    fresh = _fresh(n, rng) if variant.named else DeciderNet.initial(rng)
+    fresh = DeciderNet.initial(rng, vocabulary=n if variant.named else 0)
+    if variant.named:  # endpoints differ from the start
+        names = rng.standard_normal(fresh.names.shape).astype(np.float32)
+        names[0] = 0
+        fresh = replace(fresh, names=names)
     if not variant.looks_ahead:
         return replace(cold_decider(), names=fresh.names)
     return look_ahead(
@@ -325,27 +325,17 @@ class _Criticised(PolicyGradient):
         advantages = gae(rewards, before)
         self.critic.learn(states[taken], (advantages + before)[taken])
         scale = max(float(advantages[taken].std()), 1e-6)
-        length, total = taken.sum(axis=1), Totals({})
+        length = taken.sum(axis=1)
+        total: Gradients = {}
         for number, step in enumerate(played.steps):
             law = likelihood(step.logits, step.heads)
             # centred, since a young critic may be off for all alike
             column = taken.shape[1] - length[step.rows] + number
             good = (advantages[step.rows, column] - advantages[taken].mean()) / scale
             d = -(good[:, None] * law.d_log_pi + self.settings.entropy * law.d_entropy) / len(rewards)
-            total.add(step.pull(d.astype(step.logits.dtype)))
-        return total.sums
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Gradients added up by name."""
-
-    sums: Gradients
-
-    def add(self, gradients: Gradients) -> None:
-        """Add these."""
-        for name, gradient in gradients.items():
-            self.sums[name] = self.sums[name] + gradient if name in self.sums else gradient
+            for name, gradient in step.pull(d.astype(step.logits.dtype)).items():
+                total[name] = total[name] + gradient if name in total else gradient
+        return total
 
 
 def _episodes(played: Played, price: float) -> tuple[F32, F32, NDArray[np.bool_]]:

@@ -18,7 +18,7 @@ from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.hindsight import Hindsight, look_back
+from focalroute.learn.hindsight import Hindsight, calibration, look_back
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline import OfflineSettings
 from focalroute.learn.recorded import Bools, Recorded
@@ -28,7 +28,7 @@ from focalroute.learn.state import unpack
 from focalroute.learn.valuation import valued
 from focalroute.learn.views import long_run
 from focalroute.observe.experience import Experience
-from focalroute.observe.layout import CONTEXT, ENDPOINT, slices
+from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.policy.bundle import learner, load
 from focalroute.policy.publish import publish
 from focalroute.records import Trajectory
@@ -50,7 +50,7 @@ SMALL = OfflineSettings(
     finish_epochs=0,
     critic_steps=10,
 )
-_ENDPOINT = slices(ENDPOINT)
+_ENDPOINT, _MEMBER = slices(ENDPOINT), slices(MEMBER)
 
 
 def _line(number: int, rng: random.Random) -> Line:
@@ -77,6 +77,8 @@ def _line(number: int, rng: random.Random) -> Line:
     line: Line = {"id": f"q{number}", "label": 0 if closed else "0", "outputs": outputs}
     if rng.random() < 0.8:
         line["prompt"] = " ".join(rng.choices(("sum", "river", "poem", "planet", "code"), k=4))
+    if rng.random() < 0.8:
+        line["task"] = rng.choice(("even", "odd"))
     return line | ({"choices": [f"choice {at}" for at in range(k)]} if closed else {})
 
 
@@ -99,7 +101,7 @@ class Both:
 def _policy(folder: Path, experience: Experience) -> tuple[DeciderNet, FusionNet]:
     """Nets by chance that ask some at first and others later; no two candidates tie."""
     rng = np.random.default_rng(0)
-    decider = randomised(DeciderNet.initial(rng, vocabulary=5), 3, np.float32, 0.4)
+    decider = randomised(DeciderNet.initial(rng, vocabulary=5), 5, np.float32, 0.4)
     fusion = randomised(FusionNet.initial(rng, vocabulary=5), 4, np.float32, 0.4)
     late = decider.skip_context.copy()
     late[slices(CONTEXT)["first"]] -= 1.5
@@ -127,7 +129,7 @@ def _served(table: Table, serving: Serving) -> tuple[list[Any], list[int], list[
         def learn(self, turn: Turn, revealed: Any) -> None:
             serving.learn(turn, revealed)
 
-    play(Watched(), table, np.arange(len(table.queries)))
+    play(Watched(), table, np.arange(len(table.queries)), show_task=True)
     return stored, answers, steps, met
 
 
@@ -146,7 +148,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     rng = random.Random(7)
     table = table_of(folder, [_line(number, rng) for number in range(150)], PRICES)
     everyone = np.arange(len(table.queries))
-    log = recorded(table, everyone)
+    log = recorded(table, everyone, show_task=True)
     accuracy, prior = long_run(log, everyone)
     nothing = np.zeros((0, log.vectors.shape[1]), np.float32), np.zeros((0, 5), np.float32)
     decider, fusion = _policy(folder / "policy", Experience(NAMES, accuracy, prior.usd.astype(np.float32), *nothing))
@@ -165,7 +167,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     first, later = _masks(serving.history, 5)
     hindsight = look_back(log, first, later, prior, window=WINDOW, every=1)
     similar = np.array([one.decisions[0][0].endpoints[:, _ENDPOINT["similar"].start] / 4 for one in steps])
-    seen = seen_by(log, hindsight, similar, everyone, np.arange(1, 6))
+    assert log.mass is not None
+    asked_mass = np.where((first | later)[:, :, None], log.mass, np.nan)
+    book = calibration(replace(log, mass=asked_mass))  # serving learns only from whom it asked
+    seen = seen_by(log, hindsight, similar, everyone, np.arange(1, 6), book)
     played = roll(
         decider,
         fusion,
@@ -190,6 +195,10 @@ def test_the_log_has_all_that_makes_a_difference(both: Both) -> None:
     assert (log.there & ~log.usable).any()
     assert log.mass is not None
     assert np.isnan(log.mass).any()
+    assert log.tasks is not None
+    assert set(log.tasks.tolist()) == {"", "even", "odd"}
+    assert both.seen.columns[..., _ENDPOINT["signal"].start].any()
+    assert (np.abs(both.seen.features[..., _MEMBER["calibrated"].start]) > 0.1).any()
     assert 0 < (~log.vectors.any(axis=1)).sum() < len(log)
     rounds = [len([r for r in asked if r]) for asked in both.asked]
     assert {1, 2} <= set(rounds)

@@ -101,7 +101,7 @@ def test_the_trunk_has_the_gradients_of_finite_differences() -> None:
 def test_variants_are_trained_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a tiny log, one variant of each kind; what is kept is not played again."""
     path, pool = write_log(tmp_path / "log.jsonl", LINES), write_pool(tmp_path / "pool.toml", PRICES)
-    names = ("default", "rounds-1", "nameless", "no-policy-gradient", "partial-information", "full-windows")
+    names = ("default", "rounds-1", "named", "no-policy-gradient", "partial-information", "full-windows")
     short = {name: replace(SHORT, rounds=ablation.VARIANTS[name].settings.rounds) for name in (*names, TRUNK)}
     variants = {name: replace(ablation.VARIANTS[name], settings=settings) for name, settings in short.items()}
     arguments = [str(path), "--pool", str(pool), "--seeds", "1", "--part", "both", "--keep", str(tmp_path / "keep")]

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from focalroute.learn.cold import cold_decider, cold_fusion
-from focalroute.learn.hindsight import look_back
+from focalroute.learn.hindsight import calibration, look_back
 from focalroute.learn.recorded import Recorded
 from focalroute.learn.trajectory import grown
 from focalroute.learn.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
 from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.observe.sight import signal_column
 from tests.learn.histories import random_history
 
-_TOLL = slices(ENDPOINT)["toll"].start
+_SIGNAL, _TOLL = (slices(ENDPOINT)[name].start for name in ("signal", "toll"))
 
 
 def _views(log: Recorded, *, probed: float = 0.0, seed: int = 0) -> Views:
@@ -49,13 +50,19 @@ def test_a_view_is_the_hindsight_of_its_masks() -> None:
     log = random_history(60)
     views = _views(log)
     _, prior = long_run(log, np.arange(60))
-    rows = np.array([3, 50, 20])
+    rows = np.array([3, 50, 20, 59])
+    known = calibration(log)  # the same in every view: the book comes with the policy
+    assert known is not None
+    signal = signal_column(known.signal[rows])
+    assert (signal * log.closed[rows, None]).any()
+    assert not log.closed[rows].all()
     for view, (first, later) in enumerate(views.masks):
         assert not ((first | later) & ~log.there).any()
         expected = look_back(log, first, later, prior, window=30).rows.columns[rows]
         found = views.at(view, rows).columns
         similar = slices(ENDPOINT)["similar"].start
         expected[..., similar] = found[..., similar]
+        expected[..., _SIGNAL] = signal * log.closed[rows, None]
         np.testing.assert_array_equal(found, expected)
 
 
