@@ -36,7 +36,7 @@ MAX_LAG = 3
 #: How many updates may learn from an episode.
 MAX_USES = 3
 #: How a policy that was trained on recorded answers goes on learning: a thousand answers of its own say much less than
-#: what it was trained on, and with the defaults, which suit the cold start, it forgets more than it learns.
+#: what it was trained on. The defaults suit the cold start.
 REFINING = Hyperparameters(decider_rate=5e-4, target_kl=0.005, fusion_rate=1.5e-3)
 
 _NOTHING = "no decision was sampled, and no other Fusion is likely better: the old policy stays"
