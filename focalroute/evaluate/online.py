@@ -18,7 +18,6 @@ from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.serving import Serving, feedback_on
 from focalroute.learn.episodes import Costs, episode, rewarded
 from focalroute.learn.export import fusion_model, fusion_net
-from focalroute.learn.mappo import Hyperparameters
 from focalroute.learn.online import UpdateReport, update_policy
 from focalroute.learn.recollect import asked_of, seen_of
 from focalroute.learn.stacking import fit
@@ -77,20 +76,17 @@ class Online(_Learning):
     Args:
         given: the folder and the pool, as for `Refitted`; so are ``seed`` and all that is not named here.
         every: as ``update_every`` of the ensemble.
-        learning: how to learn; None: as `update_policy` does by itself.
 
     Attributes:
         reports: what each update came to.
     """
 
-    def __init__(self, *given: Any, every: int = 100, learning: Hyperparameters | None = None, **settings: Any) -> None:
+    def __init__(self, *given: Any, every: int = 100, **settings: Any) -> None:
         super().__init__(*given, every=every, **settings)
-        self._hyperparameters = learning
         self.reports: list[UpdateReport] = []
 
     def _improve(self, store: Store, root: Path, rng: np.random.Generator) -> None:
-        seed = int(rng.integers(2**31))
-        self.reports.append(update_policy(store, root, settings=self._hyperparameters, seed=seed))
+        self.reports.append(update_policy(store, root, seed=int(rng.integers(2**31))))
 
 
 class Refitted(_Learning):

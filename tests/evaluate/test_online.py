@@ -1,4 +1,4 @@
-"""Learning online while replayed: versions are published, only what was asked is seen, and drift is recovered from."""
+"""Learning online while replayed: versions are published and served, and only what was asked is seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
 from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.mappo import Hyperparameters
 from focalroute.learn.trajectory import grown
 from focalroute.policy.bundle import load, versions
 from focalroute.policy.publish import publish
@@ -22,7 +21,6 @@ from tests.evaluate.logs import stream, table_of
 
 PRICES = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
 BEFORE = {"a": 0.9, "b": 0.6, "c": 0.5, "d": 0.4}
-FAST = Hyperparameters(fusion_rate=0.02, fusion_penalty=0.0, fusion_target_kl=1.0)
 
 
 def believing_in(first: int, root: Path) -> Path:
@@ -45,41 +43,32 @@ def turning(folder: Path) -> Table:
 
 
 def online(root: Path, table: Table, count: int, *, explore: bool = False) -> tuple[Online, Played]:
-    """A stream with an update every hundred feedbacks, without probes and detector."""
-    with Online(root, table.endpoints, seed=0, learning=FAST, explore=explore, probe_share=0, detect=False) as strategy:
+    """A stream with an update every hundred feedbacks; all else as it is by default."""
+    with Online(root, table.endpoints, seed=0, explore=explore) as strategy:
         return strategy, play(strategy, table, np.arange(count))
 
 
 def test_it_publishes_versions_and_serves_them(tmp_path: Path) -> None:
-    """One update every hundred feedbacks; the first ones have too little evidence."""
+    """An update every hundred feedbacks; the first have too little evidence; greedy ones leave the Decider alone."""
     root = believing_in(0, tmp_path / "policy")
-    strategy, _ = online(root, turning(tmp_path), 700)
+    strategy, _ = online(root, turning(tmp_path), 500)
     said = [report.status for report in strategy.reports]
-    assert len(said) == 7
+    assert len(said) == 5
     assert said[:2] == ["insufficient", "insufficient"]
     assert "published" in said
     assert strategy.policy.version == load(root).version == max(versions(root)) > 1
+    assert load(root).decider_onnx == load(root, 1).decider_onnx
+    assert load(root).fusion_onnx != load(root, 1).fusion_onnx
 
 
-def test_greedy_decisions_leave_the_decider_as_it_was(tmp_path: Path) -> None:
-    root = believing_in(0, tmp_path / "policy")
-    before = load(root).decider_onnx
-    assert online(root, turning(tmp_path), 700)[0].policy.version > 1
-    assert load(root).decider_onnx == before
-
-
-def test_after_drift_online_beats_frozen(tmp_path: Path) -> None:
-    """The networks were trained to believe the one that went bad; the same members are asked, at the same cost."""
+def test_where_the_networks_are_wrong_and_the_members_fixed_online_beats_frozen(tmp_path: Path) -> None:
+    """A made-up case, to see that updates reach what is served: vote weights that drift made wrong, everybody asked."""
     table = turning(tmp_path)
     root = believing_in(0, tmp_path / "policy")
-    frozen = play(
-        Serving(load(root), table.endpoints, seed=0, explore=False, probe_share=0, detect=False),
-        table,
-        np.arange(1200),
-    )
+    frozen = play(Serving(load(root), table.endpoints, seed=0, explore=False), table, np.arange(1200))
     _, learned = online(root, table, 1200)
     assert learned.usd.sum() == pytest.approx(frozen.usd.sum())
-    assert learned.worth[:400].mean() > frozen.worth[:400].mean() - 0.01
+    assert learned.worth[:300].tolist() == frozen.worth[:300].tolist()
     assert learned.worth[400:].mean() > frozen.worth[400:].mean() + 0.04
     assert learned.worth[1000:].mean() > frozen.worth[1000:].mean() + 0.1
 
