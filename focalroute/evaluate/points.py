@@ -19,7 +19,7 @@ from focalroute.evaluate.training import PRICE_OF_MONEY, Training
 from focalroute.learn.offline import GRID, OfflineSettings
 from focalroute.policy.bundle import Policy, load
 
-__all__ = ["OPERATING_POINTS", "Point", "Served", "beside_curve", "trained"]
+__all__ = ["OPERATING_POINTS", "Point", "Served", "beside_curve", "price_at", "trained"]
 
 #: The cost ratios that are played by default.
 OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
@@ -76,7 +76,7 @@ class Served:
         return self._play(strategy, self.parts.test)
 
     def _settings(self, target: float | None) -> dict[str, Any]:
-        price = PRICE_OF_MONEY if target is None else _price(self.policy, target)
+        price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
         return {"seed": self.training.seed, "explore": self.explore, "price_of_money": price, "target": target}
 
     def _play(self, strategy: Strategy, rows: I64) -> Played:
@@ -107,7 +107,7 @@ def trained(
         return load(folder)
 
 
-def _price(policy: Policy, target: float) -> float:
+def price_at(policy: Policy, target: float) -> float:
     """The price of money at which the policy met this cost ratio on its validation part, as far as it is known."""
     curve = policy.metrics.get("curve", ())
     prices = [point["price_of_money"] for point in curve] or [GRID[0], GRID[-1]]

@@ -31,7 +31,7 @@ from focalroute.probe import probed
 from focalroute.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
 from focalroute.store.base import StoredAnswer, StoredProbe
 
-__all__ = ["Serving", "Shuffled"]
+__all__ = ["Serving", "Shuffled", "feedback_on"]
 
 
 class Serving:
@@ -123,12 +123,9 @@ class Serving:
         stored = self.stored
         if stored is None:
             return
-        if revealed.text is not None or (turn.choices and revealed.label is not None):
-            reward, key = judged(stored, reward=None, label=revealed.label if revealed.text is None else revealed.text)
-        else:
-            reward, key = judged(stored, reward=2 * revealed.worth - 1, label=None)
-        outcome = credit(stored, Feedback(stored.id, reward, key, USER, 0.0))
-        outcome = outcome if key is not None else self._graded(outcome, revealed)
+        said = feedback_on(stored, turn, revealed)
+        outcome = credit(stored, said)
+        outcome = outcome if said.label is not None else self._graded(outcome, revealed)
         self._observer.learn(outcome)
         if isinstance(self.policy, Named):
             self.policy.learn(outcome, len(stored.keys))
@@ -202,6 +199,15 @@ class Shuffled(Serving):
         if not picked and not ask.sight.backs:  # somebody has to answer
             return super()._decide(ask, observation, turn)
         return Decision(done + 1, False, (), (), (0.0,) * len(self._names), picked, None)
+
+
+def feedback_on(stored: StoredAnswer, turn: Turn, revealed: Revealed) -> Feedback:
+    """What a user of the ensemble would say of this answer."""
+    if revealed.text is not None or (turn.choices and revealed.label is not None):
+        reward, key = judged(stored, reward=None, label=revealed.label if revealed.text is None else revealed.text)
+    else:
+        reward, key = judged(stored, reward=2 * revealed.worth - 1, label=None)
+    return Feedback(stored.id, reward, key, USER, 0.0)
 
 
 def _same(text: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from focalroute.learn.critic import values
+from focalroute.learn.losses import unlikeliness
 from focalroute.learn.mappo import Learner
+from focalroute.learn.nets import FusionNet, parameters
 from focalroute.learn.offpolicy import (
     POINTS,
     corrections,
@@ -18,9 +20,9 @@ from focalroute.learn.offpolicy import (
     sampled_throughout,
     worth,
 )
-from focalroute.learn.trajectory import Batch
+from focalroute.learn.trajectory import Batch, Fusions
 
-__all__ = ["ENOUGH", "MARGIN", "Comparison", "compare"]
+__all__ = ["ENOUGH", "LIKELY", "MARGIN", "Comparison", "compare", "supported"]
 
 #: An effective sample size below this says nothing.
 ENOUGH = 50.0
@@ -28,12 +30,18 @@ ENOUGH = 50.0
 MARGIN = 1.0
 
 
+#: Standard errors by which a Fusion must be better on held-out feedback.
+LIKELY = 1.0
+_SHARES = (1.0, 0.5, 0.25, 0.125)
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The new policy's value minus the old one's, in points: 1 is one more right answer in 100, costs counted too.
 
     Attributes:
-        episodes: those whose every decision was sampled; greedy ones have no probability to weigh by.
+        episodes: those that count: where the Deciders differ, only those whose every decision was sampled, since greedy
+            ones have no probability to weigh by; where only the Fusions differ, all.
         gain: the estimate.
         low: lower end of its 95 % interval (normal approximation).
         high: upper end.
@@ -61,10 +69,11 @@ def compare(old: Learner, new: Learner, held: Batch) -> Comparison:
     """Doubly robust, step by step (see `focalroute.learn.offpolicy.corrections`).
 
     V is the new critic's for both, so V(s_1) cancels, and the difference is taken episode by episode. The last step is
-    the Fusion's: its reward is that of the candidate the policy would have answered with.
+    the Fusion's: its reward is that of the candidate the policy would have answered with. Two that decide alike are as
+    likely to have decided as it was, greedily or not: what they differ in is their answers to the same replies.
     """
     steps = held.steps
-    whole = sampled_throughout(held)
+    whole = np.ones(len(steps.taken), np.bool_) if _decide_alike(old, new) else sampled_throughout(held)
     if not whole.any():
         return Comparison(0, 0.0, 0.0, 0.0, 0.0)
     value = values(new.critic, steps.states)
@@ -78,3 +87,28 @@ def compare(old: Learner, new: Learner, held: Batch) -> Comparison:
         totals.append(corrections(rewards, value, ratio, steps.taken))
     gain, low, high = interval(POINTS * (totals[0] - totals[1])[whole])
     return Comparison(int(whole.sum()), gain, low, high, effective_sample_size(weights[0][whole, -1]))
+
+
+def supported(old: FusionNet, new: FusionNet, held: Fusions) -> FusionNet:
+    """As far from the old Fusion towards the new one as held-out feedback says that it is better.
+
+    Of the shares of the way that are likely better, the one that is best; the old one itself if none is. Better is the
+    likelihood of the feedback, which tells much smaller steps apart than the share of right answers does: the Decider
+    reads the posterior, and a Fusion that is a little too sure stops asking too soon.
+    """
+    losses = unlikeliness(log_q(old, held), held)
+    start, end = parameters(old), parameters(new)
+    best, found = 0.0, old
+    for share in _SHARES:
+        between = replace(new, **{key: start[key] + np.float32(share) * (end[key] - start[key]) for key in start})
+        gains = losses - unlikeliness(log_q(between, held), held)
+        gain, error = float(gains.mean()), float(gains.std()) / max(len(gains) - 1, 1) ** 0.5
+        if gain > max(best, LIKELY * error):
+            best, found = gain, between
+    return found
+
+
+def _decide_alike(old: Learner, new: Learner) -> bool:
+    """Whether the Decider is the same: where nothing was sampled, nothing of it is learned."""
+    before, after = parameters(old.decider), parameters(new.decider)
+    return all(np.array_equal(before[name], after[name]) for name in before)

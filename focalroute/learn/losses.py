@@ -17,7 +17,7 @@ from focalroute.learn.backward import Floats
 from focalroute.learn.likelihood import Likelihood
 from focalroute.learn.trajectory import Fusions
 
-__all__ = ["FusionLoss", "SurrogateLoss", "fusion_loss", "log_posterior", "surrogate_loss"]
+__all__ = ["FusionLoss", "SurrogateLoss", "fusion_loss", "log_posterior", "surrogate_loss", "unlikeliness"]
 
 _FAR = -1e9
 _LEAST = 1e-6
@@ -103,25 +103,38 @@ def fusion_loss(logits: Floats, fusions: Fusions, rows: NDArray[Any], old: Float
         old: (B, K) log q_old of them.
         penalty: weight of the KL.
     """
-    offered, right, labelled = fusions.offered[rows], fusions.right[rows], fusions.labelled[rows]
+    offered = fusions.offered[rows]
     log_q = log_posterior(logits, offered)
     q = np.exp(log_q)
     each = np.arange(len(rows))
-    target = np.where(labelled, right, fusions.answered[rows])
-    chosen = np.maximum(target, 0)
+    losses, chosen, y, told = _said(log_q, fusions, rows)
     at = np.zeros_like(q)
     at[each, chosen] = 1
-    y = np.where(labelled, 1.0, (fusions.reward[rows] + 1) / 2)
-    told = target >= 0
     q_at = q[each, chosen]
-    rest = np.maximum(1 - q_at, _LEAST)
-    losses = -y * log_q[each, chosen] - (1 - y) * np.log(rest)
-    by_log_q = np.where(told, -y + (1 - y) * q_at / rest, 0)
+    by_log_q = np.where(told, -y + (1 - y) * q_at / np.maximum(1 - q_at, _LEAST), 0)
     count = max(int(told.sum()), 1)
     was = np.exp(old)
     d_logits = by_log_q[:, None] * (at - q) / count + penalty * (q - was) / len(rows)
     return FusionLoss(
-        loss=float(losses[told].sum() / count),
+        loss=float(losses.sum() / count),
         d_logits=np.where(offered, d_logits, 0),
         kl=float(np.where(offered, was * (old - log_q), 0).sum() / len(rows)),
     )
+
+
+def unlikeliness(log_q: Floats, fusions: Fusions) -> NDArray[np.float64]:
+    """(B,) the negative log-likelihood of what was said of each answer, see `fusion_loss`; 0 if that is nothing."""
+    return _said(log_q, fusions, np.arange(len(log_q)))[0]
+
+
+def _said(
+    log_q: Floats, fusions: Fusions, rows: NDArray[Any]
+) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
+    """Of each row its loss, the candidate that something is said of, y, and whether that tells anything."""
+    labelled, each = fusions.labelled[rows], np.arange(len(rows))
+    target = np.where(labelled, fusions.right[rows], fusions.answered[rows])
+    chosen, told = np.maximum(target, 0), target >= 0
+    y = np.where(labelled, 1.0, (fusions.reward[rows] + 1) / 2)
+    log_at = log_q[each, chosen]
+    losses = -y * log_at - (1 - y) * np.log(np.maximum(1 - np.exp(log_at), _LEAST))
+    return np.where(told, losses, 0.0), chosen, y, told

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from focalroute.errors import PolicyError
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
-from focalroute.learn.gate import ENOUGH, MARGIN, Comparison, compare
+from focalroute.learn.gate import ENOUGH, MARGIN, Comparison, compare, supported
 from focalroute.learn.mappo import Diagnostics, Hyperparameters, Learner, update
 from focalroute.learn.state import pack, unpack, uses
 from focalroute.learn.trajectory import batch, grown, vocabulary
@@ -27,7 +27,7 @@ from focalroute.policy import bundle
 from focalroute.policy.publish import publish
 from focalroute.store.base import Store
 
-__all__ = ["MAX_LAG", "MAX_USES", "WINDOW", "UpdateReport", "update_policy"]
+__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "WINDOW", "UpdateReport", "update_policy"]
 
 #: The latest rewarded answers that an update reads.
 WINDOW = 1_000
@@ -35,7 +35,11 @@ WINDOW = 1_000
 MAX_LAG = 3
 #: How many updates may learn from an episode.
 MAX_USES = 3
+#: How a policy that was trained on recorded answers goes on learning: a thousand answers of its own say much less than
+#: what it was trained on. The defaults suit the cold start.
+REFINING = Hyperparameters(decider_rate=5e-4, target_kl=0.005, fusion_rate=1.5e-3)
 
+_NOTHING = "no decision was sampled, and no other Fusion is likely better: the old policy stays"
 _HELD_OUT = 5  # one in so many is held out for the gate
 _REACH = 4 * WINDOW  # answers looked at to find the rewarded ones
 
@@ -78,7 +82,7 @@ def update_policy(
     Args:
         store: where answers and their feedback are.
         root: the folder of bundles; the shipped policy is the start as long as it holds none.
-        settings: how to learn; None: the defaults.
+        settings: how to learn; None: the defaults, or `REFINING` a policy that brings experience along.
         seed: for the split and the minibatches; None: new chance every time. The same seed, store and folder give the
             same weights.
 
@@ -87,12 +91,13 @@ def update_policy(
         StoreError: the store cannot be read.
     """
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
-        return _updated(store, root, settings or Hyperparameters(), seed)
+        return _updated(store, root, settings, seed)
 
 
-def _updated(store: Store, root: str | Path, settings: Hyperparameters, seed: int | None) -> UpdateReport:
+def _updated(store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None) -> UpdateReport:
     rng = np.random.default_rng(seed)
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
+    settings = settings or (Hyperparameters() if policy.experience is None else REFINING)
     state = _state(root, policy.version)
     rows = rewarded(store.recent(_REACH))[-WINDOW:]
     costs = Costs.of(answer for answer, _ in rows)
@@ -107,8 +112,11 @@ def _updated(store: Store, root: str | Path, settings: Hyperparameters, seed: in
     names = vocabulary(policy.names, episodes)
     learner = _resumed(state, policy, len(names), rng)
     learned, diagnostics = update(learner, batch(fresh, names), settings, rng)
-    comparison = compare(learner, learned, batch(held, names))
-    status, reason = _verdict(comparison)
+    judged = batch(held, names)
+    learned = replace(learned, fusion=supported(learner.fusion, learned.fusion, judged.fusions))
+    comparison = compare(learner, learned, judged)
+    changed = learned.fusion is not learner.fusion or learned.decider is not learner.decider
+    status, reason = _verdict(comparison) if changed else ("insufficient", _NOTHING)
     version = policy.version
     if status == "published":
         version = publish(

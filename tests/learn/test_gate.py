@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from focalroute.learn.critic import CriticNet
-from focalroute.learn.gate import Comparison, compare
+from focalroute.learn.gate import Comparison, compare, supported
+from focalroute.learn.losses import unlikeliness
 from focalroute.learn.mappo import Learner
+from focalroute.learn.nets import FusionNet, parameters
+from focalroute.learn.offpolicy import log_q
 from focalroute.learn.trajectory import batch
 from tests.learn.made import NAMES, episodes_of, fresh_learner, learned, play, value
 
@@ -64,10 +67,39 @@ def test_going_back_is_surely_worse(old: Learner, new: Learner) -> None:
     assert not compare(new, new, held).worse
 
 
-def test_greedy_episodes_are_no_evidence(old: Learner, new: Learner) -> None:
+def test_greedy_episodes_are_no_evidence_of_another_decider(old: Learner, new: Learner) -> None:
     held = batch(episodes_of(play(old, 50, 0, explore=False)), NAMES)
     assert compare(old, new, held) == Comparison(0, 0.0, 0.0, 0.0, 0.0)
     assert not compare(old, new, held).enough
+
+
+def test_greedy_episodes_are_evidence_of_another_fusion(new: Learner) -> None:
+    """The Decider is the same: the difference is that of the answers to the same replies, counted exactly."""
+    held = batch(episodes_of(play(new, 100, 0, explore=False)), NAMES)
+    deaf = replace(new, fusion=fresh_learner().fusion)
+    right = [
+        np.mean(log_q(one.fusion, held.fusions).argmax(axis=1) == held.fusions.right).item() for one in (new, deaf)
+    ]
+    found = compare(new, deaf, held)
+    assert right[0] > right[1] + 0.3
+    assert found.gain == pytest.approx(100 * (right[1] - right[0]))
+    assert (found.episodes, found.effective_sample_size, found.worse) == (100, 100, True)
+    assert compare(deaf, new, held).low > 0
+
+
+def test_the_fusion_goes_only_as_far_as_held_out_feedback_supports(old: Learner, new: Learner) -> None:
+    """All the way to a better one, no step to a worse one, and part of the way where the whole of it is too far."""
+    told = batch(episodes_of(play(new, 300, 0)), NAMES).fusions
+    start, end = parameters(old.fusion), parameters(new.fusion)
+    far = replace(new.fusion, **{name: start[name] + 40 * (end[name] - start[name]) for name in start})
+
+    def loss(net: FusionNet) -> float:
+        return float(unlikeliness(log_q(net, told), told).mean())
+
+    assert supported(old.fusion, new.fusion, told) is not old.fusion
+    assert loss(supported(old.fusion, new.fusion, told)) < loss(old.fusion)
+    assert supported(new.fusion, fresh_learner().fusion, told) is new.fusion
+    assert loss(supported(old.fusion, far, told)) <= min(loss(old.fusion), loss(far))
 
 
 def test_a_policy_that_has_gone_far_leaves_little_evidence() -> None:

@@ -149,15 +149,46 @@ def test_it_goes_on_from_the_learners_state_and_uses_an_episode_three_times_at_m
 
 
 def test_a_policy_that_is_surely_worse_is_rejected(store: Store, tmp_path: Path) -> None:
-    """A learning rate that breaks the Fusion does not get past the gate."""
+    """A Decider that is made to pick at random does not get past the gate."""
     good = learned(4, 0)
     put(tmp_path, good)
     fill(store, play(good, 500, 0, version=1))
-    broken = replace(SETTINGS, fusion_rate=30.0, fusion_target_kl=1e9, decider_rate=1e-6, epochs=1)
-    report = update_policy(store, tmp_path, settings=broken, seed=0)
+    random = replace(SETTINGS, fusion_rate=1e-6, decider_rate=0.05, target_kl=1e9, entropy=50.0)
+    report = update_policy(store, tmp_path, settings=random, seed=0)
     assert (report.status, report.version) == ("rejected", 1)
     assert report.comparison is not None
     assert report.comparison.high < -1
+    assert bundle.versions(tmp_path) == (1,)
+
+
+# -- greedy serving ----------------------------------------------------------------------------------------------------
+
+
+def test_greedy_serving_teaches_the_fusion_alone(store: Store, tmp_path: Path) -> None:
+    """Nothing was sampled, so the Decider stays, bit by bit; what the members are worth is learned and passes."""
+    start = cold_learner()
+    put(tmp_path, start)
+    fill(store, play(start, 500, 0, version=1, explore=False))
+    report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    before, after = (bundle.load(tmp_path, version) for version in (1, 2))
+    assert (report.status, report.version) == ("published", 2)
+    assert report.comparison is not None
+    assert (report.comparison.episodes, report.comparison.effective_sample_size) == (100, 100)
+    assert before.decider_onnx == after.decider_onnx
+    assert before.fusion_onnx != after.fusion_onnx
+    assert report.diagnostics is not None
+    assert report.diagnostics.decisions == 0
+
+
+def test_a_broken_fusion_is_not_taken(store: Store, tmp_path: Path) -> None:
+    """A learning rate that ruins it: not a step of the way there is likely better, and there is nothing to publish."""
+    good = learned(4, 0)
+    put(tmp_path, good)
+    fill(store, play(good, 500, 0, version=1, explore=False))
+    broken = replace(SETTINGS, fusion_rate=30.0, fusion_target_kl=1e9, epochs=1)
+    report = update_policy(store, tmp_path, settings=broken, seed=0)
+    assert (report.status, report.version) == ("insufficient", 1)
+    assert "likely better" in report.reason
     assert bundle.versions(tmp_path) == (1,)
 
 

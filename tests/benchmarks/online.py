@@ -1,0 +1,177 @@
+"""What learning online is worth: the same stream, decisions and cost to hold, served several ways.
+
+    python -m tests.benchmarks.online LOG --pool POOL [--seeds 5] [--point 0.2] [--every 100] [--greedy] [--json FILE]
+
+Trained on the first 80 % of the log, then the last 500 queries of it, unscored, and the rest are served prequentially:
+
+- ``still``: nothing is learned after training, not even who was right lately;
+- ``frozen``: the networks stay; the window, the memory of texts and the change detector go on, as for all below;
+- ``refitted``: the Decider stays; the Fusion is refitted every 500 feedbacks to all that was asked and labelled;
+- ``online``: `update_policy` every so many feedbacks, through its gate, as in service.
+
+The stream is played as it is, with the two endpoints that were best and middling in training giving each other's
+answers from half-way on, and with the price of the best one doubled from half-way on. Differences are in points, to
+``frozen``, paired, all seeds, over blocks of 50 queries; regret is against the best of ways and single endpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from focalroute.config import PoolFile, load_pool
+from focalroute.evaluate.metrics import compare, interval
+from focalroute.evaluate.online import Online, Refitted
+from focalroute.evaluate.outcomes import LoggedQuery, read_log
+from focalroute.evaluate.points import price_at
+from focalroute.evaluate.recording import publish_trained, train_on
+from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.serving import Serving
+from focalroute.evaluate.table import I64, Table, join, split
+from focalroute.learn.offline import OfflineSettings
+from focalroute.policy.bundle import load
+
+WARM = 500
+WAYS = ("still", "frozen", "refitted", "online")
+STREAMS = ("no drift", "endpoint swapped", "price doubled")
+STEP = 50  # queries between two points of a regret curve
+
+Runs = Mapping[str, Sequence[Played]]
+
+
+def changed(table: Table, pool: PoolFile, stream: str, train: I64, start: int) -> Table:
+    """The log, changed from row ``start`` on."""
+    rank = table.rank(train)
+    best, middling = table.names[rank[0]], table.names[rank[len(rank) // 2]]
+    change = {"endpoint swapped": lambda query, _: _swapped(query, {best: middling, middling: best})}
+    change["price doubled"] = lambda query, row: _doubled(query, best, float(table.usd[row, rank[0]]))
+    if stream not in change:
+        return table
+    later = [change[stream](query, row) for row, query in enumerate(table.queries[start:], start)]
+    return join([*table.queries[:start], *later], pool, stream)
+
+
+def _swapped(query: LoggedQuery, other: Mapping[str, str]) -> LoggedQuery:
+    return replace(query, outputs={other.get(name, name): output for name, output in query.outputs.items()})
+
+
+def _doubled(query: LoggedQuery, dearer: str, usd: float) -> LoggedQuery:
+    outputs = dict(query.outputs)
+    if dearer in outputs:
+        outputs[dearer] = replace(outputs[dearer], cost_usd=2 * usd)
+    return replace(query, outputs=outputs)
+
+
+def served(
+    way: str, table: Table, root: Path, rows: tuple[I64, I64], settings: Mapping[str, Any], every: int
+) -> Played:
+    """The test rows, after the warm ones, served one way; ``root`` stays as it is."""
+    warm, test = rows
+    if way in ("still", "frozen"):
+        serving = Serving(load(root), table.endpoints, **settings)
+        play(serving, table, warm)
+        return play(serving, table, test, feedback="none" if way == "still" else "label")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(root, Path(folder) / "policy"))
+        learning = (
+            Online(copy, table.endpoints, every=every, **settings)
+            if way == "online"
+            else Refitted(copy, table.endpoints, **settings)
+        )
+        with learning:
+            play(learning, table, warm)
+            return play(learning, table, test)
+
+
+def regret(runs: Runs, table: Table, test: I64) -> dict[str, dict[str, list[float]]]:
+    """Of each way, cumulative regret every `STEP` queries, and the ends of its 95 % interval.
+
+    Against whatever is best over the whole stream: one of the ways, or one endpoint asked always.
+    """
+    singles = [np.where(table.there[test, i], np.nan_to_num(table.value[test, i]), 0) for i in range(len(table.names))]
+    fixed = [*([one] for one in singles), *([run.worth for run in played] for played in runs.values())]
+    best = np.mean(max(fixed, key=lambda one: float(np.mean(one))), axis=0)
+    curves: dict[str, dict[str, list[float]]] = {}
+    for way, played in runs.items():
+        lost = best - np.mean([run.worth for run in played], axis=0)
+        ends = list(range(STEP, len(test) + 1, STEP))
+        bounds = [interval([lost[:end]]) for end in ends]
+        curves[way] = {
+            "queries": [float(end) for end in ends],
+            "regret": [float(lost[:end].sum()) for end in ends],
+            "low": [low * end for (low, _), end in zip(bounds, ends, strict=True)],
+            "high": [high * end for (_, high), end in zip(bounds, ends, strict=True)],
+        }
+    return curves
+
+
+def show(stream: str, runs: Runs, table: Table, test: I64) -> None:
+    """One row a way: all, and the half before and after the change."""
+    half = len(test) // 2
+    for way, played in runs.items():
+        cells = []
+        for part in (slice(0, None), slice(0, half), slice(half, None)):
+            ours, frozen = (
+                [Played(run.worth[part], run.usd[part], run.asked[part]) for run in one]
+                for one in (played, runs["frozen"])
+            )
+            accuracy = np.mean([run.worth.mean() for run in ours])
+            cost = np.mean([run.usd.sum() for run in ours]) / table.usd[test[part]].sum()
+            cells.append(f"{accuracy:.3f} @ {cost:.3f}")
+            if way != "frozen":
+                found = compare(ours, frozen)
+                low, high = (100 * end for end in found.ci95)
+                cells[-1] += f", {100 * found.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+        print(f"| {stream} | {way} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    """Train, play and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--pool", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--point", type=float, default=0.2)
+    parser.add_argument("--every", type=int, default=100)
+    parser.add_argument("--greedy", action="store_true", help="serve the likeliest decisions instead of sampled ones")
+    parser.add_argument("--json", type=Path, help="where the regret curves go")
+    given = parser.parse_args()
+    pool = load_pool(given.pool)
+    whole = join(read_log(given.log), pool, given.log)
+    parts = split(whole, per_task=False, fraction=0.8)
+    test, start = parts.test, int(parts.test[len(parts.test) // 2])
+    curves = {}
+    with tempfile.TemporaryDirectory() as folder:
+        roots = [Path(folder) / str(seed) for seed in range(given.seeds)]
+        for seed, root in enumerate(roots):
+            plan = OfflineSettings()
+            publish_trained(root, train_on(whole, parts.train, seed=seed, settings=plan), settings=plan)
+        print("| stream | way | all | first half | second half |\n|---|---|---|---|---|")
+        for stream in STREAMS:
+            table = changed(whole, pool, stream, parts.train, start)
+            runs: dict[str, list[Played]] = {way: [] for way in WAYS}
+            for seed, root in enumerate(roots):
+                settings = {
+                    "seed": seed,
+                    "explore": not given.greedy,
+                    "price_of_money": price_at(load(root), given.point),
+                    "target": given.point,
+                }
+                for way in WAYS:
+                    runs[way].append(served(way, table, root, (parts.train[-WARM:], test), settings, given.every))
+            show(stream, runs, table, test)
+            curves[stream] = regret(runs, table, test)
+    if given.json is not None:
+        given.json.write_text(json.dumps(curves, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Learning online while replayed: versions are published and served, and only what was asked is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from focalroute.evaluate.online import Online, Refitted
+from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.serving import Serving
+from focalroute.evaluate.table import Table
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.trajectory import grown
+from focalroute.policy.bundle import load, versions
+from focalroute.policy.publish import publish
+from tests.evaluate.logs import stream, table_of
+
+PRICES = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
+BEFORE = {"a": 0.9, "b": 0.6, "c": 0.5, "d": 0.4}
+
+
+def believing_in(first: int, root: Path) -> Path:
+    """A policy that asks everybody and believes one endpoint, as if it had been trained where that one is right."""
+    decider, fusion = cold_decider(), cold_fusion()
+    decider.bias[:] += 30  # never less than everybody
+    names, rng = tuple(PRICES), np.random.default_rng(0)
+    decider, fusion = grown(decider, len(names), rng), grown(fusion, len(names), rng)
+    fusion.vote[first + 1] = 3
+    publish(root, decider=decider_model(decider), fusion=fusion_model(fusion), names=names, parent=None)
+    return root
+
+
+def turning(folder: Path) -> Table:
+    """400 queries on which "a" is good, then 800 on which "b" is and "a" is not."""
+    lines = [*stream(400, BEFORE), *stream(800, {**BEFORE, "a": 0.1, "b": 0.9}, seed=1)]
+    for n, line in enumerate(lines):
+        line["id"] = str(n)
+    return table_of(folder, lines, PRICES)
+
+
+def online(root: Path, table: Table, count: int, *, explore: bool = False) -> tuple[Online, Played]:
+    """A stream with an update every hundred feedbacks; all else as it is by default."""
+    with Online(root, table.endpoints, seed=0, explore=explore) as strategy:
+        return strategy, play(strategy, table, np.arange(count))
+
+
+def test_it_publishes_versions_and_serves_them(tmp_path: Path) -> None:
+    """An update every hundred feedbacks; the first have too little evidence; greedy ones leave the Decider alone."""
+    root = believing_in(0, tmp_path / "policy")
+    strategy, _ = online(root, turning(tmp_path), 500)
+    said = [report.status for report in strategy.reports]
+    assert len(said) == 5
+    assert said[:2] == ["insufficient", "insufficient"]
+    assert "published" in said
+    assert strategy.policy.version == load(root).version == max(versions(root)) > 1
+    assert load(root).decider_onnx == load(root, 1).decider_onnx
+    assert load(root).fusion_onnx != load(root, 1).fusion_onnx
+
+
+def test_where_the_networks_are_wrong_and_the_members_fixed_online_beats_frozen(tmp_path: Path) -> None:
+    """A made-up case, to see that updates reach what is served: vote weights that drift made wrong, everybody asked."""
+    table = turning(tmp_path)
+    root = believing_in(0, tmp_path / "policy")
+    frozen = play(Serving(load(root), table.endpoints, seed=0, explore=False), table, np.arange(1200))
+    _, learned = online(root, table, 1200)
+    assert learned.usd.sum() == pytest.approx(frozen.usd.sum())
+    assert learned.worth[:300].tolist() == frozen.worth[:300].tolist()
+    assert learned.worth[400:].mean() > frozen.worth[400:].mean() + 0.04
+    assert learned.worth[1000:].mean() > frozen.worth[1000:].mean() + 0.1
+
+
+def test_the_refitted_fusion_learns_and_the_decider_stays(tmp_path: Path) -> None:
+    """The policy believes one that is mostly wrong here."""
+    table = table_of(tmp_path, stream(600, {**BEFORE, "a": 0.1, "b": 0.9}), PRICES)
+    root = believing_in(0, tmp_path / "policy")
+    settings: dict[str, Any] = {"seed": 0, "explore": False, "probe_share": 0.0, "detect": False}
+    frozen = play(Serving(load(root), table.endpoints, **settings), table, np.arange(600))
+    with Refitted(root, table.endpoints, every=300, rate=0.02, **settings) as strategy:
+        played = play(strategy, table, np.arange(600))
+    assert versions(root) == (1, 2, 3)
+    assert load(root).decider_onnx == load(root, 1).decider_onnx
+    assert played.worth[:300].tolist() == frozen.worth[:300].tolist()
+    assert played.worth[300:].mean() > frozen.worth[300:].mean() + 0.1
+
+
+@pytest.mark.parametrize("kind", [Online, Refitted])
+def test_it_sees_only_what_it_asked_for(tmp_path: Path, kind: type[Online | Refitted]) -> None:
+    """With every output that was not asked for changed, it does the same."""
+    table = table_of(tmp_path, stream(400, BEFORE), PRICES)
+    roots = [tmp_path / "one", tmp_path / "other"]
+    for root in roots:
+        publish(root, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    with kind(roots[0], table.endpoints, seed=0, every=100) as strategy:
+        first = play(strategy, table, np.arange(400))
+    lines = stream(400, BEFORE)
+    for row, line in enumerate(lines):
+        for i, name in enumerate(PRICES):
+            if not first.asked[row, i]:
+                line["outputs"][name]["answer"] = 2
+    other = table_of(tmp_path, lines, PRICES)
+    with kind(roots[1], other.endpoints, seed=0, every=100) as strategy:
+        again = play(strategy, other, np.arange(400))
+    assert again.asked.tolist() == first.asked.tolist()
+    assert again.worth.tolist() == first.worth.tolist()
+    assert (load(roots[0]).version, load(roots[0]).fusion_onnx) == (load(roots[1]).version, load(roots[1]).fusion_onnx)
+
+
+def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
+    """Sampled decisions, updates and all."""
+    table = table_of(tmp_path, stream(450, BEFORE), PRICES)
+    found = []
+    for name in ("one", "other"):
+        root = tmp_path / name
+        publish(root, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+        _, played = online(root, table, 450, explore=True)
+        found.append((load(root).version, load(root).decider_onnx, played.asked.tolist()))
+    assert found[0] == found[1]
+    assert found[0][0] > 1
