@@ -183,6 +183,7 @@ class _Http:
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients) -> None:
         import httpx
+        import httpx_aiohttp  # noqa: F401 - loaded here, so that no call's time limit pays for it
 
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
@@ -322,6 +323,7 @@ class _Injected:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._client = endpoint.client.with_options(max_retries=0)
+        self._completions = self._client.chat.completions  # loads much code, for which no call's time limit shall pay
         self.cap = _cap(str(self._client.base_url))
 
     async def complete(self, body: Mapping[str, Any]) -> Completion:
@@ -349,7 +351,7 @@ class _Injected:
     async def _create(self, body: Mapping[str, Any]) -> Any:
         known = {name: value for name, value in body.items() if name in _BY_NAME}
         extra = {name: value for name, value in body.items() if name not in _BY_NAME}
-        return await self._client.chat.completions.create(**known, extra_body=extra or None)
+        return await self._completions.create(**known, extra_body=extra or None)
 
     def _secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
         return (json.dumps(body, default=str), str(self._client.api_key))

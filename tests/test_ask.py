@@ -47,12 +47,12 @@ def test_it_observes_its_round_its_lambda_and_the_share_of_its_cap() -> None:
     ask = begun(cap="0.4")
 
     def seen(name: str) -> float:
-        return float(ask.observe(100.0).context[slices(CONTEXT)[name]][0])
+        return float(ask.observe(0.1).context[slices(CONTEXT)[name]][0])
 
-    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (1, 0, 2, 1)
+    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (1, 0, -1, 1)
     ask.purse.spent = Decimal("0.1")
     one_round(ask, lambda name: Reply(name, choice=0))
-    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (0, 0.25, 2, 0.75)
+    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (0, 0.25, -1, 0.75)
 
 
 @pytest.mark.parametrize("explore", [True, False])

@@ -305,9 +305,18 @@ async def never(_: web.Request, __: Any) -> web.StreamResponse:
 @BOTH
 def test_a_slow_reply_times_out_and_hangs_up(through: Through) -> None:
     """The time limit covers the whole call, and the server sees the connection go."""
-    with serving(never) as server:
+
+    async def only_once(request: web.Request, body: Any) -> web.StreamResponse:
+        return await (ok if len(server.received) == 1 else never)(request, body)
+
+    async def twice(client: EndpointClient) -> None:
+        await client.complete(REQUEST)  # what is made once, the connection too, is there before the limit runs
+        await client.complete(REQUEST, timeout_s=0.1)
+
+    with serving(only_once) as server:
         with pytest.raises(CallFailed) as caught:
-            through(server.url, complete, timeout_s=0.05)
+            through(server.url, twice)
+        assert len(server.received) == 2
         assert server.cut.wait(5)
     assert caught.value.failure.kind == "timeout"
     assert not caught.value.failure.retryable

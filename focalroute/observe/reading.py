@@ -176,7 +176,8 @@ def table_of(prices: F64, counts: F64) -> F64:
     prior = PRIOR_CALLS * (price[listed].mean() if listed.any() else 0.0)
     typical = (priced * price).sum(axis=-1, keepdims=True) + prior
     paid = (usd * listed).sum(axis=-1, keepdims=True) + prior
-    scale = np.where(typical > 0, paid / np.where(typical > 0, typical, 1), 1)
+    charged = typical > _LEAST  # of prices next to nothing no multiple means anything, or is finite
+    scale = np.where(charged, paid / np.where(charged, typical, 1), 1)
     calls = PRIOR_CALLS * listed + priced
     cost = (PRIOR_CALLS * price * scale + usd) / np.maximum(calls, 1)
     latency = seconds / np.maximum(timed, 1)

@@ -279,12 +279,21 @@ def test_an_embedder_that_gives_something_else_is_refused(vector: object) -> Non
 # --- one ask ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("given", "shown"), [(0.0, 0.003), (0.001, 0.003), (0.003, 0.003), (4.0, 4.0), (1e4, 4.0)])
+def test_a_price_of_money_is_shown_as_the_nearest_that_policies_are_trained_for(given: float, shown: float) -> None:
+    """In the context, and in what asking each takes from the reward."""
+    sight = Observer(NAMES, [None] * 4).begin(query())
+    found = observe(sight, price_of_money=given)
+    assert context(found, "price_of_money") == pytest.approx([math.log10(shown)])
+    np.testing.assert_array_equal(found.endpoints, observe(sight, price_of_money=shown).endpoints)
+
+
 def test_context_holds_each_slice_by_its_definition() -> None:
     sight = Observer(NAMES, [None] * 4).begin(query())
-    first = observe(sight, 1, price_of_money=100.0, budget_left=0.25)
+    first = observe(sight, 1, price_of_money=0.1, budget_left=0.25)
     assert context(first, "first") == [1]
     assert context(first, "round") == [0]
-    assert context(first, "price_of_money") == [2]
+    assert context(first, "price_of_money") == [-1]
     assert context(first, "budget_left") == [0.25]
     assert context(first, "log_pool") == pytest.approx([math.log(4) / 4])
     assert context(first, "choices") == pytest.approx([math.log(3) / 4])

@@ -160,6 +160,12 @@ def test_expected_cost_follows_what_was_paid_and_prices_scale_with_it() -> None:
     assert summary(Counts(), prices=(None,)).table()[0, [2, 6]].tolist() == [0, 0]
 
 
+def test_prices_next_to_nothing_do_not_scale_with_what_was_paid() -> None:
+    """Their multiple would be infinite, and the expected cost of who was not asked yet with it."""
+    table = summary(Counts(priced=1, cost_pico=10**12), Counts(), prices=(2e-313, 2e-313)).table()
+    assert table[:, 2] == pytest.approx([1 / 6, 0])
+
+
 @pytest.mark.parametrize("price_of_money", [0.0, 1e-4, 0.1, 1.0, 30.0, 1e30])
 def test_tolls_at_several_lambdas(price_of_money: float) -> None:
     shares = np.array([0.0, 0.25, 0.75])
