@@ -128,10 +128,14 @@ def _before(seen: Seen, asked: Bools, number: I64, posterior: F32, offered: Bool
 
 
 def _decider(net: DeciderNet) -> DeciderNet:
-    """From gains to logits."""
+    """From gains to logits; hidden weights of what was left out so far are noise, and start at zero."""
     scale = np.float32(2 * _KAPPA * _UNIT)
     linear = ("skip_context", "skip_endpoint", "skip_name", "bias", "out")
     arrays = {name: parameters(net)[name] * scale for name in linear}
     arrays["skip_endpoint"][_ENDPOINT["toll"].start] = -_KAPPA
     arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST
+    arrays["hidden_context"] = net.hidden_context.copy()
+    arrays["hidden_context"][_CONTEXT["price_of_money"]] = 0
+    arrays["hidden_endpoint"] = net.hidden_endpoint.copy()
+    arrays["hidden_endpoint"][_TOLLS] = 0
     return replace(net, **arrays)
