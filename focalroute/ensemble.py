@@ -362,7 +362,7 @@ class AsyncEnsemble:
             known = self._sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
                 changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
-                if known != feedback.source:
+                if known != feedback.source and self._slot.name is not None:
                     self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))
                 self._remember(stored.id, feedback.source)
                 for name, change in changes.items() if self._started else ():

@@ -27,7 +27,7 @@ __all__ = ["best_of", "discard", "publish_trained", "recorded", "train_each", "t
 
 def recorded(table: Table, rows: I64, *, embed: Embedder = text_features, show_task: bool = False) -> Recorded:
     """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
-    worth, mass = _candidates(table, rows)
+    worth = table.worths(rows).astype(np.float32)
     outputs = [[table.queries[row].outputs.get(name) for name in table.names] for row in rows.tolist()]
 
     def each(of: Callable[[Any], float]) -> F32:
@@ -48,26 +48,22 @@ def recorded(table: Table, rows: I64, *, embed: Embedder = text_features, show_t
         usd=table.usd[rows].astype(np.float32),
         tokens=each(lambda output: output.completion_tokens),
         latency_s=each(lambda output: output.latency_s or 0.0),
-        mass=mass,
+        mass=_masses(table, rows, worth.shape[1]),
         vectors=np.stack([np.asarray(embed(table.texts[row]), np.float32) for row in rows.tolist()]),
         tasks=np.array([task or "" for task in tasks]) if show_task else None,
     )
 
 
-def _candidates(table: Table, rows: I64) -> tuple[F32, F32 | None]:
-    """What each candidate is worth (T, K), and the mass each endpoint gave it (T, N, K)."""
-    k = int(table.size[rows].max(initial=1))
-    worth = np.zeros((len(rows), k), np.float32)
-    mass = np.full((len(rows), len(table.endpoints), k), np.nan, np.float32)
+def _masses(table: Table, rows: I64, width: int) -> F32 | None:
+    """(T, N, ``width``) the mass each endpoint gave each candidate, NaN where it gave none; None: nobody gave any."""
+    mass = np.full((len(rows), len(table.endpoints), width), np.nan, np.float32)
     for t, row in enumerate(rows.tolist()):
-        size = int(table.size[row])
-        worth[t, :size] = [table.worth(row, candidate) for candidate in range(size)]
         for i, name in enumerate(table.names):
             output = table.queries[row].outputs.get(name)
             if output is not None and output.probabilities is not None:
                 mass[t, i] = 0
                 mass[t, i, : len(output.probabilities)] = output.probabilities
-    return worth, None if np.isnan(mass).all() else mass
+    return None if np.isnan(mass).all() else mass
 
 
 def train_each(

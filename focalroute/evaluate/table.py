@@ -67,6 +67,14 @@ class Table:
         backed = self.candidate[row] == candidate
         return float(self.value[row, backed].mean()) if backed.any() else 0.0
 
+    def worths(self, rows: I64) -> F64:
+        """(len(rows), K) what each candidate of these rows is worth (see `worth`), K the most that any has; else 0."""
+        found = np.zeros((len(rows), int(self.size[rows].max(initial=1))))
+        for n, row in enumerate(rows.tolist()):
+            size = int(self.size[row])
+            found[n, :size] = [self.worth(row, candidate) for candidate in range(size)]
+        return found
+
     def accuracy(self, rows: I64) -> F64:
         """(N,) mean value of each endpoint over the rows in which it did not fail; 0 where there is none."""
         known = self.there[rows] & ~self.failed[rows]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from focalroute.learn.hindsight import Hindsight, LongRun, calibration, look_back, similar
 from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.learn.rollout import Seen, roll, seen_by
 from focalroute.observe.reading import PRIOR_LONG_RUN
@@ -86,12 +87,18 @@ class Views:
         return seen_by(self.recorded, self._hindsight[view], self._similar, rows, self.ids, self._calibration)
 
     def renew(
-        self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
+        self,
+        decider: DeciderNet,
+        fusion: FusionNet,
+        everybody: float,
+        rounds: int,
+        rng: np.random.Generator,
+        passes: Passes = NUMPY,
     ) -> None:
         """Look through what these nets ask, as far as the present windows let them."""
         for view, price in enumerate(PRICES):
-            first, later = (np.zeros(self.recorded.there.shape, np.bool_) for _ in range(2))
-            for at in range(0, len(self.recorded), _CHUNK):
+            first, later = (asked.copy() for asked in self.masks[view])
+            for at in range(0, len(self._everyone), _CHUNK):
                 rows = self._everyone[at : at + _CHUNK]
                 played = roll(
                     decider,
@@ -102,6 +109,7 @@ class Views:
                     rounds=rounds,
                     samples=1,
                     rng=rng,
+                    passes=passes,
                 )
                 first[rows], later[rows] = played.first, played.later
             probes = (rng.random(first.shape) < self._probed) & ~first & ~later

@@ -17,6 +17,7 @@ import itertools
 import logging
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -228,15 +229,15 @@ class LogLinearOnline(Named):
             self.weights = weights
 
 
-class _One(Named):
+class _One(Named, ABC):
     """One endpoint, the first that can be asked and answers; its probabilities are the answer's."""
 
     def _wanted(self, observation: Observation) -> F32:
         return _in_order(self._order(observation))
 
+    @abstractmethod
     def _order(self, observation: Observation) -> Sequence[int] | NDArray[np.intp]:
         """All endpoints, most wanted first."""
-        raise NotImplementedError
 
 
 class BestSingle(_One):

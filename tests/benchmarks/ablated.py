@@ -25,7 +25,7 @@ from focalroute.learn.offline import OfflineSettings, _one_of
 from focalroute.learn.passes import Passes
 from focalroute.learn.recorded import F32, I64, Recorded
 from focalroute.learn.reinforce import PolicyGradient, score_of
-from focalroute.learn.rollout import Played, Seen, roll
+from focalroute.learn.rollout import Played, Seen
 from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
 from focalroute.learn.trajectory import grown, neutral
 from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
@@ -150,26 +150,16 @@ class Windows(Views):
         return self._variant.hidden(super().at(view, rows))
 
     def renew(
-        self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
+        self,
+        decider: DeciderNet,
+        fusion: FusionNet,
+        everybody: float,
+        rounds: int,
+        rng: np.random.Generator,
+        passes: Passes | None = None,
     ) -> None:
         """Look through what these nets ask, through the variant's own passes."""
-        for view, price in enumerate(PRICES):
-            first, later = (asked.copy() for asked in self.masks[view])
-            for rows in np.array_split(self._everyone, range(1024, len(self._everyone), 1024)):
-                played = roll(
-                    decider,
-                    fusion,
-                    self.at(view, rows),
-                    price_of_money=np.full(len(rows), price, np.float32),
-                    everybody=everybody,
-                    rounds=rounds,
-                    samples=1,
-                    rng=rng,
-                    passes=self._variant.passes,
-                )
-                first[rows], later[rows] = played.first, played.later
-            probes = (rng.random(first.shape) < self._probed) & ~first & ~later
-            self._put(view, (first | probes, later))
+        super().renew(decider, fusion, everybody, rounds, rng, passes or self._variant.passes)
 
     def _put(self, view: int, mask: Masks) -> None:
         if self._full:

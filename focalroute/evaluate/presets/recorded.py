@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.outcomes import Output
-from focalroute.evaluate.table import Table
 from focalroute.evaluate.training import Training
 from focalroute.records import F32
 
@@ -54,7 +53,8 @@ def masses(candidate: int, output: Output, width: int) -> F32:
 def recorded(training: Training) -> Recorded:
     """The training part, and nothing else of the log."""
     table, rows = training.table, training.rows
-    n, width = len(table.endpoints), max(int(table.size[rows].max()), 1)
+    worth = table.worths(rows).astype(np.float32)
+    n, width = len(table.endpoints), worth.shape[1]
     candidate = table.candidate[rows]
     votes = (candidate[:, :, None] == np.arange(width)).astype(np.float32)
     probabilities = votes.copy()
@@ -69,14 +69,9 @@ def recorded(training: Training) -> Recorded:
     return Recorded(
         votes=votes,
         probabilities=probabilities,
-        worth=_worth(table, rows, width),
+        worth=worth,
         fails=((table.value[rows] < 0.5) | ~table.there[rows]).astype(np.float32),
         choices=np.array([len(table.queries[row].choices or ()) for row in rows.tolist()]),
         there=table.there[rows],
         best_first=bonus,
     )
-
-
-def _worth(table: Table, rows: I64, width: int) -> F32:
-    found = [[table.worth(row, c) if c < table.size[row] else 0.0 for c in range(width)] for row in rows.tolist()]
-    return np.array(found, np.float32)
