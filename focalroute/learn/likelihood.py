@@ -1,6 +1,7 @@
 """How likely many decisions are at once, its gradient, and entropy: `focalroute.policy.decider` for arrays.
 
-Heads lie in visiting order. Since every head visited is eligible as long as nobody is picked, the chances h of "never
+Heads lie in visiting order. Where somebody must be picked, z is taken less ln(sum of e^z) over the heads visited, if
+that is negative. Since every head visited is eligible as long as nobody is picked, the chances h of "never
 nobody" telescope: with p the heads' own probabilities
 
     log pi(a) = sum over eligible heads of a_i log p_i + (1 - a_i) log(1 - p_i)
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from focalroute.learn.backward import Floats
 from focalroute.policy.decider import EXPLORATION
 
-__all__ = ["Heads", "Likelihood", "likelihood"]
+__all__ = ["Heads", "Likelihood", "likelihood", "raised"]
 
 Bools = NDArray[np.bool_]
 
@@ -71,7 +72,7 @@ def likelihood(logits: Floats, heads: Heads) -> Likelihood:
     """The law of the decisions under ``logits`` (S, P), in float64."""
     least = (EXPLORATION / heads.pool)[:, None]
     far = np.log((1 - least) / least)
-    z = np.clip(logits.astype(np.float64), -far, far)
+    z = np.clip(raised(logits.astype(np.float64), heads.visited, heads.must_pick), -far, far)
     odds = np.exp(z)
     p = odds / (1 + odds)
     log_out = -np.log1p(odds)  # log(1 - p); log p is this + z
@@ -80,9 +81,29 @@ def likelihood(logits: Floats, heads: Heads) -> Likelihood:
     somebody = np.where(heads.must_pick, -np.expm1(log_nobody), 1)
     pull = np.where(heads.must_pick, np.exp(log_nobody) / somebody, 0)[:, None]
     entropy = np.where(heads.eligible, -p * z - log_out, 0)
+    d_log_pi = np.where(heads.eligible, heads.picked - p, 0) - np.where(heads.visited, pull * p, 0)
+    d_entropy = np.where(heads.eligible, -z * p * (1 - p), 0)
     return Likelihood(
         log_pi=chosen - np.log(somebody),
-        d_log_pi=np.where(heads.eligible, heads.picked - p, 0) - np.where(heads.visited, pull * p, 0),
+        d_log_pi=_lowered(d_log_pi, logits, heads),
         entropy=entropy.sum(axis=1),
-        d_entropy=np.where(heads.eligible, -z * p * (1 - p), 0),
+        d_entropy=_lowered(d_entropy, logits, heads),
     )
+
+
+def raised(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
+    """The logits (S, P), raised where somebody must be picked until the odds of the heads visited sum to 1."""
+    return np.asarray(logits - np.minimum(_log_sum(logits, visited, must_pick), 0), logits.dtype)
+
+
+def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
+    """ln(sum of e^z) of the heads visited, (S, 1); 0 where nobody must be picked."""
+    log_sum = np.logaddexp.reduce(logits, axis=1, where=visited, initial=-np.inf)
+    return np.where(must_pick & visited.any(axis=1), log_sum, 0)[:, None]
+
+
+def _lowered(gradient: Floats, logits: Floats, heads: Heads) -> Floats:
+    """From derivatives by raised logits to those by the logits themselves: what raises them hangs on all visited."""
+    log_sum = _log_sum(logits, heads.visited, heads.must_pick)
+    share = np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
+    return gradient - share * gradient.sum(axis=1, keepdims=True)

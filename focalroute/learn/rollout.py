@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from focalroute.learn.backward import Pull
 from focalroute.learn.hindsight import Hindsight, log_masses
-from focalroute.learn.likelihood import Heads
+from focalroute.learn.likelihood import Heads, raised
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.recorded import F32, I64, Bools, Recorded
@@ -365,7 +365,7 @@ def _chances(logits: F32, size: int) -> F32:
 
 def _sample(logits: F32, eligible: Bools, must: Bools, size: int, rng: np.random.Generator) -> Bools:
     """From the law of `focalroute.policy.decider`, which does not depend on the order in which heads are visited."""
-    p = _chances(logits, size) * eligible
+    p = _chances(raised(logits, eligible, must), size) * eligible
     picked = np.asarray(rng.random(p.shape, np.float32) < p, np.bool_)
     none = np.flatnonzero(must & ~picked.any(axis=1))
     # given that somebody is picked, the first one is i with probability p_i prod over j < i of (1 - p_j), normalised

@@ -7,9 +7,12 @@ conditioned on not all of them staying out: as long as nobody is picked, the hea
 
     h_i = p_i / (1 - prod over j >= i of (1 - p_j)),    afterwards with h_i = p_i,
 
-so the last one is certain if it is reached with nobody picked. A decision's log-probability is the sum over eligible
-heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for "never nobody" and for any joint constraint, such as a
-budget.
+so the last one is certain if it is reached with nobody picked. Without the clip, this goes over into a softmax choice
+of one as all logits fall. With it all heads would lie at the floor, and whoever must answer would be anybody; so before
+the clip all logits are raised until the odds e^z of those who could be picked sum to 1, if they do not.
+
+A decision's log-probability is the sum over eligible heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for "never
+nobody" and for any joint constraint, such as a budget.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ def decide(
         is forced, ``picked`` is empty, and nothing was decided. ``log_mu`` is None for a forced STOP and for a greedy
         decision.
     """
-    probabilities = pick_probabilities(logits)
     heads = tuple([head for head in order if eligible(head, ())])
+    probabilities = pick_probabilities(logits, heads if must_pick else ())
     if explore:
         picked, could = _sample(probabilities, heads, must_pick, eligible, rng)
     else:
@@ -66,13 +69,27 @@ def decide(
     return Decision(round, must_pick, heads, could, probabilities, picked, log_mu)
 
 
-def pick_probabilities(logits: F32) -> tuple[float, ...]:
-    """p of every endpoint: the sigmoid of its logit, kept e/N away from 0 and 1."""
+def pick_probabilities(logits: F32, one_of: Sequence[int] = ()) -> tuple[float, ...]:
+    """p of every endpoint: the sigmoid of its logit, kept e/N away from 0 and 1.
+
+    Args:
+        logits: z, float32 (N,).
+        one_of: who must not all stay out; all logits are raised until the odds of these sum to 1, if they do not.
+    """
     if not len(logits):
         return ()
     least = EXPLORATION / len(logits)
     most, far = 1.0 - least, log((1.0 - least) / least)  # the sigmoid leaves [least, most] beyond +-far
-    return tuple([most if z >= far else least if z <= -far else 1.0 / (1.0 + exp(-z)) for z in logits.tolist()])
+    values = logits.tolist()
+    low = min(_log_sum([values[head] for head in one_of]), 0.0) if one_of else 0.0
+    raised = [z - low for z in values]
+    return tuple([most if z >= far else least if z <= -far else 1.0 / (1.0 + exp(-z)) for z in raised])
+
+
+def _log_sum(logits: Sequence[float]) -> float:
+    """ln(sum of e^z)."""
+    most = max(logits)
+    return most + log(sum([exp(z - most) for z in logits]))
 
 
 def log_probability(probabilities: Sequence[float], decision: Decision) -> float:

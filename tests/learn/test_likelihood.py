@@ -21,9 +21,10 @@ def every_set(n: int, must_pick: bool) -> Heads:
 
 @pytest.mark.parametrize("must_pick", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_the_probabilities_of_all_sets_sum_to_one(n: int, must_pick: bool) -> None:
+@pytest.mark.parametrize("shift", [0.0, -4.0])
+def test_the_probabilities_of_all_sets_sum_to_one(n: int, must_pick: bool, shift: float) -> None:
     heads = every_set(n, must_pick)
-    logits = np.tile(np.random.default_rng(n).standard_normal(n) * 2, (len(heads.picked), 1))
+    logits = np.tile(np.random.default_rng(n).standard_normal(n) * 2 + shift, (len(heads.picked), 1))
     assert math.isclose(float(np.exp(likelihood(logits, heads).log_pi).sum()), 1, rel_tol=1e-12)
 
 
@@ -42,16 +43,18 @@ def test_it_is_the_log_probability_that_serving_stores(n: int) -> None:
         picked = np.array([[head in made.picked for head in made.order] + [False] * pad])
         heads = Heads(visited, eligible, picked, np.array([made.must_pick]), np.array([n]))
         for z in (logits, chance.standard_normal(n).astype(np.float32)):
+            p = pick_probabilities(z, made.order if made.must_pick else ())
             mine = likelihood(np.array([[*z[list(made.order)], 7.0, -7.0]]), heads).log_pi[0]
-            assert math.isclose(mine, log_probability(pick_probabilities(z), made), rel_tol=1e-6, abs_tol=1e-6)
+            assert math.isclose(mine, log_probability(p, made), rel_tol=1e-6, abs_tol=1e-6)
 
 
+@pytest.mark.parametrize("shift", [0.0, -2.0])
 @pytest.mark.parametrize("must_pick", [False, True])
-def test_the_gradients_are_those_of_finite_differences(must_pick: bool) -> None:
-    """Of log pi, the normaliser of "never nobody" included, and of the entropy, where nothing is clipped."""
+def test_the_gradients_are_those_of_finite_differences(must_pick: bool, shift: float) -> None:
+    """Of log pi, "never nobody" and the raised logits included, and of the entropy, where nothing is clipped."""
     heads = every_set(4, must_pick)
     heads.eligible[3:, 2] &= heads.picked[3:, 2] | (heads.picked[3:, 0] & (np.arange(len(heads.picked) - 3) % 2 == 0))
-    z, h = np.random.default_rng(0).standard_normal(heads.picked.shape), 1e-5
+    z, h = np.random.default_rng(0).standard_normal(heads.picked.shape) * 0.7 + shift, 1e-5
     found = likelihood(z, heads)
     for place in range(4):
         step = np.zeros_like(z)

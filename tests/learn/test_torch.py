@@ -104,6 +104,8 @@ def joint(torch: Any, z: Any, heads: Heads) -> tuple[Any, Any]:
     """log pi and entropy by Bernoulli distributions; the clip passes gradients straight through."""
     least = torch.from_numpy(0.1 / heads.pool)[:, None]
     far = torch.logit(1 - least)
+    odds = torch.where(torch.from_numpy(heads.visited), z, -torch.inf).logsumexp(1)
+    z = z - torch.where(torch.from_numpy(heads.must_pick), odds.clamp(max=0), 0)[:, None]
     law = torch.distributions.Bernoulli(logits=z + (z.clamp(-far, far) - z).detach())
     eligible = torch.from_numpy(heads.eligible)
     nobody = torch.where(torch.from_numpy(heads.visited), 1 - law.probs, 1).prod(1)
@@ -112,12 +114,12 @@ def joint(torch: Any, z: Any, heads: Heads) -> tuple[Any, Any]:
     return log_pi, (law.entropy() * eligible).sum(1)
 
 
-@pytest.mark.parametrize("scale", [1.0, 6.0])
-def test_the_surrogate_is_that_of_torchs_distributions(torch: Any, scale: float) -> None:
-    """Loss and gradient, with decisions clipped by the ratio and, at the larger scale, heads at their floor."""
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1.0, -1.5), (6.0, 0.0)])
+def test_the_surrogate_is_that_of_torchs_distributions(torch: Any, scale: float, shift: float) -> None:
+    """Loss and gradient, with decisions clipped by the ratio, heads at their floor at the larger scale, or raised."""
     rng, heads = np.random.default_rng(0), random_batch(1, episodes=60).decisions.heads
-    z = scale * rng.standard_normal(heads.picked.shape)
-    assert (np.abs(z) > np.log(119)).any() == (scale > 1)
+    z = scale * rng.standard_normal(heads.picked.shape) + shift
+    assert (np.abs(z - shift) > np.log(119)).any() == (scale > 1)
     weights, advantages = rng.uniform(0.2, 2, len(z)), rng.standard_normal(len(z))
     law = likelihood(z, heads)
     old = law.log_pi + rng.normal(0, 0.3, len(z))

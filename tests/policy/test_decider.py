@@ -61,7 +61,7 @@ def replayed(
 
 @settings(deadline=None, derandomize=True)
 @given(
-    st.lists(st.floats(-6, 6), min_size=1, max_size=6),
+    st.lists(st.floats(-9, 6), min_size=1, max_size=6),
     st.data(),
     st.booleans(),
 )
@@ -78,7 +78,7 @@ def test_the_probabilities_of_all_possible_decisions_sum_to_one(
     def eligible(endpoint: int, picked: tuple[int, ...]) -> bool:
         return endpoint not in out and costs[endpoint] + sum(costs[i] for i in picked) <= budget
 
-    p = pick_probabilities(logits_of(*z))
+    p = pick_probabilities(logits_of(*z), [i for i in order if eligible(i, ())] if must_pick else ())
     sets = (s for size in range(n + 1) for s in itertools.combinations(range(n), size))
     decisions = [d for d in (replayed(p, order, eligible, s, must_pick) for s in sets) if d is not None]
     total = math.fsum(math.exp(log_probability(p, d)) for d in decisions)
@@ -131,6 +131,19 @@ def test_where_somebody_must_be_picked_the_last_head_is_certain_and_nobody_impos
     nobody = replace(decision, picked=(), log_mu=None)
     assert log_probability(decision.probabilities, nobody) == -math.inf
     assert log_probability(decision.probabilities, replace(nobody, must_pick=False)) < 0
+
+
+def test_where_nobody_seems_worth_it_whoever_must_answer_is_still_the_likeliest() -> None:
+    """Odds are raised to a sum of 1 before the clip, so that it leaves their order alone; nothing else is raised."""
+    logits = logits_of(-20.0, -23.0, -40.0, -12.0)
+    p = pick_probabilities(logits, (0, 1, 2))
+    shares = [math.exp(-20.0) / (math.exp(-20.0) + math.exp(-23.0)), math.exp(-3.0) / (1 + math.exp(-3.0))]
+    assert p[:2] == pytest.approx([x / (1 + x) for x in shares])
+    assert p[2] == EXPLORATION / 4
+    first = [sample(logits, lambda i, picked: i < 3, seed=seed).picked[0] for seed in range(300)]
+    assert first.count(0) > 0.8 * len(first)
+    assert pick_probabilities(logits_of(-1.0, -0.4), (0, 1)) == pick_probabilities(logits_of(-1.0, -0.4))
+    assert pick_probabilities(logits) == (EXPLORATION / 4,) * 4
 
 
 def test_a_later_round_may_stop() -> None:
