@@ -1,8 +1,6 @@
-"""The policy that is shipped: linear weights set by hand, sensible from the very first query, to learn from.
+"""Nets set by hand, of linear weights: where the training of the shipped policy starts (see `shipped`).
 
 The hidden weights are random and their output weights zero: they do nothing yet, but have gradients.
-
-    python -m focalroute.learn.cold    writes it to focalroute/policy/cold again
 """
 
 from __future__ import annotations
@@ -12,13 +10,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import F32, DeciderNet, FusionNet
 from focalroute.observe import layout
-from focalroute.policy.bundle import COLD
-from focalroute.policy.publish import bundle_files
 
-__all__ = ["cold_decider", "cold_files", "cold_fusion"]
+__all__ = ["cold_decider", "cold_fusion"]
 
 _SEED = 20261121
 
@@ -50,28 +45,9 @@ def cold_fusion() -> FusionNet:
     )
 
 
-def cold_files() -> dict[str, bytes]:
-    """The shipped bundle's files by name; the same bytes every time."""
-    return bundle_files(
-        version=0,
-        parent=None,
-        created_at=0.0,
-        decider=decider_model(cold_decider()),
-        fusion=fusion_model(cold_fusion()),
-        names=(),
-        hyperparameters={},
-        metrics={},
-    )
-
-
 def _weights(names: layout.Layout, values: Mapping[str, float]) -> F32:
     """A vector over a layout's columns, zero but for these slices."""
     weights = np.zeros(layout.width(names), np.float32)
     for name, value in values.items():
         weights[layout.slices(names)[name]] = value
     return weights
-
-
-if __name__ == "__main__":
-    for _name, _data in cold_files().items():
-        (COLD / _name).write_bytes(_data)

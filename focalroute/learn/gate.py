@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from focalroute.learn.critic import values
 from focalroute.learn.losses import unlikeliness
 from focalroute.learn.mappo import Learner
-from focalroute.learn.nets import FusionNet, parameters
+from focalroute.learn.nets import FusionNet, between, parameters
 from focalroute.learn.offpolicy import (
     POINTS,
     corrections,
@@ -97,14 +97,13 @@ def supported(old: FusionNet, new: FusionNet, held: Fusions) -> FusionNet:
     reads the posterior, and a Fusion that is a little too sure stops asking too soon.
     """
     losses = unlikeliness(log_q(old, held), held)
-    start, end = parameters(old), parameters(new)
     best, found = 0.0, old
     for share in _SHARES:
-        between = replace(new, **{key: start[key] + np.float32(share) * (end[key] - start[key]) for key in start})
-        gains = losses - unlikeliness(log_q(between, held), held)
+        moved = between(old, new, share)
+        gains = losses - unlikeliness(log_q(moved, held), held)
         gain, error = float(gains.mean()), float(gains.std()) / max(len(gains) - 1, 1) ** 0.5
         if gain > max(best, LIKELY * error):
-            best, found = gain, between
+            best, found = gain, moved
     return found
 
 

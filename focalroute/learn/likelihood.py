@@ -99,11 +99,13 @@ def raised(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
 def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
     """ln(sum of e^z) of the heads visited, (S, 1); 0 where nobody must be picked."""
     log_sum = np.logaddexp.reduce(logits, axis=1, where=visited, initial=-np.inf)
-    return np.where(must_pick & visited.any(axis=1), log_sum, 0)[:, None]
+    found: Floats = np.where(must_pick & visited.any(axis=1), log_sum, 0)[:, None]
+    return found
 
 
 def _lowered(gradient: Floats, logits: Floats, heads: Heads) -> Floats:
     """From derivatives by raised logits to those by the logits themselves: what raises them hangs on all visited."""
     log_sum = _log_sum(logits, heads.visited, heads.must_pick)
-    share = np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
-    return gradient - share * gradient.sum(axis=1, keepdims=True)
+    share: Floats = np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
+    lowered: Floats = gradient - share * gradient.sum(axis=1, keepdims=True)
+    return lowered

@@ -13,7 +13,7 @@ until it is done where it should be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -57,8 +57,7 @@ def gains(fusion: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[F3
 def look_ahead(
     net: DeciderNet,
     fusion: FusionNet,
-    views: Views,
-    rows: I64,
+    logs: Sequence[tuple[Views, I64]],
     *,
     steps: int,
     rate: float,
@@ -72,8 +71,7 @@ def look_ahead(
     Args:
         net: where to start; its use of the price of money is replaced.
         fusion: fuses.
-        views: the log.
-        rows: the queries to learn from.
+        logs: what to learn from, each with the queries of it; each step takes one of them by chance.
         steps: of Adam, its rate falling along a cosine.
         rate: at the start.
         batch: queries in a step.
@@ -83,6 +81,7 @@ def look_ahead(
     """
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=1.0)
     for step in range(steps):
+        views, rows = logs[int(rng.integers(len(logs)))]
         at = rng.choice(rows, min(batch, len(rows)), replace=False)
         seen = views.at(int(rng.integers(len(PRICES))), at)
         first, later, number = _asked(seen, rng)

@@ -7,14 +7,15 @@ zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.observe import layout
 
-__all__ = ["DeciderNet", "FusionNet", "parameters"]
+__all__ = ["DeciderNet", "FusionNet", "Net", "between", "parameters"]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -149,9 +150,19 @@ class FusionNet:
         return logits
 
 
+#: Either of the two.
+Net = TypeVar("Net", DeciderNet, FusionNet)
+
+
 def parameters(net: DeciderNet | FusionNet) -> dict[str, F32]:
     """The arrays of a net by name, in the order of its fields."""
     return {field.name: getattr(net, field.name) for field in fields(net)}
+
+
+def between(start: Net, end: Net, share: float) -> Net:
+    """The net whose weights lie so far on the straight line from one net, 0, to another of the same sizes, 1."""
+    old, new = parameters(start), parameters(end)
+    return replace(end, **{name: old[name] + np.float32(share) * (new[name] - old[name]) for name in old})
 
 
 def _dense(x: F32, weights: F32) -> F32:

@@ -1,9 +1,11 @@
 """Learning offline (the paper's Algorithm 1): from recorded answers to a policy. Read `train` from top to bottom.
 
-1. The Fusion, by cross-entropy over random sets of members; how far its learned part is trusted is chosen on the
+Both nets start from the policy that is shipped (see `focalroute.learn.shipped`).
+
+1. The Fusion, by cross-entropy over random sets of members; how far it moves towards what it learned is chosen on the
    validation part, since it may have learned the topics rather than the members.
-2. The Decider: one step of looking ahead by regression, then the policy gradient over whole queries, several samples a
-   query, each the baseline of the others; lambda is drawn anew for every batch, so that one policy serves every price.
+2. The Decider: the policy gradient over whole queries, several samples a query, each the baseline of the others; lambda
+   is drawn anew for every batch, so that one policy serves every price. What does best on the validation part is kept.
 3. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
 4. A central critic of the policy that came out, for online updates to go on from.
 
@@ -25,21 +27,21 @@ from threadpoolctl import threadpool_limits
 
 from focalroute.learn.adam import Moments
 from focalroute.learn.checkpoint import Progress
-from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.critic import CriticNet
+from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.hindsight import book
-from focalroute.learn.lookahead import look_ahead
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
 from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.recorded import I64, Recorded
-from focalroute.learn.reinforce import GRID, Point, PolicyGradient, score_of
+from focalroute.learn.reinforce import GRID, Point, PolicyGradient, improved, score_of
 from focalroute.learn.settings import OfflineSettings
-from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
+from focalroute.learn.stacking import fit, log_loss, random_sets
 from focalroute.learn.trajectory import neutral
 from focalroute.learn.valuation import fit_critic
 from focalroute.learn.views import PRICES, Masks, Views, long_run, random_masks
 from focalroute.observe.experience import Experience
 from focalroute.observe.memory import CAPACITY
+from focalroute.policy import bundle
 
 __all__ = ["GRID", "OfflineSettings", "Point", "Trained", "train"]
 
@@ -121,15 +123,16 @@ def train(
 
 
 def _begun(recorded: Recorded, seed: int, rng: np.random.Generator) -> Progress:
-    """Nothing learned yet: the nets are those of the cold start, and random members were asked."""
+    """Nothing learned yet: the nets are those that are shipped, and random members were asked."""
     masks = random_masks(recorded, rng)
-    decider = cold_decider()
+    shipped = bundle.cold()
+    decider = decider_net(shipped.decider_onnx)
     return Progress(
         phase=0,
         done=0,
         rng=rng.bit_generator.state,
         masks=masks,
-        fusion=cold_fusion(),
+        fusion=fusion_net(shipped.fusion_onnx),
         trust=1.0,
         decider=decider,
         moments=Moments.zero(parameters(decider)),
@@ -142,8 +145,8 @@ def _begun(recorded: Recorded, seed: int, rng: np.random.Generator) -> Progress:
 
 def _done(progress: Progress, settings: OfflineSettings) -> int:
     """The units of progress that were made."""
-    units = (settings.fusion_epochs, settings.lookahead_steps, settings.iterations, settings.finish)
-    whole = (*units, settings.critic_steps)[: progress.phase]
+    units = (settings.fusion_epochs, 0, settings.iterations, settings.finish, settings.critic_steps)
+    whole = units[: progress.phase]
     return sum(whole) + (progress.done if progress.phase == _PHASES.index(_improve) else 0)
 
 
@@ -166,13 +169,18 @@ class _Training:
     advance: Callable[[int], object]
 
     @property
+    def judges(self) -> I64:
+        """The queries to choose by: those held out, if there are any."""
+        return self.held if len(self.held) else self.rows
+
+    @property
     def everyone(self) -> I64:
         """All queries."""
         return np.arange(len(self.recorded))
 
-    def gradient(self, fusion: FusionNet) -> PolicyGradient:
+    def gradient(self, fusion: FusionNet, rows: I64) -> PolicyGradient:
         """What the Decider learns from beside this Fusion."""
-        return PolicyGradient(self.views, fusion, self.everybody, self.settings, self.passes, self.advance)
+        return PolicyGradient(self.views, rows, fusion, self.everybody, self.settings, self.passes, self.advance)
 
 
 def _training(
@@ -194,7 +202,7 @@ def _training(
 
 
 def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """The Fusion over random sets, and the share of what it learned that does best on the held-out queries."""
+    """The Fusion over random sets, as far towards what it learned as does best on the held-out queries."""
     recorded, views, held, settings = training.recorded, training.views, training.held, training.settings
     start = progress.fusion
     learned = fit(
@@ -213,48 +221,37 @@ def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> 
     sets = [random_sets(recorded.usable[held], everyone=0)(np.arange(len(held)), rng) for _ in range(4)]
 
     def loss(trust: float) -> float:
-        net = tempered(learned, start, trust)
+        net = between(start, learned, trust)
         return float(np.mean([log_loss(net, seen, *asked)[0] for asked in sets]))
 
     trust = min(_TRUST, key=loss)
-    return replace(progress, phase=progress.phase + 1, fusion=tempered(learned, start, trust), trust=trust)
+    return replace(progress, phase=progress.phase + 1, fusion=between(start, learned, trust), trust=trust)
 
 
-def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """The Decider by one step of looking ahead."""
-    settings = training.settings
-    decider = look_ahead(
-        DeciderNet.initial(rng),
-        progress.fusion,
-        training.views,
-        training.rows,
-        steps=settings.lookahead_steps,
-        rate=settings.lookahead_rate,
-        batch=2 * settings.queries,
-        rng=rng,
-        passes=training.passes,
-        advance=training.advance,
-    )
-    moments = Moments.zero(parameters(decider))
-    return replace(progress, phase=progress.phase + 1, decider=decider, moments=moments, best=decider)
+def _measure(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """The Decider to start from, in windows of what it asks: it stays unless a better one is found."""
+    learner = training.gradient(progress.fusion, training.rows)
+    training.views.renew(progress.decider, progress.fusion, training.everybody, training.settings.rounds, rng)
+    curve = learner.curve(progress.decider, training.judges)
+    return replace(progress, phase=progress.phase + 1, curve=curve, score=score_of(curve))
 
 
 def _improve(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
     """The Decider by the policy gradient, up to the next renewal of the windows; the best one so far is kept aside."""
-    settings, held = training.settings, training.held
-    learner = training.gradient(progress.fusion)
+    settings = training.settings
+    learner = training.gradient(progress.fusion, training.rows)
     end = min(progress.done + settings.renew, settings.iterations)
-    decider, moments = learner.improved(
+    decider, moments = improved(
+        [learner],
         progress.decider,
         progress.moments,
-        training.rows,
         steps=range(progress.done, end),
         total=settings.iterations,
         share=1.0,
         rng=rng,
     )
     training.views.renew(decider, progress.fusion, training.everybody, settings.rounds, rng)
-    curve = learner.curve(decider, held if len(held) else training.rows)
+    curve = learner.curve(decider, training.judges)
     after = replace(progress, done=end, decider=decider, moments=moments)
     if score_of(curve) > progress.score:
         after = replace(after, best=decider, curve=curve, score=score_of(curve))
@@ -274,10 +271,10 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
             rng=rng,
             passes=training.passes,
         )
-    decider, moments = training.gradient(fusion).improved(
+    decider, moments = improved(
+        [training.gradient(fusion, training.everyone)],
         progress.best,
         Moments.zero(parameters(progress.best)),
-        training.everyone,
         steps=range(settings.finish),
         total=settings.finish,
         share=0.3,
@@ -288,12 +285,12 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
 
 def _value(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
     """The critic of the policy that came out."""
-    learner = training.gradient(progress.fusion)
-    critic = fit_critic(progress.critic, learner, progress.decider, training.everyone, rng)
+    learner = training.gradient(progress.fusion, training.everyone)
+    critic = fit_critic(progress.critic, learner, progress.decider, rng)
     return replace(progress, phase=progress.phase + 1, critic=critic)
 
 
-_PHASES = (_fuse, _look_ahead, _improve, _finish, _value)
+_PHASES = (_fuse, _measure, _improve, _finish, _value)
 
 
 def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Masks]:

@@ -6,7 +6,7 @@ that one policy serves every price.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from focalroute.learn.rollout import Played, roll
 from focalroute.learn.settings import OfflineSettings
 from focalroute.learn.views import Views, drawn_price, nearest
 
-__all__ = ["GRID", "Point", "PolicyGradient", "score_of"]
+__all__ = ["GRID", "Point", "PolicyGradient", "improved", "score_of"]
 
 #: The prices of money at which a policy is measured.
 GRID = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -50,6 +50,7 @@ class PolicyGradient:
 
     Attributes:
         views: the log.
+        rows: the queries of it to learn from.
         fusion: fuses.
         everybody: C, mean USD of asking all.
         settings: how to learn.
@@ -58,38 +59,16 @@ class PolicyGradient:
     """
 
     views: Views
+    rows: I64
     fusion: FusionNet
     everybody: float
     settings: OfflineSettings
     passes: Passes
     advance: Callable[[int], object]
 
-    def improved(
-        self,
-        decider: DeciderNet,
-        moments: Moments,
-        rows: I64,
-        *,
-        steps: range,
-        total: int,
-        share: float,
-        rng: np.random.Generator,
-    ) -> tuple[DeciderNet, Moments]:
-        """Some steps of ``total``, along which the rate rises and then falls; ``share``: of the settings' rate."""
-        settings = self.settings
-        adam = Adam(parameters(decider), moments, learning_rate=0.0, max_norm=1.0)
-        for step in steps:
-            warm = min(1.0, (step + 1) / 10)
-            adam.learning_rate = (
-                settings.decider_rate * share * warm * (0.1 + 0.45 * (1 + np.cos(np.pi * step / total)))
-            )
-            adam.step(self.gradients(decider, rng.choice(rows, min(settings.queries, len(rows)), replace=False), rng))
-            decider = replace(decider, **adam.parameters)
-            self.advance(1)
-        return decider, adam.moments
-
-    def gradients(self, decider: DeciderNet, rows: I64, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
+    def gradients(self, decider: DeciderNet, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
         """Of the mean reward of one batch, at one price of money, its sign turned."""
+        rows = rng.choice(self.rows, min(self.settings.queries, len(self.rows)), replace=False)
         view, price = drawn_price(rng)
         played = self.roll(decider, view, rows, price, self.settings.samples, rng)
         reward = 2 * played.worth - 1 - price * played.shares.sum(axis=0)
@@ -132,6 +111,39 @@ class PolicyGradient:
             cost_ratio = paid / everything if everything else 0.0
             points.append(Point(price, float(played.worth.mean()), cost_ratio, calls))
         return tuple(points)
+
+
+def improved(
+    learners: Sequence[PolicyGradient],
+    decider: DeciderNet,
+    moments: Moments,
+    *,
+    steps: range,
+    total: int,
+    share: float,
+    rng: np.random.Generator,
+) -> tuple[DeciderNet, Moments]:
+    """Some steps of ``total``, along which the rate rises and then falls.
+
+    Args:
+        learners: each step learns from one of them, drawn by chance.
+        decider: where to start.
+        moments: of Adam, so far.
+        steps: which of the steps.
+        total: how many there are.
+        share: of the settings' rate.
+        rng: chance.
+    """
+    adam = Adam(parameters(decider), moments, learning_rate=0.0, max_norm=1.0)
+    for step in steps:
+        learner = learners[int(rng.integers(len(learners)))]
+        warm = min(1.0, (step + 1) / 10)
+        rate = learner.settings.decider_rate * share * warm
+        adam.learning_rate = rate * (0.1 + 0.45 * (1 + np.cos(np.pi * step / total)))
+        adam.step(learner.gradients(decider, rng))
+        decider = replace(decider, **adam.parameters)
+        learner.advance(1)
+    return decider, adam.moments
 
 
 def score_of(curve: tuple[Point, ...]) -> float:

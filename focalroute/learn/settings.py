@@ -16,10 +16,7 @@ class OfflineSettings:
         window: T of the observer.
         validation: share of the log, its end, that is held out to choose by; then it is learned from as well.
         fusion_epochs: over random sets.
-        fusion_rate: of Adam; likewise the next two.
-        lookahead_rate: of the regression on gains.
-        decider_rate: of the policy gradient.
-        lookahead_steps: of the regression.
+        fusion_rate: of Adam; likewise ``decider_rate``.
         iterations: of the policy gradient.
         queries: in a batch of the policy gradient.
         samples: rollouts of each of these.
@@ -34,12 +31,10 @@ class OfflineSettings:
     rounds: int = 3
     window: int = 500
     validation: float = 0.2
-    fusion_epochs: int = 12
-    fusion_rate: float = 3e-3
-    lookahead_rate: float = 3e-3
-    decider_rate: float = 1.5e-3
-    lookahead_steps: int = 300
-    iterations: int = 400
+    fusion_epochs: int = 6
+    fusion_rate: float = 1e-3
+    decider_rate: float = 1e-3
+    iterations: int = 320
     queries: int = 128
     samples: int = 16
     entropy: float = 0.003
@@ -52,4 +47,4 @@ class OfflineSettings:
     @property
     def steps(self) -> int:
         """Units of progress in all."""
-        return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps
+        return self.fusion_epochs + self.iterations + self.finish + self.critic_steps

@@ -6,7 +6,7 @@ in the set knew the answer tells nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from focalroute.learn.recorded import F32, I64, Bools
 from focalroute.learn.rollout import Seen, evidence
 from focalroute.observe import layout
 
-__all__ = ["Sets", "fit", "gathered", "log_loss", "random_sets", "tempered"]
+__all__ = ["Lesson", "Sets", "descend", "fit", "gathered", "log_loss", "random_sets"]
 
 _LATER = layout.slices(layout.MEMBER)["later"].start
 _PRESENT = layout.slices(layout.MEMBER)["present"].start
@@ -28,6 +28,9 @@ _MASS = layout.slices(layout.MEMBER)["probability"].start
 
 #: Rows (B,) of a log -> who was asked in round 1 and later, two (B, N).
 Sets = Callable[[I64, np.random.Generator], tuple[Bools, Bools]]
+
+#: A batch to learn from: queries, which of them (B,), and who was asked of these in round 1 and later, two (B, N).
+Lesson = tuple[Seen, I64, tuple[Bools, Bools]]
 
 
 def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
@@ -85,37 +88,32 @@ def fit(
         passes: forward and backward.
         advance: called with 1 after every epoch.
     """
-    worth = seen.recorded.worth
-    steps = max(1, round(len(worth) / batch))
+    size = len(seen.recorded)
+    parts = max(1, round(size / batch))
+
+    def lessons() -> Iterator[Lesson]:
+        for _ in range(epochs):
+            for at in np.array_split(rng.permutation(size), parts):
+                yield seen, at, sets(at, rng)
+            advance(1)
+
+    return descend(net, lessons(), steps=epochs * parts, rate=rate, passes=passes)
+
+
+def descend(net: FusionNet, lessons: Iterable[Lesson], *, steps: int, rate: float, passes: Passes = NUMPY) -> FusionNet:
+    """A step of Adam for each of so many lessons; its rate as for `fit`."""
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=5.0)
-    for epoch in range(epochs):
-        for step, at in enumerate(np.array_split(rng.permutation(len(worth)), steps)):
-            members, candidates, ids, offered = gathered(seen, at, *sets(at, rng))
-            logits, pull = passes.fusion(net, members, candidates, ids)
-            target = worth[at] * offered
-            told = target.sum(axis=1, keepdims=True)
-            q = np.exp(log_posterior(logits, offered))
-            d = np.where(offered & (told > 0), q - target / np.maximum(told, 1e-9), 0) / len(at)
-            done = (epoch + step / steps) / epochs
-            adam.learning_rate = rate * (0.05 + 0.475 * (1 + np.cos(np.pi * done)))
-            adam.step(pull(d.astype(logits.dtype)))
-            net = replace(net, **adam.parameters)
-        advance(1)
+    for step, (seen, at, asked) in enumerate(lessons):
+        members, candidates, ids, offered = gathered(seen, at, *asked)
+        logits, pull = passes.fusion(net, members, candidates, ids)
+        target = seen.recorded.worth[at] * offered
+        told = target.sum(axis=1, keepdims=True)
+        q = np.exp(log_posterior(logits, offered))
+        d = np.where(offered & (told > 0), q - target / np.maximum(told, 1e-9), 0) / len(at)
+        adam.learning_rate = rate * (0.05 + 0.475 * (1 + np.cos(np.pi * step / steps)))
+        adam.step(pull(d.astype(logits.dtype)))
+        net = replace(net, **adam.parameters)
     return net
-
-
-def tempered(net: FusionNet, floor: FusionNet, trust: float) -> FusionNet:
-    """The Fusion whose scores are the floor's plus a share of what the net adds to them.
-
-    Args:
-        net: the learned one.
-        floor: a net that has no hidden part: its output weights are zero.
-        trust: the share; 0 is the floor, 1 the net.
-    """
-    share = np.float32(trust)
-    linear = ("skip_member", "skip_candidate", "vote", "out")
-    old, new = parameters(floor), parameters(net)
-    return replace(net, **{name: old[name] + share * (new[name] - old[name]) for name in linear})
 
 
 def log_loss(net: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[float, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,12 @@ from numpy.typing import NDArray
 from focalroute.learn.critic import STATE, decider_state, fusion_state
 from focalroute.learn.episodes import Episode
 from focalroute.learn.likelihood import Bools, Heads
-from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet
+from focalroute.learn.nets import F32, I64, FusionNet, Net
 from focalroute.observe import layout
 from focalroute.records import Decision, Observation
 
 __all__ = ["Batch", "Decisions", "Fusions", "Steps", "batch", "grown", "neutral", "vocabulary"]
 
-_Net = TypeVar("_Net", DeciderNet, FusionNet)
 
 _LAMBDA = layout.slices(layout.CONTEXT)["price_of_money"].start
 _SMALL = 0.1
@@ -108,7 +106,7 @@ def vocabulary(names: Sequence[str], episodes: Iterable[Episode]) -> tuple[str, 
     return tuple(known)
 
 
-def grown(net: _Net, size: int, rng: np.random.Generator) -> _Net:
+def grown(net: Net, size: int, rng: np.random.Generator) -> Net:
     """The net with tables over ``size`` names: an embedding starts small and random, a vote weight at zero.
 
     Zero embeddings would never move: where the weights that read them are zero too, so are both gradients.
@@ -121,7 +119,7 @@ def grown(net: _Net, size: int, rng: np.random.Generator) -> _Net:
     return replace(net, names=names)
 
 
-def neutral(net: _Net, size: int) -> _Net:
+def neutral(net: Net, size: int) -> Net:
     """The net with tables over ``size`` names that all count as unknown, for now: rows of zeros."""
     names = np.zeros((size + 1, net.names.shape[1]), net.names.dtype)
     if isinstance(net, FusionNet):

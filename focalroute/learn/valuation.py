@@ -67,20 +67,18 @@ def _fused(last: F32, played: Played, seen: Seen, rows: I64) -> F32:
     return states
 
 
-def fit_critic(
-    net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rows: I64, rng: np.random.Generator
-) -> CriticNet:
+def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng: np.random.Generator) -> CriticNet:
     """The critic after some steps of Adam, its rate falling along a cosine, on rollouts of a policy at random prices.
 
     Args:
         net: where to start.
         learner: rolls out, and says how many steps to take.
         decider: the policy's.
-        rows: the queries.
         rng: chance.
     """
     parts = []
     for _ in range(_BATCHES):
+        rows = learner.rows
         at = rng.choice(rows, min(learner.settings.queries, len(rows)), replace=False)
         view, price = drawn_price(rng)
         parts.append(valued(learner.roll(decider, view, at, price, _SAMPLES, rng), learner.views.at(view, at), price))

@@ -16,21 +16,23 @@ from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backward import Floats, Gradients, Pull, decider_pass, fusion_pass
 from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
+from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gae import gae
 from focalroute.learn.hindsight import LongRun
 from focalroute.learn.likelihood import likelihood
 from focalroute.learn.lookahead import look_ahead
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
 from focalroute.learn.offline import OfflineSettings, _one_of
 from focalroute.learn.passes import Passes
 from focalroute.learn.recorded import F32, I64, Recorded
-from focalroute.learn.reinforce import PolicyGradient, score_of
+from focalroute.learn.reinforce import PolicyGradient, improved, score_of
 from focalroute.learn.rollout import Played, Seen
-from focalroute.learn.stacking import fit, log_loss, random_sets, tempered
+from focalroute.learn.stacking import fit, log_loss, random_sets
 from focalroute.learn.trajectory import grown, neutral
 from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.observe import layout
 from focalroute.observe.sight import vote_weight
+from focalroute.policy.bundle import cold
 
 __all__ = ["Policy", "Variant", "Windows", "branching", "train", "trunk_pass"]
 
@@ -38,6 +40,7 @@ _ENDPOINT, _MEMBER = layout.slices(layout.ENDPOINT), layout.slices(layout.MEMBER
 _OPEN = 8  # choices that a free-form question counts as
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 _TRUNK = 64  # hidden units of the branching trunk
+_LOOKAHEAD_STEPS, _LOOKAHEAD_RATE = 300, 3e-3
 _CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
 
 
@@ -51,7 +54,8 @@ class Variant:
         weighed_by: the accuracy that weighs a vote in the layout's "evidence".
         named: whether networks know who is who.
         settings: of training.
-        looks_ahead: whether training starts with looking ahead, or from hand-set weights.
+        scratch: whether training starts anew, from hand-set weights, and not from the nets that are shipped.
+        looks_ahead: if so, whether the Decider then looks ahead.
         improves: whether the policy gradient follows.
         critic: whether a central critic is the baseline, not the other samples of the same query.
         one_sample: whether the policy gradient plays as many different queries once each.
@@ -65,6 +69,7 @@ class Variant:
     weighed_by: Literal["standing", "accuracy", "level"] = "standing"
     named: bool = False
     settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - frozen
+    scratch: bool = False
     looks_ahead: bool = True
     improves: bool = True
     critic: bool = False
@@ -180,10 +185,10 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
     windows = Windows(recorded, prior, variant, random_masks(recorded, rng), full=variant.full_windows)
     everybody = float(recorded.usd[rows].sum() / len(rows))
     fusion = _fusion(variant, windows, rows, held, rng)
-    learner = _learner(variant, windows, fusion, everybody, seed)
+    learner = _learner(variant, windows, rows, fusion, everybody, seed)
     decider = _start(variant, windows, fusion, rows, rng)
     if variant.improves:
-        decider = _improved(learner, decider, rows, held, rng)
+        decider = _improved(learner, decider, held, rng)
     else:
         windows.renew(decider, fusion, everybody, settings.rounds, rng)
     finished = fit(
@@ -198,8 +203,8 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
     if variant.improves:
         steps = range(settings.finish)
         none = Moments.zero(parameters(decider))
-        learner = replace(learner, fusion=finished)
-        last, _ = learner.improved(decider, none, everyone, steps=steps, total=len(steps), share=0.3, rng=rng)
+        learner = replace(learner, fusion=finished, rows=everyone)
+        last, _ = improved([learner], decider, none, steps=steps, total=len(steps), share=0.3, rng=rng)
     if not variant.named:
         n = len(recorded.names)
         decider, fusion = neutral(decider, n), neutral(fusion, n)
@@ -207,16 +212,15 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
     return Policy(decider, fusion), Policy(last, finished)
 
 
-def _improved(
-    learner: PolicyGradient, decider: DeciderNet, rows: I64, held: I64, rng: np.random.Generator
-) -> DeciderNet:
+def _improved(learner: PolicyGradient, decider: DeciderNet, held: I64, rng: np.random.Generator) -> DeciderNet:
     """The Decider that did best on the held-out queries, of those after each renewal of the windows."""
     settings, moments = learner.settings, Moments.zero(parameters(decider))
-    found = []
+    learner.views.renew(decider, learner.fusion, learner.everybody, settings.rounds, rng)
+    found = [(decider, score_of(learner.curve(decider, held)))]
     for start in range(0, settings.iterations, settings.renew):
         steps = range(start, min(start + settings.renew, settings.iterations))
-        decider, moments = learner.improved(
-            decider, moments, rows, steps=steps, total=settings.iterations, share=1.0, rng=rng
+        decider, moments = improved(
+            [learner], decider, moments, steps=steps, total=settings.iterations, share=1.0, rng=rng
         )
         learner.views.renew(decider, learner.fusion, learner.everybody, settings.rounds, rng)
         found.append((decider, score_of(learner.curve(decider, held))))
@@ -225,7 +229,8 @@ def _improved(
 
 def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.random.Generator) -> FusionNet:
     settings, usable = variant.settings, windows.recorded.usable
-    start = grown(cold_fusion(), len(windows.recorded.names), rng) if variant.named else cold_fusion()
+    start = cold_fusion() if variant.scratch else fusion_net(cold().fusion_onnx)
+    start = grown(start, len(windows.recorded.names), rng) if variant.named else start
     learned = fit(
         start,
         windows.at(0, rows),
@@ -238,15 +243,18 @@ def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.ra
     sets = [random_sets(usable[held], everyone=0)(np.arange(len(held)), rng) for _ in range(4)]
 
     def loss(trust: float) -> float:
-        net = tempered(learned, start, trust)
+        net = between(start, learned, trust)
         return float(np.mean([log_loss(net, seen, *asked)[0] for asked in sets]))
 
-    return tempered(learned, start, min(_TRUST, key=loss)) if variant.tempers else learned
+    return between(start, learned, min(_TRUST, key=loss)) if variant.tempers else learned
 
 
 def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng: np.random.Generator) -> DeciderNet:
     """The Decider that the policy gradient starts from."""
-    settings, n = variant.settings, len(windows.recorded.names)
+    n = len(windows.recorded.names)
+    if not variant.scratch:
+        shipped = decider_net(cold().decider_onnx)
+        return grown(shipped, n, rng) if variant.named else shipped
     fresh = DeciderNet.initial(rng, vocabulary=n if variant.named else 0)
     if variant.named:  # endpoints differ from the start
         names = rng.standard_normal(fresh.names.shape).astype(np.float32)
@@ -257,22 +265,23 @@ def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng
     return look_ahead(
         branching(fresh, n, rng) if variant.branches else fresh,
         fusion,
-        windows,
-        rows,
-        steps=settings.lookahead_steps,
-        rate=settings.lookahead_rate,
-        batch=2 * settings.queries,
+        [(windows, rows)],
+        steps=_LOOKAHEAD_STEPS,
+        rate=_LOOKAHEAD_RATE,
+        batch=2 * variant.settings.queries,
         rng=rng,
         passes=variant.passes,
         advance=_ignore,
     )
 
 
-def _learner(variant: Variant, windows: Windows, fusion: FusionNet, everybody: float, seed: int) -> PolicyGradient:
+def _learner(
+    variant: Variant, windows: Windows, rows: I64, fusion: FusionNet, everybody: float, seed: int
+) -> PolicyGradient:
     settings = variant.settings
     if variant.one_sample:
         settings = replace(settings, queries=settings.queries * settings.samples, samples=1)
-    learner = PolicyGradient(windows, fusion, everybody, settings, variant.passes, _ignore)
+    learner = PolicyGradient(windows, rows, fusion, everybody, settings, variant.passes, _ignore)
     if not variant.critic:
         return learner
     parts = {field.name: getattr(learner, field.name) for field in fields(learner)}
@@ -307,7 +316,8 @@ class _Criticised(PolicyGradient):
 
     critic: _Critic
 
-    def gradients(self, decider: DeciderNet, rows: I64, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
+    def gradients(self, decider: DeciderNet, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
+        rows = rng.choice(self.rows, min(self.settings.queries, len(self.rows)), replace=False)
         view, price = drawn_price(rng)
         played = self.roll(decider, view, rows, price, self.settings.samples, rng)
         states, rewards, taken = _episodes(played, price)

@@ -12,7 +12,8 @@ A policy is measured at several prices of money; between two of them, neighbours
 that it meets each of four cost ratios. A cell is the variant's accuracy minus the default's at that cost ratio, in
 points, with the 95 % interval of a bootstrap that is paired by row and seed: it draws blocks of 50 consecutive rows,
 and seeds. "mean" is over the four. A variant whose curve does not reach down to a cost ratio has no figure there;
-"from" is how far down it reaches with every seed.
+"from" is how far down it reaches with every seed. What hides part of the observation starts from scratch, since the
+shipped policy, from which the default goes on, was trained with all of it: it is compared with "scratch".
 
 With ``--keep`` what was played lies in a folder, and is not played again: to be emptied when the code changes.
 """
@@ -59,32 +60,41 @@ _ACCURACY = frozenset({"accuracy", "seen"})
 _STANDING = frozenset({"standing"})
 _SIMILAR = frozenset({"similar"})
 _DEFAULT = OfflineSettings()
-_FOCAL = Variant(decider=_ACCURACY | _STANDING | _SIMILAR, fusion=_STANDING | _SIMILAR, weighed_by="level")
+_SCRATCH = Variant(
+    scratch=True,
+    settings=replace(_DEFAULT, fusion_epochs=12, fusion_rate=3e-3, decider_rate=1.5e-3, iterations=400),
+)
+_FOCAL = replace(_SCRATCH, decider=_ACCURACY | _STANDING | _SIMILAR, fusion=_STANDING | _SIMILAR, weighed_by="level")
 
 #: Name -> what differs from the default.
 VARIANTS: Mapping[str, Variant] = {
     "default": Variant(),
     "rounds-1": Variant(settings=replace(_DEFAULT, rounds=1)),
     "rounds-2": Variant(settings=replace(_DEFAULT, rounds=2)),
-    "no-accuracy": Variant(decider=_ACCURACY),
-    "no-standing": Variant(decider=_STANDING, fusion=_STANDING, weighed_by="accuracy"),
-    "no-accuracy-no-standing": Variant(decider=_ACCURACY | _STANDING, fusion=_STANDING, weighed_by="level"),
-    "no-length": Variant(fusion=frozenset({"length"})),
-    "no-focal": Variant(decider=frozenset({"focal"})),
-    "focal-alone": _FOCAL,
-    "focal-alone-named": replace(_FOCAL, named=True),
-    "no-similar": Variant(decider=_SIMILAR, fusion=_SIMILAR),
-    "no-toll": Variant(decider=frozenset({"toll", "log_toll"})),
     "named": Variant(named=True),
-    "no-look-ahead": Variant(looks_ahead=False),
     "no-policy-gradient": Variant(improves=False),
     "central-critic": Variant(critic=True),
     "one-sample": Variant(critic=True, one_sample=True),
-    "partial-information": Variant(critic=True, one_sample=True, looks_ahead=False),
     "full-windows": Variant(full_windows=True),
     "trust-1": Variant(tempers=False),
-    "branching-trunk": Variant(branches=True),
+    "scratch": _SCRATCH,
+    "no-accuracy": replace(_SCRATCH, decider=_ACCURACY),
+    "no-standing": replace(_SCRATCH, decider=_STANDING, fusion=_STANDING, weighed_by="accuracy"),
+    "no-accuracy-no-standing": replace(_SCRATCH, decider=_ACCURACY | _STANDING, fusion=_STANDING, weighed_by="level"),
+    "no-length": replace(_SCRATCH, fusion=frozenset({"length"})),
+    "no-focal": replace(_SCRATCH, decider=frozenset({"focal"})),
+    "focal-alone": _FOCAL,
+    "no-similar": replace(_SCRATCH, decider=_SIMILAR, fusion=_SIMILAR),
+    "no-toll": replace(_SCRATCH, decider=frozenset({"toll", "log_toll"})),
+    "no-look-ahead": replace(_SCRATCH, looks_ahead=False),
+    "partial-information": replace(_SCRATCH, critic=True, one_sample=True, looks_ahead=False),
+    "branching-trunk": replace(_SCRATCH, branches=True),
 }
+
+
+def base(name: str, variants: Mapping[str, Variant]) -> str:
+    """What a variant is compared with."""
+    return "scratch" if variants[name].scratch and name != "scratch" else "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +210,26 @@ def _at(curves: Sequence[Curve]) -> F64:
     return np.array([[curve.at(ratio) for curve in curves] for ratio in COST_RATIOS])
 
 
-def show(part: str, curves: Mapping[str, Sequence[Curve]]) -> None:
-    """Print one part's table; of a variant only as many seeds are compared as it and the default have."""
+def show(part: str, curves: Mapping[str, Sequence[Curve]], bases: Mapping[str, str]) -> None:
+    """Print one part's table; of a variant only as many seeds are compared as it and its base have."""
     rows = curves["default"][0].worth.shape[1]
     print(
         f"\n{part}, {rows} queries\n\n| | {' | '.join(f'{ratio:g}' for ratio in COST_RATIOS)} | mean | from | seeds |"
     )
     print("|---|" + "---|" * (len(COST_RATIOS) + 3))
-    default = _at(curves["default"])
-    for seed, worth in enumerate(default.mean(axis=2).T):
-        levels = [f"{level:.3f}" for level in (*worth, worth.mean())]
-        print(f"| default, seed {seed}: accuracy | {' | '.join(levels)} | {curves['default'][seed].cheapest:.3f} | |")
+    levels = {name: _at(curves[name]) for name in sorted(set(bases.values()))}
+    for name, level in levels.items():
+        for seed, worth in enumerate(level.mean(axis=2).T):
+            cells = [f"{one:.3f}" for one in (*worth, worth.mean())]
+            print(f"| {name}, seed {seed}: accuracy | {' | '.join(cells)} | {curves[name][seed].cheapest:.3f} | |")
     for name, found in curves.items():
         if name != "default":
-            seeds = min(len(found), default.shape[1])
-            differences = _at(found[:seeds]) - default[:, :seeds]
-            cells = [_cell(one) for one in (*differences, differences.mean(axis=0))]
+            against = levels[bases[name]]
+            seeds = min(len(found), against.shape[1])
+            differences = _at(found[:seeds]) - against[:, :seeds]
+            row = [_cell(one) for one in (*differences, differences.mean(axis=0))]
             cheapest = max(curve.cheapest for curve in found[:seeds])
-            print(f"| {name} | {' | '.join(cells)} | {cheapest:.3f} | {seeds} |", flush=True)
+            print(f"| {name} - {bases[name]} | {' | '.join(row)} | {cheapest:.3f} | {seeds} |", flush=True)
 
 
 def _kept(path: Path | None, log: Recorded, variant: Variant, seed: int) -> dict[str, Curve]:
@@ -250,14 +262,20 @@ def main(arguments: Sequence[str] | None = None, variants: Mapping[str, Variant]
     table = join(read_log(asked.log), load_pool(asked.pool), asked.log)
     log = recorded(table, np.arange(len(table.queries)))
     found: dict[str, list[dict[str, Curve]]] = {}
+    bases = {name: base(name, variants) for name in asked.only}
+    wanted = dict.fromkeys(["default", *bases.values(), *asked.only])
     for seed in range(asked.seeds):
-        for name in dict.fromkeys(["default", *asked.only]):
+        for name in wanted:
             began = time.process_time()
             path = asked.keep and asked.keep / f"{name}-{seed}.npz"
             found.setdefault(name, []).append(_kept(path, log, variants[name], seed))
             print(f"{name}, seed {seed}: {time.process_time() - began:.0f} s", file=sys.stderr, flush=True)
     for part in PARTS if asked.part == "both" else (asked.part,):
-        show(part, {name: [one[part] for one in curves] for name, curves in found.items()})
+        show(
+            part,
+            {name: [one[part] for one in curves] for name, curves in found.items()},
+            {"default": "default", **bases},
+        )
 
 
 if __name__ == "__main__":

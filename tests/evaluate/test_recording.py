@@ -41,7 +41,6 @@ WINDOW = 40
 PRICE_OF_MONEY = 0.3
 SMALL = OfflineSettings(
     fusion_epochs=1,
-    lookahead_steps=5,
     iterations=4,
     queries=16,
     samples=4,

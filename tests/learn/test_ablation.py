@@ -20,9 +20,7 @@ from tests.evaluate.logs import stream, table_of, write_log, write_pool
 
 PRICES = {"a": 3.0, "b": 2.0, "c": 1.0}
 LINES = stream(240, {"a": 0.9, "b": 0.7, "c": 0.6})
-SHORT = OfflineSettings(
-    fusion_epochs=1, lookahead_steps=4, iterations=4, renew=2, finish=1, finish_epochs=1, queries=16, samples=4
-)
+SHORT = OfflineSettings(fusion_epochs=1, iterations=4, renew=2, finish=1, finish_epochs=1, queries=16, samples=4)
 TRUNK = "branching-trunk"
 
 
@@ -101,13 +99,14 @@ def test_the_trunk_has_the_gradients_of_finite_differences() -> None:
 def test_variants_are_trained_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a tiny log, one variant of each kind; what is kept is not played again."""
     path, pool = write_log(tmp_path / "log.jsonl", LINES), write_pool(tmp_path / "pool.toml", PRICES)
-    names = ("default", "rounds-1", "named", "no-policy-gradient", "partial-information", "full-windows")
+    names = ("default", "rounds-1", "named", "no-policy-gradient", "scratch", "partial-information", "full-windows")
     short = {name: replace(SHORT, rounds=ablation.VARIANTS[name].settings.rounds) for name in (*names, TRUNK)}
     variants = {name: replace(ablation.VARIANTS[name], settings=settings) for name, settings in short.items()}
     arguments = [str(path), "--pool", str(pool), "--seeds", "1", "--part", "both", "--keep", str(tmp_path / "keep")]
     ablation.main(arguments, variants)
     shown = capsys.readouterr().out
-    assert all(shown.count(f"| {name} |") == 2 for name in variants if name != "default")
+    assert all(shown.count(f"| {name} - ") == 2 for name in variants if name != "default")
+    assert shown.count(" - scratch |") == 2 * 2
     assert "test, 48 queries" in shown
     assert len(list((tmp_path / "keep").iterdir())) == len(variants)
     before = (tmp_path / "keep" / "default-0.npz").stat().st_mtime_ns

@@ -60,8 +60,7 @@ def test_it_asks_whoever_is_worth_the_money() -> None:
     decider = look_ahead(
         start,
         floor,
-        views,
-        np.arange(300),
+        [(views, np.arange(300))],
         steps=150,
         rate=5e-3,
         batch=64,

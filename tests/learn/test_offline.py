@@ -32,7 +32,6 @@ from tests.learn.made import randomised
 SMALL = OfflineSettings(
     window=40,
     fusion_epochs=2,
-    lookahead_steps=8,
     iterations=9,
     queries=16,
     samples=4,
@@ -41,7 +40,7 @@ SMALL = OfflineSettings(
     finish_epochs=1,
     critic_steps=20,
 )
-TINY = replace(SMALL, window=100, lookahead_steps=120, iterations=60, queries=48, samples=8, renew=20, finish=5)
+TINY = replace(SMALL, window=100, iterations=60, queries=48, samples=8, renew=20, finish=5)
 SPECIALISTS = [Kind((0.95, 0.3), 1.0), Kind((0.3, 0.95), 1.0), Kind((0.25, 0.25), 4.0)]
 CHEAP = [Kind((0.85,), 1.0), Kind((0.25,), 9.0)]
 
@@ -275,7 +274,9 @@ def _gradient(log: Recorded, **changed: Any) -> PolicyGradient:
     views = Views(log, prior, np.arange(1, n + 1), masks, window=40, probed=0.0)
     fusion = grown(cold_fusion(), n, np.random.default_rng(0))
     everybody = float(log.usd.sum(axis=1).mean())
-    return replace(PolicyGradient(views, fusion, everybody, SMALL, NUMPY, lambda _: None), **changed)
+    return replace(
+        PolicyGradient(views, np.arange(len(log)), fusion, everybody, SMALL, NUMPY, lambda _: None), **changed
+    )
 
 
 def _decider(n: int) -> DeciderNet:
@@ -286,7 +287,7 @@ def test_a_gradient_by_torch_is_the_same() -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra train)")
     log = random_history(60)
     one, other = (
-        _gradient(log, passes=engine).gradients(_decider(4), np.arange(40), np.random.default_rng(1))
+        _gradient(log, passes=engine).gradients(_decider(4), np.random.default_rng(1))
         for engine in (NUMPY, passes("torch"))
     )
     assert one.keys() == other.keys()
@@ -303,7 +304,7 @@ def test_the_policy_gradient_makes_what_did_better_likelier() -> None:
     def worth(net: DeciderNet) -> float:
         return reward(learner.roll(net, 2, rows, 0.2, 100, np.random.default_rng(5)), 0.2)
 
-    found = learner.gradients(decider, rows, np.random.default_rng(1))
+    found = learner.gradients(decider, np.random.default_rng(1))
     length = float(np.sqrt(sum((array**2).sum() for array in found.values())))
     step = {name: array - 0.3 / length * found[name] for name, array in parameters(decider).items()}
     assert worth(replace(decider, **step)) > worth(decider) + 0.02
@@ -315,7 +316,7 @@ def test_the_critic_explains_held_out_rollouts() -> None:
     """
     kinds = [Kind((0.95, 0.25), 1.0)] * 4
     log, other = (history(kinds, 300, seed=seed, texts=False) for seed in (0, 1))
-    trained = train(log, seed=0, settings=replace(SMALL, window=100, lookahead_steps=60, critic_steps=300))
+    trained = train(log, seed=0, settings=replace(SMALL, window=100, critic_steps=300))
     learner = _gradient(other, fusion=trained.fusion)
     explained = []
     for view, price in enumerate((0.01, 0.05)):

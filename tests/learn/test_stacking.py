@@ -15,7 +15,7 @@ from focalroute.learn.nets import FusionNet, parameters
 from focalroute.learn.passes import NUMPY, passes
 from focalroute.learn.recorded import Recorded
 from focalroute.learn.rollout import Seen
-from focalroute.learn.stacking import fit, gathered, log_loss, random_sets, tempered
+from focalroute.learn.stacking import fit, gathered, log_loss, random_sets
 from focalroute.learn.trajectory import grown
 from focalroute.learn.views import Views, long_run, random_masks
 from tests.learn.histories import Kind, history, random_history
@@ -88,22 +88,6 @@ def test_learning_beats_plurality_where_one_is_always_right() -> None:
     before, after = (log_loss(net, seen_of(other, blind=True), *everyone) for net in (start, learned))
     assert after[0] < before[0] - 0.05
     assert after[1] >= 0.9
-
-
-def test_tempered_lies_between_the_floor_and_the_net() -> None:
-    floor = grown(cold_fusion(), 4, np.random.default_rng(0))
-    learned = fusion(4)
-    seen = seen_of(random_history(30))
-    asked = random_sets(seen.recorded.usable, everyone=1.0)(np.arange(30), np.random.default_rng(0))
-    members, candidates, ids, _ = gathered(seen, np.arange(30), *asked)
-
-    def scores(net: FusionNet) -> np.ndarray:
-        return net.forward(members, candidates, ids)
-
-    np.testing.assert_allclose(scores(tempered(learned, floor, 1.0)), scores(learned), atol=1e-5)
-    np.testing.assert_allclose(scores(tempered(learned, floor, 0.0)), scores(floor), atol=1e-5)
-    half = (scores(learned) + scores(floor)) / 2
-    np.testing.assert_allclose(scores(tempered(learned, floor, 0.5)), half, atol=1e-4)
 
 
 def test_random_sets_are_of_one_size_and_prefer_who_answers() -> None:

@@ -1,0 +1,108 @@
+"""The policy that is shipped: how it is trained, and what it does on worlds that it was not trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.export import decider_net, fusion_net
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.rollout import Played, roll
+from focalroute.learn.shipped import ShippedSettings, shipped, views_of
+from focalroute.learn.views import Views, nearest
+from focalroute.policy.bundle import cold
+
+SHORT = ShippedSettings(worlds=2, queries=200, fusion_steps=3, lookahead_steps=3, iterations=4, renewals=2)
+QUERIES, WARM = 400, 150
+PRICES = (0.03, 0.3)
+
+
+def played(nets: tuple[DeciderNet, FusionNet], views: Views, price: float) -> Played:
+    """The queries of a world after the first ones, in windows of what these nets ask."""
+    everybody, rng = float(views.recorded.usd.sum() / QUERIES), np.random.default_rng(0)
+    rows = np.arange(WARM, QUERIES)
+    views.renew(*nets, everybody, 3, rng)
+    return roll(
+        *nets,
+        views.at(nearest(price), rows),
+        price_of_money=np.full(len(rows), price, np.float32),
+        everybody=everybody,
+        rounds=3,
+        samples=1,
+        rng=rng,
+    )
+
+
+@pytest.fixture(scope="module")
+def nets() -> tuple[DeciderNet, FusionNet]:
+    """Those of the shipped bundle."""
+    policy = cold()
+    return decider_net(policy.decider_onnx), fusion_net(policy.fusion_onnx)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> list[Views]:
+    """New ones, seen as in service from the first query on."""
+    rng = np.random.default_rng(7)
+    return [views_of(rng, QUERIES) for _ in range(7)]
+
+
+def test_the_same_seed_gives_the_same_nets_and_another_one_others() -> None:
+    one, same, other = shipped(SHORT, 1), shipped(SHORT, 1), shipped(SHORT, 2)
+    for place in (0, 1):
+        arrays = [parameters(nets[place]) for nets in (one, same, other)]
+        for name, array in arrays[0].items():
+            np.testing.assert_array_equal(array, arrays[1][name], name)
+        assert not np.array_equal(arrays[0]["out"], arrays[2]["out"])
+
+
+def test_it_knows_nobody_by_name(nets: tuple[DeciderNet, FusionNet]) -> None:
+    assert cold().names == ()
+    assert not any(net.names.any() for net in nets)
+
+
+@pytest.mark.parametrize("price", PRICES)
+def test_it_does_better_on_new_worlds_than_nets_set_by_hand(
+    nets: tuple[DeciderNet, FusionNet], worlds: list[Views], price: float
+) -> None:
+    def reward(found: Played) -> float:
+        return float((2 * found.worth - 1 - price * found.shares.sum(axis=0)).mean())
+
+    by_hand = cold_decider(), cold_fusion()
+    gains = np.array([reward(played(nets, one, price)) - reward(played(by_hand, one, price)) for one in worlds])
+    assert gains.mean() > 0
+    assert (gains > 0).mean() > 0.5
+
+
+def test_the_dearer_money_the_less_is_spent(nets: tuple[DeciderNet, FusionNet], worlds: list[Views]) -> None:
+    for one in worlds[:2]:
+        paid = [float(played(nets, one, price).shares.sum()) for price in (*PRICES, 2.0)]
+        assert paid == sorted(paid, reverse=True)
+
+
+def test_it_asks_on_where_replies_disagree(nets: tuple[DeciderNet, FusionNet], worlds: list[Views]) -> None:
+    asked_on: dict[bool, list[bool]] = {True: [], False: []}
+    for one in worlds:
+        found = played(nets, one, 0.05)
+        candidate = one.recorded.candidate[WARM:]
+        for row in np.flatnonzero(found.first.sum(axis=1) >= 2):
+            said = candidate[row][found.first[row] & (candidate[row] >= 0)]
+            asked_on[len(set(said.tolist())) == 1].append(bool(found.later[row].any()))
+    assert min(len(rows) for rows in asked_on.values()) > 50
+    assert np.mean(asked_on[False]) > 2 * np.mean(asked_on[True])
+
+
+def test_its_confidence_is_about_right(nets: tuple[DeciderNet, FusionNet], worlds: list[Views]) -> None:
+    """Over all worlds together, in three bands; a single world may be off, since nothing of it was known."""
+    confidence, right = [], []
+    for one in worlds:
+        if one.recorded.closed.all():
+            found = played(nets, one, 0.05)
+            confidence.append(found.posterior.max(axis=1))
+            right.append(found.worth)
+    sure, worth = np.concatenate(confidence), np.concatenate(right)
+    for low, high in ((0.0, 0.6), (0.6, 0.85), (0.85, 1.01)):
+        band = (sure >= low) & (sure < high)
+        assert band.sum() > 100
+        assert abs(sure[band].mean() - worth[band].mean()) < 0.1
