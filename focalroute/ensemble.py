@@ -148,7 +148,7 @@ class AsyncEnsemble:
             self._store.subscribe(self._absorb, last=window)
             self._pool = Pool(self.endpoints, self._store, self._guard, attempts=attempts, samples=samples)
             share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
-            self._prober = Prober(self._observer, self._pool, self._store, share=share, deadline_s=deadline_s)
+            self._prober = Prober(self._observer, self._pool, self._store, self._pacer, share, deadline_s=deadline_s)
         except BaseException:
             self._store.close()
             raise

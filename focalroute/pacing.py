@@ -7,8 +7,13 @@ A dual ascent on the constraint E[cost] = target, with a memory. Each query move
 so that what was over- or underspent is made up for over the next H queries, and the long-run mean is the target
 whatever the policy's costs are, as long as a higher price makes them lower. Steps are bounded, and so are D and what is
 made up for at a time: one burst cannot make it spend nothing, or everything. While the price is at one of its bounds
-nothing more is added to D (no wind-up): a target that could not be met for a while leaves no debt. With many asks under
-way, whose costs answer to an old price, steps are smaller: otherwise the delay would make the loop swing.
+nothing more is added to D (no wind-up): a target that could not be met for a while leaves no debt.
+
+With many asks under way costs answer to an old price. Steps are then smaller, and the asks go by prices spread around
+the one that is learned, up to e times lower and higher: a policy whose cost falls steeply at some price would else
+have all that is under way on one side of it, and then all on the other. Mixing reaches the costs in between, and what
+is mixed answers to the price as gently as it is spread. The places follow a golden-ratio sequence, so that any few
+consecutive asks are spread evenly.
 """
 
 from __future__ import annotations
@@ -31,7 +36,10 @@ _STEP = 0.25  # the most that one query moves log lambda
 _REPAID = 300.0  # H
 _REPAID_AT_A_TIME = 0.5  # the most of D / H, either way
 _DEBT = 3000.0  # the most that D is, either way
-_UNDER_WAY = 4  # asks under way from which on steps are smaller
+_UNDER_WAY = 4  # asks under way from which on steps are smaller, and prices spread
+_SPREAD = 1.0  # the most that the price of one ask may be off, in log lambda, either way
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_LATEST = 16  # answers in the store whose prices a new process goes on from
 
 
 class Pacer:
@@ -48,6 +56,7 @@ class Pacer:
         self._price = price
         self._debt = 0.0
         self._under_way = 0
+        self._begun = 0
         self._lock = threading.Lock()
 
     @property
@@ -59,7 +68,14 @@ class Pacer:
         """A query begins: the price it is to go by."""
         with self._lock:
             self._under_way += 1
-            return self._price
+            self._begun += 1
+            return self._price if self._target is None else self._spread()
+
+    def _spread(self) -> float:
+        """The price of now, or one beside it; the more asks are under way, the further."""
+        width = _SPREAD * max(0.0, 1.0 - _UNDER_WAY / self._under_way)
+        place = 2.0 * (self._begun * _GOLDEN % 1.0) - 1.0
+        return min(max(self._price * math.exp(width * place), LOWEST), HIGHEST)
 
     def end(self, cost: Decimal | None) -> None:
         """A query that began has ended and cost so many USD; None: it was refused, which tells nothing."""
@@ -68,6 +84,12 @@ class Pacer:
             self._under_way -= 1
             if self._target is not None and cost is not None:
                 self._move(rate, float(cost) / self._target - 1.0)
+
+    def add(self, cost: float) -> None:
+        """So many USD were spent besides, on no query of their own (a probe): the queries to come make up for it."""
+        with self._lock:
+            if self._target is not None and self._log < math.log(HIGHEST):
+                self._debt = min(self._debt + cost / self._target, _DEBT)
 
     def _move(self, rate: float, error: float) -> None:
         debt = min(max(self._debt + error, -_DEBT), _DEBT)
@@ -81,9 +103,10 @@ class Pacer:
 
 
 def paced(budget: Budget | None, store: Store, price: float) -> Pacer:
-    """The pacer of a budget: it goes on from the price of the latest answer in the store, if there is one."""
+    """The pacer of a budget: it goes on from the prices of the latest answers in the store, if there are any."""
     if budget is None or budget.usd_per_query is None:
         return Pacer(None, price)
-    for answer, _ in store.recent(1):
-        price = json.loads(answer.receipt).get("price_of_money") or price
+    latest = [json.loads(answer.receipt).get("price_of_money") or price for answer, _ in store.recent(_LATEST)]
+    if latest:
+        price = math.exp(sum(map(math.log, latest)) / len(latest))
     return Pacer(usd(budget.usd_per_query, "usd_per_query"), min(max(price, LOWEST), HIGHEST))

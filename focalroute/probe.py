@@ -12,6 +12,7 @@ from focalroute.cost import Bill
 from focalroute.errors import FocalrouteError
 from focalroute.observe import Observer
 from focalroute.observe.probing import Cost, Probe, Probing
+from focalroute.pacing import Pacer
 from focalroute.pool import Pool
 from focalroute.records import Query, Reply
 from focalroute.store.base import PROBE, Store, StoredProbe
@@ -28,12 +29,16 @@ class Prober:
     under "probe:" and the answer's id, and the receipt knows nothing of it.
 
     Args:
+        pacer: the asks to come make up for what a probe cost.
         share: of what the asks cost; 0: nobody is probed.
         deadline_s: for one probe.
     """
 
-    def __init__(self, observer: Observer, pool: Pool, store: Store, *, share: float, deadline_s: float) -> None:
+    def __init__(
+        self, observer: Observer, pool: Pool, store: Store, pacer: Pacer, share: float, *, deadline_s: float
+    ) -> None:
         self._probing = Probing(observer, share)
+        self._pacer = pacer
         self._pool = pool
         self._store = store
         self._deadline_s = deadline_s
@@ -64,7 +69,9 @@ class Prober:
         except FocalrouteError as error:
             _log.warning("a probe failed: %s", error)
         finally:
-            self._probing.settle(probe, _cost(purse.bills[paid:]))
+            cost = _cost(purse.bills[paid:])
+            self._probing.settle(probe, cost)
+            self._pacer.add(cost.usd)
             self._store.write(*purse.unwritten[written:])
 
     async def aclose(self) -> None:

@@ -1,0 +1,176 @@
+"""Pacing against every fixed price of money: recorded answers, prices that double, topics that drift by themselves.
+
+    python -m tests.benchmarks.paced_replay LOG --pool POOL [--seeds 3] [--points 0.1,0.2,0.3] [--under-way 1,64]
+
+A policy is trained on all but the last 5,000 queries of the log and serves those, prequentially and greedily, in the
+order of the log, whose topics come in blocks. After 2,000 of them every price doubles. Each point is a target in USD a
+query: that share of what asking everybody cost in the training part. A paced run starts at the price of money that met
+this share in training, and is held to the target over all 5,000, probes included. With 64 under way the pacer hears of
+a cost only 63 queries later.
+
+It is compared with fixed prices of money, 25 from 0.003 to 4, on the same queries and seeds: with the most accurate of
+those that cost no more than it did, and of the mixtures of two neighbouring ones that cost just as much. So the fixed
+one is chosen in hindsight, on the very queries that it is scored on. Intervals are of the paired block bootstrap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+
+from focalroute.config import PoolFile, load_pool
+from focalroute.evaluate.metrics import compare, mixed
+from focalroute.evaluate.outcomes import LoggedQuery, read_log
+from focalroute.evaluate.points import price_at
+from focalroute.evaluate.recording import publish_trained, train_on
+from focalroute.evaluate.replay import Played, Turn, play
+from focalroute.evaluate.serving import Serving
+from focalroute.evaluate.table import I64, Table, join
+from focalroute.learn.offline import OfflineSettings
+from focalroute.pacing import Pacer
+from focalroute.policy.bundle import Policy, load
+
+QUERIES = 5000
+CHANGE = 2000
+WARM = 500
+PRICES = tuple(np.geomspace(0.003, 4.0, 25).tolist())
+
+Runs = Sequence[Played]
+
+
+class Late(Pacer):
+    """A pacer that hears of a cost only when so many are under way."""
+
+    def __init__(self, target: float, price: float, under_way: int) -> None:
+        super().__init__(Decimal(repr(target)), price)
+        self._unheard: deque[Decimal | None] = deque()
+        self._most = under_way
+
+    def end(self, cost: Decimal | None) -> None:
+        """Keep it until then."""
+        self._unheard.append(cost)
+        if len(self._unheard) == self._most:
+            super().end(self._unheard.popleft())
+
+
+class Dollars(Serving):
+    """Serves as ever; its pacer, if it is given one, holds USD a query."""
+
+    def pace(self, pacer: Pacer) -> None:
+        """Go by this pacer from now on."""
+        self._pacer = pacer
+
+    def _paid(self, turn: Turn) -> Decimal:
+        return Decimal(repr(sum(heard.usd for heard in turn.heard.values())))
+
+
+def doubled(table: Table, pool: PoolFile, row: int) -> Table:
+    """The log with every price doubled from this row on."""
+    later = [
+        _dearer(query, dict(zip(table.names, table.usd[at].tolist(), strict=True)))
+        for at, query in enumerate(table.queries[row:], row)
+    ]
+    return join([*table.queries[:row], *later], pool, "prices doubled")
+
+
+def _dearer(query: LoggedQuery, usd: dict[str, float]) -> LoggedQuery:
+    outputs = {name: replace(output, cost_usd=2 * usd[name]) for name, output in query.outputs.items()}
+    return replace(query, outputs=outputs)
+
+
+def served(
+    policy: Policy, table: Table, rows: tuple[I64, I64], seed: int, price: float, pacer: Pacer | None = None
+) -> Played:
+    """The test rows, after the warm ones at this price of money; from then on it is paced, if there is a pacer."""
+    serving = Dollars(policy, table.endpoints, seed=seed, explore=False, price_of_money=price)
+    play(serving, table, rows[0])
+    if pacer is not None:
+        serving.pace(pacer)
+    return play(serving, table, rows[1])
+
+
+def best_fixed(fixed: Sequence[Runs], usd: float) -> Runs:
+    """The most accurate that costs no more than this: one price of money, or two neighbouring ones, mixed."""
+    costs = [mean_usd(runs) for runs in fixed]
+    candidates = [runs for runs, cost in zip(fixed, costs, strict=True) if cost <= usd]
+    for one, other in zip(range(len(fixed) - 1), range(1, len(fixed)), strict=True):
+        if min(costs[one], costs[other]) < usd < max(costs[one], costs[other]):
+            candidates.append(mixed(fixed[one], fixed[other], (usd - costs[one]) / (costs[other] - costs[one])))
+    return max(candidates, key=accuracy)
+
+
+def mean_usd(runs: Runs) -> float:
+    """USD a query, over all seeds."""
+    return float(np.mean([run.usd.mean() for run in runs]))
+
+
+def accuracy(runs: Runs) -> float:
+    """The mean worth of an answer, over all seeds."""
+    return float(np.mean([run.worth.mean() for run in runs]))
+
+
+def show(point: float, under_way: int, target: float, paced: Runs, fixed: Sequence[Runs]) -> None:
+    """One row of the table."""
+    best = best_fixed(fixed, mean_usd(paced))
+    found = compare(paced, best)
+    low, high = (100 * end for end in found.ci95)
+    spread = [run.usd.mean() / target for run in paced]
+    cells = (
+        f"{point:g}",
+        f"{under_way}",
+        f"{target:.6f}",
+        f"{mean_usd(paced) / target:.4f} ({min(spread):.4f} to {max(spread):.4f})",
+        f"{accuracy(paced):.4f}",
+        f"{accuracy(best):.4f} @ {mean_usd(best) / target:.4f}",
+        f"{100 * found.difference:+.2f} ({low:+.2f} to {high:+.2f})",
+        "yes" if found.no_worse else "no",
+    )
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    """Train, play and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--pool", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--points", default="0.1,0.2,0.3", help="targets, as shares of asking everybody in training")
+    parser.add_argument("--under-way", default="1,64", help="asks under way at a time")
+    given = parser.parse_args()
+    pool = load_pool(given.pool)
+    recorded = join(read_log(given.log), pool, given.log)
+    start = len(recorded.queries) - QUERIES
+    train, test = np.arange(start), np.arange(start, start + QUERIES)
+    table, rows = doubled(recorded, pool, start + CHANGE), (train[-WARM:], test)
+    everybody = float(recorded.usd[train].sum(axis=1).mean())
+    with tempfile.TemporaryDirectory() as name:
+        plan, trained = OfflineSettings(), []
+        for seed in range(given.seeds):
+            folder = Path(name) / str(seed)
+            publish_trained(folder, train_on(recorded, train, seed=seed, settings=plan), settings=plan)
+            trained.append(load(folder))
+    fixed = [[served(policy, table, rows, seed, price) for seed, policy in enumerate(trained)] for price in PRICES]
+    for price, runs in zip(PRICES, fixed, strict=True):
+        print(f"fixed {price:.4g}: {accuracy(runs):.4f} at {mean_usd(runs):.6f} USD a query", flush=True)
+    columns = ("point", "under way", "target, USD", "mean cost / target (seeds)", "accuracy",
+        "best fixed @ its cost / target", "difference, points", "no worse")  # fmt: skip
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for point in map(float, given.points.split(",")):
+        target = point * everybody
+        for under_way in map(int, given.under_way.split(",")):
+            paced = []
+            for seed, policy in enumerate(trained):
+                price = price_at(policy, point)
+                paced.append(served(policy, table, rows, seed, price, Late(target, price, under_way)))
+            show(point, under_way, target, paced, fixed)
+
+
+if __name__ == "__main__":
+    main()
