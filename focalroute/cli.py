@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -272,21 +271,24 @@ def ledger(
 def prices(
     pool: Annotated[Path, typer.Argument(help="The pool file (TOML) that lists the endpoints.")],
     write: Annotated[
-        bool, typer.Option("--write", help="Put the listed prices and today's date into the file.")
+        bool, typer.Option("--write", help="Put the listed prices, their date and source into the file.")
+    ] = False,
+    library: Annotated[
+        bool, typer.Option("--library", help="Take all of them from genai-prices (extra prices); fetch nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
-    """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter.
+    """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter, or with a price library.
 
-    The API keys are read from the environment, as for asking. Exit code 1 if a listing could not be had.
+    Services without such a listing are looked up in genai-prices, where it is installed. The API keys are read from the
+    environment, as for asking. Exit code 1 if a listing could not be had.
     """
     from focalroute.config import load_pool
     from focalroute.prices import listed_prices, show_prices, write_prices
 
-    listed = listed_prices(load_pool(pool).endpoints)
-    known = {one.endpoint: one.price for one in listed if one.price is not None}
-    if write and known:
-        write_prices(pool, known, datetime.now(UTC).date())
+    listed = listed_prices(load_pool(pool).endpoints, library=library)
+    if write:
+        write_prices(pool, listed)
     typer.echo(show_prices(listed, as_json=as_json))
     if any(one.state == "failed" for one in listed):
         raise typer.Exit(1)

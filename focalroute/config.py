@@ -160,6 +160,8 @@ class Endpoint:
         output_usd_per_1m: USD per million completion tokens.
         cached_input_usd_per_1m: USD per million cached prompt tokens; None: same as the others.
         prices_as_of: when the prices were looked up (`focalroute pool prices` writes it); None: not known to age.
+        prices_from: where they were looked up, "listing" or a price library and its version (written there, too);
+            None: whoever wrote them down knows.
         dialect: how the service deviates from OpenAI; "auto" goes by the host.
         timeout_s: for one call.
         max_concurrency: calls under way at a time, in each event loop; None: no limit.
@@ -181,6 +183,7 @@ class Endpoint:
     output_usd_per_1m: UsdPer1M | None = None
     cached_input_usd_per_1m: UsdPer1M | None = None
     prices_as_of: date | None = None
+    prices_from: Name | None = None
     dialect: Dialect = "auto"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     max_concurrency: Annotated[int, Field(ge=1)] | None = None

@@ -26,7 +26,10 @@ _PER_MEDIA_PART = 4096  # tokens an image, audio or file part may count, generou
 
 
 def cost_of(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSource]:
-    """What the usage costs at this endpoint: the provider's own figure, else price x tokens, else unknown."""
+    """What the usage costs at this endpoint: the provider's own figure, else price x tokens, else unknown.
+
+    The source of a price is where it was looked up.
+    """
     if usage.cost_usd is not None:
         return usage.cost_usd, "provider"
     price = endpoint.price
@@ -37,7 +40,13 @@ def cost_of(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSourc
         + usage.cached_tokens * price.cached
         + usage.completion_tokens * price.completion
     )
-    return cost / _MILLION, "price"
+    return cost / _MILLION, _price_source(endpoint)
+
+
+def _price_source(endpoint: Endpoint) -> CostSource:
+    if endpoint.prices_from is None:
+        return "price"
+    return "listing" if endpoint.prices_from == "listing" else "library"
 
 
 def typical_cost(endpoint: Endpoint) -> float | None:
@@ -114,4 +123,4 @@ class Bill:
         return usage, total(bill.cost for bill in bills), source
 
 
-_CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "price", "provider")
+_CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "library", "price", "listing", "provider")

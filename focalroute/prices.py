@@ -1,8 +1,9 @@
 """Prices from the providers' own listings, and the pool file brought up to date with them.
 
 Together and DeepInfra list USD per million tokens as numbers, OpenRouter USD per token as strings. What is not listed,
-or not as a price, is unknown: it is reported and never taken as zero. The pool file is where prices are kept, with the
-date they were looked up.
+or not as a price, is unknown: it is reported and never taken as zero. Services without a known listing are looked up in
+a price library, where it is installed (see `focalroute.price_library`). The pool file is where prices are kept, with
+the date they were looked up and where.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from typing import Any, Literal
 from focalroute.amounts import decimal_of
 from focalroute.config import Dialect, Endpoint, Price
 from focalroute.errors import ConfigError
+from focalroute.price_library import installed, look_up
 
 __all__ = ["Listed", "listed_prices", "read_listing", "show_prices", "stale", "warn_if_stale", "write_prices"]
 
 _log = logging.getLogger("focalroute")
 
+LISTING = "listing"
 STALE_DAYS = 30
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 32 * 2**20
@@ -43,9 +46,11 @@ class Listed:
     Attributes:
         price: the listed price, USD per million tokens; None where there is none.
         state: against the pool's own price: "same", "changed", "new" (the pool has none); or why there is none:
-            "unlisted" (the listing lacks the model, or its price), "no listing" (the service has no known one),
-            "failed" (``detail`` says why).
+            "unlisted" (the listing, or library, lacks the model, or its price), "no listing" (the service has no known
+            one), "failed" (``detail`` says why).
         stale: whether the pool's own price was looked up too long ago.
+        source: where ``price`` is from: "listing", or the library and its version.
+        as_of: the day from which on it is.
     """
 
     endpoint: str
@@ -53,28 +58,45 @@ class Listed:
     state: State
     stale: bool = False
     detail: str = ""
+    source: str = ""
+    as_of: date | None = None
 
 
-def listed_prices(endpoints: Iterable[Endpoint]) -> list[Listed]:
-    """Look every endpoint up in its provider's listing; each listing is fetched once."""
+def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> list[Listed]:
+    """Look every endpoint up in its provider's listing; each listing is fetched once.
+
+    Those whose service has no known listing are looked up in the price library, if it is installed; with ``library``
+    all of them are, and nothing is fetched.
+
+    Raises:
+        ConfigError: the library is wanted, but not installed.
+    """
     fetched: dict[str, Mapping[str, Price] | str] = {}
-    return [_look_up(endpoint, fetched) for endpoint in endpoints]
+    return [_from_library(endpoint) if library else _look_up(endpoint, fetched) for endpoint in endpoints]
+
+
+def _from_library(endpoint: Endpoint) -> Listed:
+    found = look_up(endpoint.base_url, endpoint.model)
+    return _compared(endpoint, found.price, found.source, found.as_of, found.detail)
+
+
+def _compared(endpoint: Endpoint, price: Price | None, source: str, as_of: date, detail: str = "") -> Listed:
+    """Against the pool's own price."""
+    state: State = "new" if endpoint.price is None else "same" if endpoint.price == price else "changed"
+    return Listed(endpoint.name, price, "unlisted" if price is None else state, stale(endpoint), detail, source, as_of)
 
 
 def _look_up(endpoint: Endpoint, fetched: dict[str, Mapping[str, Price] | str]) -> Listed:
     old = stale(endpoint)
     if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
-        return Listed(endpoint.name, None, "no listing", old)
+        found = _from_library(endpoint) if installed() else None
+        return Listed(endpoint.name, None, "no listing", old) if found is None or found.price is None else found
     if endpoint.base_url not in fetched:
         fetched[endpoint.base_url] = _fetch(endpoint)
     listing = fetched[endpoint.base_url]
     if isinstance(listing, str):
         return Listed(endpoint.name, None, "failed", old, listing)
-    price = listing.get(endpoint.model)
-    if price is None:
-        return Listed(endpoint.name, None, "unlisted", old)
-    state: State = "new" if endpoint.price is None else "same" if endpoint.price == price else "changed"
-    return Listed(endpoint.name, price, state, old)
+    return _compared(endpoint, listing.get(endpoint.model), LISTING, datetime.now(UTC).date())
 
 
 def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
@@ -157,14 +179,19 @@ def show_prices(listed: Iterable[Listed], *, as_json: bool) -> str:
     lines = [f"{'endpoint':32} {'input':>10} {'output':>10} {'cached':>10}  state"]
     for one in listed:
         amounts = ("-",) * 3 if one.price is None else tuple(f"{amount.normalize():f}" for amount in one.price)
-        notes = ", ".join(filter(None, (one.state, one.detail, "stale" if one.stale else "")))
+        from_library = one.source not in ("", LISTING)
+        dated = f"{one.source} of {one.as_of}" if from_library else ""
+        flags = ("stale" if one.stale else "", "the library is out of date" if from_library and _old(one.as_of) else "")
+        notes = ", ".join(filter(None, (one.state, one.detail, dated, *flags)))
         lines.append(f"{one.endpoint:32} {amounts[0]:>10} {amounts[1]:>10} {amounts[2]:>10}  {notes}")
     return "\n".join(lines)
 
 
 def _plain(one: Listed) -> dict[str, Any]:
     price = None if one.price is None else {name: f"{amount:f}" for name, amount in one.price._asdict().items()}
-    return {"endpoint": one.endpoint, "state": one.state, "stale": one.stale, "detail": one.detail, "price": price}
+    as_of = None if one.as_of is None else one.as_of.isoformat()
+    said = {"endpoint": one.endpoint, "state": one.state, "stale": one.stale, "detail": one.detail, "price": price}
+    return said | {"source": one.source, "as_of": as_of}
 
 
 # -- how old they are --------------------------------------------------------------------------------------------------
@@ -172,7 +199,11 @@ def _plain(one: Listed) -> dict[str, Any]:
 
 def stale(endpoint: Endpoint) -> bool:
     """Whether its price was looked up more than 30 days ago; without a date it is the user's own word."""
-    return endpoint.prices_as_of is not None and (datetime.now(UTC).date() - endpoint.prices_as_of).days > STALE_DAYS
+    return _old(endpoint.prices_as_of)
+
+
+def _old(day: date | None) -> bool:
+    return day is not None and (datetime.now(UTC).date() - day).days > STALE_DAYS
 
 
 def warn_if_stale(endpoints: Iterable[Endpoint]) -> None:
@@ -187,45 +218,47 @@ def warn_if_stale(endpoints: Iterable[Endpoint]) -> None:
 
 # -- the pool file -----------------------------------------------------------------------------------------------------
 
-_KEYS = ("input_usd_per_1m", "output_usd_per_1m", "cached_input_usd_per_1m", "prices_as_of")
+_KEYS = ("input_usd_per_1m", "output_usd_per_1m", "cached_input_usd_per_1m", "prices_as_of", "prices_from")
 
 
-def write_prices(path: Path, prices: Mapping[str, Price], today: date) -> None:
-    """Put prices and their date into the ``[[endpoint]]`` tables of a pool file; all else stays as it is written.
-
-    Args:
-        prices: endpoint name -> what to write.
+def write_prices(path: Path, listed: Iterable[Listed]) -> None:
+    """Put what has a price, with its date and source, into a pool file's ``[[endpoint]]`` tables; all else stays.
 
     Raises:
         ConfigError: the file is written in a way that this does not understand; it is left as it was.
     """
+    prices = {one.endpoint: one for one in listed if one.price is not None}
+    if not prices:
+        return
     text = path.read_text("utf-8")
     before = tomllib.loads(text)
     tables = re.split(r"(?m)^(?=[ \t]*\[)", text)
     places = [i for i, table in enumerate(tables) if re.match(r"[ \t]*\[\[\s*endpoint\s*\]\]", table)]
-    listed = before["endpoint"]
+    endpoints = before["endpoint"]
     by_hand = f"{path}: cannot be edited safely; write the prices into it by hand"
-    if len(places) != len(listed):
+    if len(places) != len(endpoints):
         raise ConfigError(by_hand)
-    for place, endpoint in zip(places, listed, strict=True):
+    for place, endpoint in zip(places, endpoints, strict=True):
         if endpoint.get("name") in prices:
-            tables[place] = _with_price(tables[place], prices[endpoint["name"]], today)
-            endpoint |= _values(prices[endpoint["name"]], today)
+            values = _values(prices[endpoint["name"]])
+            tables[place] = _with_values(tables[place], values)
+            endpoint |= {key: tomllib.loads(f"value = {value}")["value"] for key, value in values.items()}
     edited = "".join(tables)
     if not _means(edited, before):
         raise ConfigError(by_hand)
     _replace(path, edited)
 
 
-def _values(price: Price, today: date) -> dict[str, Any]:
-    return dict(zip(_KEYS, (*map(float, (price.prompt, price.completion, price.cached)), today), strict=True))
-
-
-def _with_price(table: str, price: Price, today: date) -> str:
-    body, end = table.rstrip(), table[len(table.rstrip()) :]
-    amounts = (format(amount.normalize(), "f") for amount in (price.prompt, price.completion, price.cached))
+def _values(one: Listed) -> dict[str, str]:
+    """Key -> value, as TOML."""
+    amounts = [format(amount.normalize(), "f") for amount in one.price or ()]
     written = [amount if "." in amount else f"{amount}.0" for amount in amounts]
-    for key, value in zip(_KEYS, (*written, today.isoformat()), strict=True):
+    return dict(zip(_KEYS, (*written, str(one.as_of), json.dumps(one.source)), strict=True))
+
+
+def _with_values(table: str, values: Mapping[str, str]) -> str:
+    body, end = table.rstrip(), table[len(table.rstrip()) :]
+    for key, value in values.items():
         line = re.compile(rf"(?m)^([ \t]*{key}[ \t]*=[ \t]*)[^#\n]*?([ \t]*(?:#.*)?)$")
         body = line.sub(rf"\g<1>{value}\g<2>", body) if line.search(body) else f"{body}\n{key} = {value}"
     return body + (end or "\n")

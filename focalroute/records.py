@@ -49,7 +49,9 @@ FailureKind = Literal[
     "unavailable",  # not called at all: no longer affordable
 ]
 Method = Literal["logprobs", "samples", "parsed", "text"]
-CostSource = Literal["provider", "price", "reserved", "unknown"]
+#: Where a cost comes from: the reply said so; tokens x the pool file's own price, a listing's or a price library's (see
+#: `Endpoint.prices_from`); what was reserved for it, as its usage never came back; nobody knows.
+CostSource = Literal["provider", "price", "listing", "library", "reserved", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from focalroute.cli import app
 from focalroute.config import Dialect, Endpoint, Price, load_pool
 from focalroute.errors import ConfigError
-from focalroute.prices import listed_prices, read_listing, show_prices, stale, warn_if_stale, write_prices
+from focalroute.prices import Listed, listed_prices, read_listing, show_prices, stale, warn_if_stale, write_prices
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.loopback import json_reply, serving
 
@@ -144,10 +144,18 @@ usd_total = 5
 """
 
 
-def test_prices_and_their_date_go_into_the_file_and_nothing_else_changes(tmp_path: Path) -> None:
+def found(name: str, amount: Price, source: str = "listing") -> Listed:
+    return Listed(name, amount, "new", source=source, as_of=TODAY)
+
+
+def test_prices_their_date_and_source_go_into_the_file_and_nothing_else_changes(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text(POOL)
-    write_prices(path, {"a": price("0.88", "100", "0.2"), "b": price("0.5", "0.5")}, TODAY)
+    unlisted = Listed("c", None, "unlisted", source="listing", as_of=TODAY)
+    write_prices(path, [unlisted])
+    assert path.read_text() == POOL
+    library = "genai-prices 0.2.3"
+    write_prices(path, [found("a", price("0.88", "100", "0.2")), found("b", price("0.5", "0.5"), library), unlisted])
     text = path.read_text()
     assert "input_usd_per_1m = 0.88   # from the invoice\noutput_usd_per_1m = 100.0\n" in text
     assert text.startswith('# my pool\n[[endpoint]]\nname = "a"\nmodel = "org/a"  # the big one\n')
@@ -155,7 +163,8 @@ def test_prices_and_their_date_go_into_the_file_and_nothing_else_changes(tmp_pat
     assert (a.price, b.price) == (price("0.88", "100", "0.2"), price("0.5", "0.5"))
     assert (a.prices_as_of, b.prices_as_of, a.params) == (TODAY, TODAY, {"temperature": 0.5})
     assert tomllib.loads(text)["budget"] == {"usd_total": 5}
-    write_prices(path, {"b": price("0.5", "0.5")}, TODAY)
+    assert (a.prices_from, b.prices_from) == ("listing", library)
+    write_prices(path, [found("b", price("0.5", "0.5"), library)])
     assert path.read_text() == text
 
 
@@ -164,7 +173,7 @@ def test_a_file_that_cannot_be_edited_safely_is_left_alone(tmp_path: Path) -> No
     text = 'endpoint = [{name = "a", model = "m"}]\n'
     path.write_text(text)
     with pytest.raises(ConfigError, match="write the prices into it by hand"):
-        write_prices(path, {"a": price("1", "1")}, TODAY)
+        write_prices(path, [found("a", price("1", "1"))])
     assert path.read_text() == text
 
 
@@ -195,6 +204,7 @@ def test_the_command_shows_writes_and_fails_where_a_listing_does(tmp_path: Path)
         assert one == {
             "endpoint": "a", "state": "new", "stale": False, "detail": "",
             "price": {"prompt": "0.88", "completion": "0.9", "cached": "0.88"},
+            "source": "listing", "as_of": datetime.now(UTC).date().isoformat(),
         }  # fmt: skip
         assert load_pool(path).endpoints[0].price is None
         written = CliRunner().invoke(app, ["pool", "prices", str(path), "--write"])

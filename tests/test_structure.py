@@ -30,6 +30,7 @@ ENGINES = {
     "tenacity": {"pool.py"},
     "typer": {"cli.py"},
     "torch": {"learn/_torch.py"},
+    "genai_prices": {"price_library.py"},
     "matplotlib": {"evaluate/html/_plots.py"},
 }
 ENGINES_TO_COME = ("redis", "opentelemetry", "starlette")
@@ -53,8 +54,8 @@ BEYOND = {
     "pacing": {"amounts", "observe", "store"},
     "policy": {"observe"},
     "pool": {"budget", "capabilities", "cost", "elicit", "endpoint", "limits", "store", "wire"},
-    "prices": {"amounts"},
-    "probe": {"answers", "ask", "budget", "cost", "observe", "pool", "store"},
+    "prices": {"amounts", "price_library"},
+    "probe": {"answers", "ask", "budget", "cost", "observe", "pacing", "pool", "store"},
     "query": {"answers"},
     "updates": {"learn", "policy", "store"},
     "spending": {"store"},
@@ -64,6 +65,7 @@ BEYOND = {
 # Engines and everything heavy come with the first use, never with `import focalroute`.
 LAZY = {
     "aiohttp",
+    "genai_prices",
     "httpx",
     "httpx_aiohttp",
     "matplotlib",
