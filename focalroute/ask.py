@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -147,6 +148,7 @@ class Ask:
             price_of_money=self.price_of_money,
             budget=self.purse.state(),
             decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
+            saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
         )
 
     def _choice(self, number: int, decision: Decision) -> Choice:
@@ -181,7 +183,17 @@ class Ask:
             attempts=reply.attempts,
             error=reply.error,
             evidence=self._evidence(index),
+            saved=self._saved(index, reply),
         )
+
+    def _saved(self, index: int, reply: Reply) -> Decimal | None:
+        """What a cancelled call would have gone on to cost, taken to accrue evenly over the usual time of a call."""
+        usd, usual_s = self.sight.usual(index)
+        if reply.error is None or reply.error.kind != "cancelled" or usd is None:
+            return None
+        if not reply.attempts:  # it was never made
+            return Decimal(f"{usd:.12f}")
+        return None if usual_s is None else Decimal(f"{usd * max(0.0, 1 - reply.latency_s / usual_s):.12f}")
 
     def _shortfalls(self) -> list[str]:
         said = []

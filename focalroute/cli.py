@@ -251,20 +251,29 @@ def roll_back(
 def ledger(
     store: Annotated[Path, typer.Option(help="The SQLite file.")],
     by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="Add up by this.")] = "endpoint",
+    saved: Annotated[
+        Path | None,
+        typer.Option("--saved", help="Of this pool file's pool: what was saved against asking all, or only the best."),
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Add up what was asked and paid, failed and cancelled calls included."""
-    from focalroute.spending import show_spending
+    """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
+    from focalroute.config import load_pool
+    from focalroute.spending import read_savings, show_savings, show_spending
     from focalroute.store import open_store
 
     if not store.exists():
         raise ConfigError(f"{store}: there is no such store")
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
+    form: Literal["csv", "json", "text"] = "csv" if as_csv else "json" if as_json else "text"
+    pool = None if saved is None else load_pool(saved)
     with closing(open_store(store)) as opened:
-        sums = opened.ledger(by)
-    typer.echo(show_spending(sums, by, "csv" if as_csv else "json" if as_json else "text"))
+        if pool is not None:
+            typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
+        else:
+            typer.echo(show_spending(opened.ledger(by), by, form))
 
 
 @pools.command()

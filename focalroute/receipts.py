@@ -20,7 +20,13 @@ class Call:
     Attributes:
         probability: with which it was picked by itself.
         candidate: the candidate it backs; None: it gave no usable reply.
+        cost: USD of all its attempts. One that was given up stands with what was reserved for it, as its usage never
+            came back (``cost_source`` "reserved"): the most it can have cost.
         evidence: the weight of its vote by its record, in log-odds, as the Fusion saw it; None without a vote.
+        saved: of a call that was cancelled, as it was no longer needed: USD that it would have gone on to cost. An
+            estimate, not taken off ``cost``: the endpoint's mean cost, times the share of its mean latency that was
+            left. It holds where a service bills no more once the connection is closed. None: it was not cancelled, or
+            no call of this endpoint is known.
     """
 
     endpoint: str
@@ -35,6 +41,7 @@ class Call:
     attempts: int
     error: Failure | None
     evidence: float | None = None
+    saved: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class Receipt:
         calls: every member asked, in the order of asking.
         rounds: rounds in which somebody was asked.
         cost: USD of all calls; None if the cost of any is unknown.
+        saved: USD that its cancelled calls would have gone on to cost, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
         latency_s: the whole ask.
         price_of_money: the lambda it was decided by.
@@ -100,6 +108,7 @@ class Receipt:
     price_of_money: float = 0.0
     budget: tuple[Limit, ...] = ()
     decisions: tuple[Choice, ...] = ()
+    saved: Decimal | None = Decimal(0)
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""

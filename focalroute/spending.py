@@ -1,4 +1,4 @@
-"""What ``focalroute ledger`` prints: the store's ledger, added up."""
+"""What ``focalroute ledger`` prints: the store's ledger, added up, and what was saved."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
-from focalroute.store.base import LedgerSum
+from focalroute.config import Endpoint
+from focalroute.cost import typical_cost
+from focalroute.learn.reward import credit, outranks
+from focalroute.observe import Observer
+from focalroute.records import Feedback
+from focalroute.savings import Saving, savings
+from focalroute.store.base import LedgerSum, Store, StoredAnswer
 
-__all__ = ["show_spending"]
+__all__ = ["read_savings", "show_savings", "show_spending"]
 
 _HEADS = ("asks", "calls", "tokens in", "tokens out", "USD", "estimated", "held")
 _NAMES = [field.name for field in fields(LedgerSum)]
@@ -20,20 +26,24 @@ _NAMES = [field.name for field in fields(LedgerSum)]
 
 def show_spending(sums: Sequence[LedgerSum], by: str, form: Literal["text", "csv", "json"]) -> str:
     """The sums as a table, as CSV, or as a JSON list; USD exact as it is kept."""
-    rows = [dict(zip((by, *_NAMES[1:]), _plain(one), strict=True)) for one in sums]
+    if form == "text":
+        return "\n".join(_table(sums, by))
+    return _machine_readable((by, *_NAMES[1:]), sums, form)
+
+
+def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Literal["csv", "json"]) -> str:
+    rows = [dict(zip(names, _plain(record), strict=True)) for record in records]
     if form == "json":
         return json.dumps(rows, indent=2)
-    if form == "csv":
-        written = io.StringIO()
-        writer = csv.writer(written, lineterminator="\n")
-        writer.writerow((by, *_NAMES[1:]))
-        writer.writerows(row.values() for row in rows)
-        return written.getvalue().rstrip("\n")
-    return "\n".join(_table(sums, by))
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(row.values() for row in rows)
+    return written.getvalue().rstrip("\n")
 
 
-def _plain(one: LedgerSum) -> Iterator[str | int]:
-    for value in astuple(one):
+def _plain(record: Any) -> Iterator[str | int | None]:
+    for value in astuple(record):
         yield f"{value:f}" if isinstance(value, Decimal) else value
 
 
@@ -49,3 +59,40 @@ def _table(sums: Sequence[LedgerSum], by: str) -> Iterator[str]:
 
 def _line(key: str, cells: Iterable[object]) -> str:
     return f"{key:28} " + " ".join(f"{cell:>12}" for cell in cells)
+
+
+# -- what was saved ----------------------------------------------------------------------------------------------------
+
+_WINDOW = 500
+
+
+def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
+    """What `focalroute.savings.savings` says; the best single endpoint is that of the latest feedback in the store."""
+    observer = Observer([endpoint.name for endpoint in pool], [typical_cost(one) for one in pool], window=_WINDOW)
+    sources: dict[str, str] = {}
+
+    def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        for stored, feedback in rows:
+            known = sources.get(stored.id)
+            if known is None or outranks(feedback.source, known):
+                observer.learn(credit(stored, feedback), feedback.created_at)
+                sources[stored.id] = feedback.source
+
+    store.subscribe(absorb, last=_WINDOW)
+    return savings(pool, store, observer.accuracy())
+
+
+def show_savings(saved: Sequence[Saving], form: Literal["text", "csv", "json"]) -> str:
+    """As a table, as CSV, or as a JSON list; USD exact as they are kept, the counterfactuals to 12 places."""
+    rounded = [replace(one, otherwise=_rounded(one.otherwise), saved=_rounded(one.saved)) for one in saved]
+    if form != "text":
+        return _machine_readable([field.name for field in fields(Saving)], rounded, form)
+    lines = [_line("instead of", ("asks", "USD", "would cost", "saved"))]
+    for one in rounded:
+        amounts = ("unknown" if usd is None else f"{usd:.6f}" for usd in (one.cost, one.otherwise, one.saved))
+        lines.append(_line(one.against, (one.asks, *amounts)))
+    return "\n".join([*lines, "what it would have cost is an estimate, by the mean cost of an endpoint's calls so far"])
+
+
+def _rounded(usd: Decimal | None) -> Decimal | None:
+    return None if usd is None else round(usd, 12)

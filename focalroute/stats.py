@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from focalroute.config import Endpoint
-from focalroute.cost import total
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
+from focalroute.savings import Saving, savings
 from focalroute.store.base import Store, UsageTotal
 
 __all__ = ["EndpointStats", "Stats", "stats_of"]
@@ -53,10 +53,11 @@ class Stats:
         cost: USD of all calls with a known cost.
         endpoints: by name, in pool order.
         asks: how many asks they were for.
-        if_all: USD if each of these had asked every endpoint once, at the mean cost of an endpoint's calls (where it
-            was never called: its price for the tokens of a mean call); None if that is unknown for any.
-        if_best_single: USD if each had asked only ``best_single``.
+        if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.savings`); None if that
+            is unknown for any.
+        if_best_single: USD if each had asked only ``best_single``, likewise.
         best_single: the endpoint with the highest windowed accuracy, the first of equals.
+        saved: what was saved against both, in that order.
         policy: the name of the policy that serves, where it has one; else None.
     """
 
@@ -68,6 +69,7 @@ class Stats:
     if_best_single: Decimal | None
     best_single: str
     policy: str | None = None
+    saved: tuple[Saving, ...] = ()
 
 
 def stats_of(
@@ -90,33 +92,16 @@ def stats_of(
             seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=breakers[i],
             change=changes[i],
         )  # fmt: skip
-    asks = sum(one.asks for one in store.ledger("all"))
-    best = accuracy.index(max(accuracy))
-    means = [_mean_cost(endpoint, totals) for endpoint in pool]
+    saved = savings(pool, store, accuracy)
+    all_, best = saved
     return Stats(
         policy_version=version,
         cost=sum((row.cost for row in totals.values()), Decimal(0)),
-        asks=asks,
-        if_all=_times(asks, total(means)),
-        if_best_single=_times(asks, means[best]),
-        best_single=pool[best].name,
+        asks=all_.asks,
+        if_all=all_.otherwise,
+        if_best_single=best.otherwise,
+        best_single=best.against,
         endpoints=endpoints,
         policy=policy,
+        saved=saved,
     )
-
-
-def _times(asks: int, cost: Decimal | None) -> Decimal | None:
-    return None if cost is None else asks * cost
-
-
-def _mean_cost(endpoint: Endpoint, totals: Mapping[str, UsageTotal]) -> Decimal | None:
-    """USD of one call to it."""
-    row = totals.get(endpoint.name, _NOTHING)
-    if row.calls > row.unpriced:
-        return row.cost / (row.calls - row.unpriced)
-    calls = sum(one.calls for one in totals.values())
-    if endpoint.price is None or not calls:
-        return None
-    prompt = sum(one.prompt_tokens for one in totals.values()) * endpoint.price.prompt
-    completion = sum(one.completion_tokens for one in totals.values()) * endpoint.price.completion
-    return (prompt + completion) / calls / 1_000_000

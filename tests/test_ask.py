@@ -16,15 +16,17 @@ from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import cold
 from focalroute.policy.decider import decide, pick_probabilities
 from focalroute.policy.fallback import Fallback, Guarded
-from focalroute.records import Failure, Query, Reply, Round
+from focalroute.records import Failure, Member, Outcome, Query, Reply, Round
 
 NAMES = ("a", "b", "c", "d")
 CHEAPEST_FIRST = (3, 1, 0, 2)
 FAILED = Failure("timeout", "too slow")
 
 
-def begun(*, failing: bool = False, cap: str | None = None, seed: int = 0) -> Ask:
+def begun(*, failing: bool = False, cap: str | None = None, seed: int = 0, priced: bool = False) -> Ask:
     observer = Observer(NAMES, [0.3, 0.2, 0.4, 0.1])
+    if priced:
+        observer.learn(Outcome("before", {"b": Member(1, 0, 5, 4.0, Decimal("0.2"))}, {"b": 1.0}))
     query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"), answer=None)
     policy = Guarded(Fallback() if failing else cold(), NAMES)
     purse = BudgetGuard(None, ()).purse(cap, "x")
@@ -112,3 +114,38 @@ def test_what_is_stored_holds_the_texts_features() -> None:
     assert steps is not None
     assert steps.features is ask.sight.features
     assert np.linalg.norm(steps.features) == pytest.approx(1)
+
+
+def cancelled(seconds: float, attempts: int = 1) -> Callable[[str], Reply]:
+    """Everybody answers but "a" and "b", which are given up after so long."""
+
+    def reply(name: str) -> Reply:
+        if name in "ab":
+            given_up = Failure("cancelled", "not needed any more")
+            cost = Decimal("0.5") if attempts else Decimal(0)
+            return Reply(name, error=given_up, cost=cost, cost_source="reserved", latency_s=seconds, attempts=attempts)
+        return Reply(name, choice=0, cost=Decimal("0.125"), cost_source="price", latency_s=1.0, attempts=1)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("seconds", "attempts", "saved"),
+    [(1.0, 1, "0.15"), (4.0, 1, "0"), (9.0, 1, "0"), (9.0, 0, "0.2")],
+    ids=["a quarter in", "at its end", "beyond", "never made"],
+)
+def test_the_receipt_says_what_cancelled_calls_would_have_gone_on_to_cost(
+    seconds: float, attempts: int, saved: str
+) -> None:
+    """Endpoint "b" costs 20 cents and takes 4 seconds; the reservation of its cancelled call stays on the receipt."""
+    ask = begun(priced=True)
+    while "b" not in {reply.endpoint for reply in ask.replies}:
+        one_round(ask, cancelled(seconds, attempts))
+    calls = {call.endpoint: call for call in ask.answer().receipt.calls}
+    assert calls["b"].saved == Decimal(saved)
+    assert (calls["b"].cost, calls["b"].cost_source) == (Decimal("0.5") if attempts else 0, "reserved")
+    assert all(call.saved is None for name, call in calls.items() if name not in "ab")
+    known = sum(call.saved or 0 for call in calls.values())
+    unknown = "a" in calls and attempts  # nothing is known of its latency
+    assert ask.answer().receipt.saved == (None if unknown else known)
+    assert f'"saved":"{calls["b"].saved}"' in ask.answer().receipt.to_json()

@@ -124,6 +124,26 @@ def test_savings_are_against_what_asking_everybody_or_the_best_one_would_have_co
     assert (stats.asks, stats.cost) == (2, Decimal("0.05"))
     assert stats.if_all == 2 * (Decimal("0.02") + Decimal("0.01") + Decimal("0.01"))
     assert (stats.best_single, stats.if_best_single) == ("a", Decimal("0.04"))
+    (all_, best) = stats.saved
+    assert (all_.against, all_.saved, best.against, best.saved) == (
+        "all endpoints", Decimal("0.03"), "a", Decimal("-0.01"),
+    )  # fmt: skip
+    pool_file = tmp_path / "pool.toml"
+    pool_file.write_text(
+        "".join(
+            f'[[endpoint]]\nname = "{name}"\nmodel = "m"\nbase_url = "http://localhost:1/v1"\n'
+            f"input_usd_per_1m = {usd}\noutput_usd_per_1m = {2 * usd}\n"
+            for name, usd in prices.items()
+        )
+    )
+    given = ("--store", tmp_path / "s.db", "--saved", pool_file)
+    assert json.loads(command(*given, "--json")) == [
+        {"against": one.against, "asks": 2, "cost": "0.05", "otherwise": f"{one.otherwise or 0:.12f}",
+         "saved": f"{one.saved or 0:.12f}"}
+        for one in stats.saved
+    ]  # fmt: skip
+    assert command(*given).splitlines()[1].split() == [*["all", "endpoints", "2", "0.050000", "0.080000", "0.030000"]]
+    assert len(list(csv.DictReader(io.StringIO(command(*given, "--csv"))))) == 2
     unpriced = Endpoint("d", model="m", base_url="http://localhost:1/v1")
     with Ensemble([*pool, unpriced], store=tmp_path / "s.db") as ensemble:
         assert ensemble.stats().if_all is None

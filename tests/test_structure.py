@@ -58,8 +58,9 @@ BEYOND = {
     "probe": {"answers", "ask", "budget", "cost", "observe", "pacing", "pool", "store"},
     "query": {"answers"},
     "updates": {"learn", "policy", "store"},
-    "spending": {"store"},
-    "stats": {"cost", "observe", "store"},
+    "savings": {"cost", "store"},
+    "spending": {"cost", "learn", "observe", "savings", "store"},
+    "stats": {"observe", "savings", "store"},
 }
 
 # Engines and everything heavy come with the first use, never with `import focalroute`.

@@ -112,6 +112,10 @@ class Sight:
         self._members[i] = (round, candidate, tokens, reply.latency_s, reply.cost)
         self._blocks[i] = self._block(i, candidate, mass, tokens, round)
 
+    def usual(self, endpoint: int) -> tuple[float | None, float | None]:
+        """What a call to it usually costs, USD, and takes, seconds; None where unknown."""
+        return self._reading.expected_cost[endpoint], self._reading.latency_s[endpoint]
+
     def observe(self, *, round: int, price_of_money: float, budget_left: float) -> Observation:
         """What the Decider sees before its decision of this round (see `focalroute.observe.layout`).
 
