@@ -63,7 +63,9 @@ class BudgetGuard:
     """
 
     def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], store: Store | None = None) -> None:
-        self._unpriced = [endpoint.name for endpoint in endpoints if endpoint.price is None]
+        pool = tuple(endpoints)
+        self.timeouts_s = {endpoint.name: endpoint.timeout_s for endpoint in pool}
+        self._unpriced = [endpoint.name for endpoint in pool if endpoint.price is None]
         if budget is not None and not isinstance(budget, Budget):
             raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
         if budget is not None and budget.allow_unpriced:
@@ -217,7 +219,8 @@ class Purse:
         self.reserved += amount  # before waiting: the ask's other members reserve meanwhile
         hold = None
         try:
-            held = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags)
+            timeout_s = self._guard.timeouts_s[endpoint]
+            held = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags, timeout_s)
             at = await self._guard.reserve(held, self._limits)
             hold = None if at is None else Hold(endpoint, amount, at, held)
         finally:

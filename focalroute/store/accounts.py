@@ -5,6 +5,10 @@ so they are exact for all processes on the database, whichever of them has limit
 which it was reserved, whenever it ends; the moment is taken within the transaction, and a clock that was set back stays
 in the latest period. Whoever opens an account finds in it what the ledger and the reservations hold already; from then
 on every process keeps it.
+
+What a process had reserved when it died becomes a row of the ledger, estimated at the whole amount, once the call can
+no longer be under way and somebody opens the store. Should its process have been asleep and settle it after all, the
+estimate gives way.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ from focalroute.store.codec import from_pico, pico_above, to_pico
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["Books", "problems"]
+__all__ = ["Books", "problems", "settle_overdue"]
+
+_GRACE_S = 60.0  # between the end of a call and its settlement in the store, at most
+_LONGEST_S = 3600.0  # a call, where it is not known
 
 
 class _Amounts(NamedTuple):
@@ -63,21 +70,34 @@ class Books:
         granted = all(row.spent + row.reserved + amount <= _floor(limits[account]) for account, row in now.items())
         if granted:
             held = (reservation.id, reservation.answer_id, reservation.endpoint, at, amount)
+            until = at + reservation.timeout_s + _GRACE_S
             self._db.execute(
-                "INSERT INTO reservations (id, answer_id, endpoint, at, pico, tags) VALUES (?, ?, ?, ?, ?, ?)",
-                (*held, json.dumps(reservation.tags)),
+                "INSERT INTO reservations (id, answer_id, endpoint, at, pico, until, tags) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*held, until, json.dumps(reservation.tags)),
             )
             self._move(reservation.tags, at, reserved=amount)
         return Grant(granted, at, self.balances(limits, at))
 
     def charge(self, row: LedgerRow) -> None:
         """Count a row of the ledger, and end the reservation that it settles."""
-        held = 0 if row.reservation is None else self._end(row.reservation)
-        self._move(row.tags, row.at, spent=to_pico(row.cost) or 0, reserved=-held)
+        held, estimated = (0, 0) if row.reservation is None else self._end(row.reservation)
+        self._move(row.tags, row.at, spent=(to_pico(row.cost) or 0) - estimated, reserved=-held)
 
     def release(self, reservation: Reservation, at: float) -> None:
         """End a reservation whose call was never made."""
-        self._move(reservation.tags, at, reserved=-self._end(reservation))
+        held, estimated = self._end(reservation)
+        self._move(reservation.tags, at, spent=-estimated, reserved=-held)
+
+    def estimate(self, held: str, tags: Sequence[str], at: float, amount: int) -> None:
+        """Turn a reservation, by its id, into a row of the ledger at its whole amount."""
+        self._db.execute(
+            "INSERT INTO ledger (answer_id, endpoint, at, cost_pico, cost_source, tags, overdue) "
+            "SELECT answer_id, endpoint, at, pico, 'reserved', tags, id FROM reservations WHERE id = ?",
+            (held,),
+        )
+        self._db.execute("DELETE FROM reservations WHERE id = ?", (held,))
+        self._move(tags, at, spent=amount, reserved=-amount)
 
     def save(self) -> None:
         """Write what has changed."""
@@ -90,10 +110,12 @@ class Books:
                 (account.tag, account.period_s, row.period, str(row.spent), str(row.reserved)),
             )
 
-    def _end(self, reservation: Reservation) -> int:
-        """Delete a reservation; the picodollars that it held, 0 if it is not there any more."""
-        ended = self._db.execute("DELETE FROM reservations WHERE id = ?", (reservation.id,)).rowcount
-        return pico_above(reservation.amount) if ended else 0
+    def _end(self, reservation: Reservation) -> tuple[int, int]:
+        """Delete a reservation, or what it was estimated at; the picodollars of either, 0 if it is not there."""
+        held = pico_above(reservation.amount)
+        if self._db.execute("DELETE FROM reservations WHERE id = ?", (reservation.id,)).rowcount:
+            return held, 0
+        return 0, held if self._db.execute("DELETE FROM ledger WHERE overdue = ?", (reservation.id,)).rowcount else 0
 
     def _move(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
         """Add to every open account that a call with these tags, begun at this moment, counts towards."""
@@ -121,6 +143,13 @@ class Books:
     def _set(self, account: Account, row: _Amounts) -> None:
         self._of(account.tag)[account] = row
         self._changed.add(account)
+
+
+def settle_overdue(db: sqlite3.Connection, books: Books, now: float) -> None:
+    """Turn what dead processes had reserved into estimated rows of the ledger."""
+    overdue = "SELECT id, at, pico, tags FROM reservations WHERE coalesce(until, at + ?) < ? ORDER BY at"
+    for held, at, amount, tags in db.execute(overdue, (_LONGEST_S + _GRACE_S, now)).fetchall():
+        books.estimate(held, json.loads(tags), at, amount)
 
 
 def _floor(limit: Decimal) -> int:

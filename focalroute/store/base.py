@@ -88,13 +88,19 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a call may cost, USD, held back before it is made. It stands until it is settled or released."""
+    """What a call may cost, USD, held back before it is made. It stands until it is settled or released.
+
+    Attributes:
+        timeout_s: the longest that the call can take. One that is not ended a minute after that is of a process that
+            died; whoever opens the store next settles it with its whole amount, as an estimate.
+    """
 
     id: str
     answer_id: str
     endpoint: str
     amount: Decimal
     tags: tuple[str, ...] = ()
+    timeout_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +200,7 @@ class LedgerSum:
         calls: rows; ``unpriced`` of them have no known cost, ``estimated`` of them cost what was reserved for them.
         cost: USD of all with a known cost, the estimated ones included.
         estimated_cost: the part of it that is estimated.
-        held: USD reserved for calls under way, or by a process that died; not in ``cost``.
+        held: USD reserved for calls under way, or lately by a process that died; not in ``cost``.
     """
 
     key: str

@@ -94,6 +94,11 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX ledger_at ON ledger (at);
     """,
+    """
+    ALTER TABLE reservations ADD COLUMN until REAL;  -- then its process is dead, NULL: not known
+    ALTER TABLE ledger ADD COLUMN overdue TEXT;      -- the reservation that this row estimates
+    CREATE INDEX ledger_overdue ON ledger (overdue) WHERE overdue IS NOT NULL;
+    """,
 )
 
 

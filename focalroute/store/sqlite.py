@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from focalroute.errors import FocalrouteError, StoreError
 from focalroute.records import Feedback
 from focalroute.store import ledger, tables
-from focalroute.store.accounts import Books
+from focalroute.store.accounts import Books, settle_overdue
 from focalroute.store.base import (
     Account,
     Balance,
@@ -107,6 +107,7 @@ class SqliteStore:
         self._thread = threading.Thread(target=self._work, name="focalroute-store", daemon=True)
         self._thread.start()
         atexit.register(self.close)
+        self._change(lambda db, books: settle_overdue(db, books, time.time())).exception()  # a damaged file: see verify
 
     # -- the store's face --------------------------------------------------------------------------------------------
 

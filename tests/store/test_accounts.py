@@ -42,6 +42,11 @@ def applies(account: Account, tags: tuple[str, ...]) -> bool:
     return not account.tag or account.tag in tags
 
 
+def later(store: SqliteStore, seconds: float, which: str = "1") -> None:
+    """As if these reservations had been made so much earlier."""
+    on_thread(store, lambda db: db.execute(f"UPDATE reservations SET until = until - {seconds} WHERE {which}"))
+
+
 AMOUNTS = st.decimals(0, 1, places=6)
 SHARES = st.sampled_from([Decimal(0), Decimal("0.25"), Decimal(1)])
 TAGS = st.sampled_from([(), ("team",), ("other", "team"), ("other",)])
@@ -51,6 +56,7 @@ STEPS = st.lists(
         st.tuples(st.just("settle"), st.integers(0, 9), SHARES),
         st.tuples(st.just("release"), st.integers(0, 9)),
         st.tuples(st.just("crash"), st.integers(0, 2)),
+        st.tuples(st.just("pass time"), st.integers(0, 2)),
         st.tuples(st.just("charge"), st.integers(0, 2), AMOUNTS, TAGS),
     ),
     max_size=30,
@@ -107,7 +113,12 @@ def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(
                 if model.fits(Reservation("", "", "", amount, tags)):
                     stores[which].write(LedgerRow("y", "a", time.time(), None, amount, "price", tags)).result(10)
                     model.paid.append((tags, amount))
-            elif what == "crash":
+            elif what in ("crash", "pass time"):  # either way the store is opened anew
+                if what == "pass time":
+                    overdue = tuple(held.id for held in model.orphans)
+                    later(stores[which], 4000, f"id IN {(*overdue, '', '')}")
+                    model.paid += [(held.tags, held.amount) for held in model.orphans]
+                    model.orphans = []
                 stores[which].close()
                 stores[which] = begin()
                 model.orphans += [r for owner, r, _ in model.open if owner == which]
@@ -254,3 +265,41 @@ def test_a_balance_that_its_rows_do_not_add_up_to_is_found(damage: str) -> None:
         on_thread(store, lambda db: db.execute(damage))
         (problem,) = store.verify()
         assert "its rows add up to" in problem
+
+
+def test_what_a_dead_process_had_reserved_is_settled_as_an_estimate_once_its_call_must_be_over(tmp_path: Path) -> None:
+    path, timed = tmp_path / "s.db", Reservation("r1", "x", "a", Decimal("0.5"), ("team",), timeout_s=30)
+    with closing(SqliteStore(path)) as store:
+        store.open_accounts(LIMITS)
+        assert store.reserve(timed, LIMITS).result(10).granted
+        assert store.reserve(hold(2, "0.25"), {TOTAL: Decimal(3)}).result(10).granted
+        later(store, 80)
+    for seconds, spent, held in ((20, "0", "0.75"), (0, "0.5", "0.25"), (0, "0.5", "0.25")):
+        with closing(SqliteStore(path)) as store:
+            balances = store.open_accounts(LIMITS)
+            assert balances[TOTAL] == Balance(Decimal(spent), Decimal(held))
+            assert {balances[account].spent for account in LIMITS} == {Decimal(spent)}
+            assert balances[TEAM].reserved == Decimal("0.5") - Decimal(spent)
+            (row,) = store.ledger("all")
+            assert (row.cost, row.estimated_cost, row.held) == (Decimal(spent), Decimal(spent), Decimal(held))
+            assert row.calls == row.estimated == (spent != "0")
+            assert store.verify() == ()
+            later(store, seconds)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_process_that_was_only_asleep_settles_or_releases_what_was_estimated(tmp_path: Path, released: bool) -> None:
+    path, limits = tmp_path / "s.db", {TOTAL: Decimal(3)}
+    with closing(SqliteStore(path)) as asleep:
+        asleep.open_accounts(limits)
+        at = asleep.reserve(hold(1, "0.5"), limits).result(10).at
+        later(asleep, 4000)
+        with closing(SqliteStore(path)) as other:
+            assert other.balances(limits).result(10)[TOTAL] == Balance(Decimal("0.5"), ZERO)
+        row = Release(hold(1, "0.5"), at) if released else bill(hold(1, "0.5"), at, Decimal("0.125"))
+        asleep.write(row).result(10)
+        spent = ZERO if released else Decimal("0.125")
+        assert asleep.balances(limits).result(10)[TOTAL] == Balance(spent, ZERO)
+        left = [(one.calls, one.estimated, one.cost) for one in asleep.ledger("all")]
+        assert left == ([] if released else [(1, 0, spent)])
+        assert asleep.verify() == ()
