@@ -7,10 +7,12 @@ here. Where no limit concerns an ask, nothing is reserved and the store is not w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +28,8 @@ from focalroute.store.base import Account, Balance, Grant, LedgerRow, Release, R
 __all__ = ["BudgetGuard", "Hold", "Purse"]
 
 _log = logging.getLogger("focalroute")
+
+_LOOK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class BudgetGuard:
         self._store = store
         self._known: dict[Account, Balance] = {}
         self._looking: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
+        self._held: set[str] = set()  # this process's own reservations
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         if self.limits:
             self._known.update(self._kept.open_accounts(self.limits))
 
@@ -88,8 +94,17 @@ class BudgetGuard:
             raise ConfigError("budget: a limit for several asks needs a store")
         return self._store
 
-    def purse(self, max_usd: Decimal | float | str | None, answer_id: str, tags: Sequence[str] = ()) -> Purse:
+    def purse(
+        self,
+        max_usd: Decimal | float | str | None,
+        answer_id: str,
+        tags: Sequence[str] = (),
+        patience_s: float = 0.0,
+    ) -> Purse:
         """What one ask may spend: the smaller of its own cap and the budget's, within all limits that concern it.
+
+        Args:
+            patience_s: how long it may wait for what other asks of this process hold and will not all spend.
 
         Raises:
             ConfigError: it is not an amount, or cannot be kept because a price is unknown.
@@ -98,11 +113,11 @@ class BudgetGuard:
         if own is not None:
             self._require_prices("max_usd")
         caps = [cap for cap in (own, self._per_ask) if cap is not None]
-        return Purse(self, min(caps, default=None), answer_id, tags)
+        return Purse(self, min(caps, default=None), answer_id, tags, patience_s)
 
     def open_purse(self, answer_id: str) -> Purse:
         """A purse without a cap, for what no ask is to pay."""
-        return Purse(self, None, answer_id, ())
+        return Purse(self, None, answer_id, (), 0.0)
 
     def _require_prices(self, limit: str) -> None:
         if self._unpriced:
@@ -123,6 +138,19 @@ class BudgetGuard:
         known = await asyncio.wrap_future(looking)
         self._known.update(known)
 
+    async def wait_for_others(self, accounts: tuple[Account, ...], enough: Callable[[], bool]) -> bool:
+        """Until there is enough, or no call of this process is under way that could make room; whether there is.
+
+        Who comes first is served first. Reservations of other processes are not waited for: they may be dead.
+        """
+        async with self._queues.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            while True:
+                settled = not self._held
+                await self.refresh(accounts)
+                if (there := enough()) or settled:
+                    return there
+                await asyncio.sleep(_LOOK_AGAIN_S)
+
     async def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> float | None:
         """Hold an amount back; the moment it counts towards, None if it does not fit.
 
@@ -136,7 +164,10 @@ class BudgetGuard:
             future.add_done_callback(lambda done: self._let_go(done, reservation))
             raise
         self._known.update(grant.balances)
-        return grant.at if grant.granted else None
+        if not grant.granted:
+            return None
+        self._held.add(reservation.id)
+        return grant.at
 
     def _let_go(self, done: Future[Grant], reservation: Reservation) -> None:
         if done.exception() is None and done.result().granted:
@@ -144,6 +175,8 @@ class BudgetGuard:
 
     def settle(self, row: LedgerRow) -> None:
         """Turn a reservation into what was really spent, soon."""
+        if row.reservation is not None:
+            self._held.discard(row.reservation.id)
         self._kept.write(row).add_done_callback(_warn)
 
 
@@ -164,8 +197,11 @@ class Purse:
         unwritten: the rows that the ledger does not have yet.
     """
 
-    def __init__(self, guard: BudgetGuard, cap: Decimal | None, answer_id: str, tags: Sequence[str]) -> None:
+    def __init__(
+        self, guard: BudgetGuard, cap: Decimal | None, answer_id: str, tags: Sequence[str], patience_s: float
+    ) -> None:
         self._guard = guard
+        self._until = time.monotonic() + patience_s
         self.answer_id = answer_id
         self._tags = tuple(tags)
         self._limits = {a: limit for a, limit in guard.limits.items() if not a.tag or a.tag in self._tags}
@@ -191,14 +227,35 @@ class Purse:
             balance = self._guard.balance(account)
             yield limit - balance.spent - balance.reserved
 
-    async def look(self, amount: Decimal) -> None:
-        """See how much is really left, if ``amount`` may not fit. Others release and spend, and periods end.
+    async def look(self, amounts: Sequence[Decimal]) -> None:
+        """See how much is really left, if these may not all fit. Others release and spend, and periods end.
+
+        Where they, or else the least of them, only do not fit because of what other asks hold, these are waited for:
+        a reservation is for the most that a call can cost, and most of it is released.
 
         Raises:
             StoreError: it cannot be known.
         """
-        if self._limits and not self.fits(amount):
-            await self._guard.refresh(tuple(self._limits))
+        if not self._limits or self.fits(sum(amounts, Decimal(0))):
+            return
+        accounts = tuple(self._limits)
+        await self._guard.refresh(accounts)
+        if self._room_comes(amounts):
+            await self._room(amounts)
+
+    async def _room(self, amounts: Sequence[Decimal]) -> bool:
+        """Wait for it, as long as there is patience; whether it came, or will not come any more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
+                accounts = tuple(self._limits)
+                return await self._guard.wait_for_others(accounts, lambda: not self._room_comes(amounts))
+        return False
+
+    def _room_comes(self, amounts: Sequence[Decimal]) -> bool:
+        """Whether more of these would fit if others spent nothing of what they hold."""
+        without = [limit - self._guard.balance(account).spent for account, limit in self._limits.items()]
+        wanted = next((one for one in (sum(amounts, Decimal(0)), min(amounts)) if one <= min(without)), None)
+        return wanted is not None and not self.fits(wanted)
 
     @property
     def share_left(self) -> float:
@@ -222,6 +279,8 @@ class Purse:
             timeout_s = self._guard.timeouts_s[endpoint]
             held = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags, timeout_s)
             at = await self._guard.reserve(held, self._limits)
+            while at is None and self._room_comes([amount]) and await self._room([amount]):
+                at = await self._guard.reserve(held, self._limits)
             hold = None if at is None else Hold(endpoint, amount, at, held)
         finally:
             if hold is None:

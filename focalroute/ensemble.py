@@ -216,7 +216,7 @@ class AsyncEnsemble:
             asked,
             policy=Guarded(policy, self._names),
             sight=self._observer.begin(asked),
-            purse=self._guard.purse(max_usd, asked.id, asked.tags),
+            purse=self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s),
             deadline=asyncio.get_running_loop().time() + settings.deadline_s,
             rng=self._dice(),
         )

@@ -32,10 +32,10 @@ __all__ = ["HIGHEST", "LOWEST", "Pacer", "paced"]
 
 LOWEST, HIGHEST = PRICE_RANGE[0] / 2, PRICE_RANGE[1] * 2  # a policy takes no notice of what lies further out
 _RATE = 0.1  # eta
-_STEP = 0.25  # the most that one query moves log lambda
+_STEP = 1.0  # the most that one query moves log lambda
 _REPAID = 300.0  # H
 _REPAID_AT_A_TIME = 0.5  # the most of D / H, either way
-_DEBT = 3000.0  # the most that D is, either way
+_DEBT = 1000.0  # the most that D is, either way
 _UNDER_WAY = 4  # asks under way from which on steps are smaller, and prices spread
 _SPREAD = 1.0  # the most that the price of one ask may be off, in log lambda, either way
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -75,7 +75,7 @@ class Pacer:
         """The price of now, or one beside it; the more asks are under way, the further."""
         width = _SPREAD * max(0.0, 1.0 - _UNDER_WAY / self._under_way)
         place = 2.0 * (self._begun * _GOLDEN % 1.0) - 1.0
-        return min(max(self._price * math.exp(width * place), LOWEST), HIGHEST)
+        return _within(self._log + width * place)
 
     def end(self, cost: Decimal | None) -> None:
         """A query that began has ended and cost so many USD; None: it was refused, which tells nothing."""
@@ -88,18 +88,20 @@ class Pacer:
     def add(self, cost: float) -> None:
         """So many USD were spent besides, on no query of their own (a probe): the queries to come make up for it."""
         with self._lock:
-            if self._target is not None and self._log < math.log(HIGHEST):
+            if self._target is not None:
                 self._debt = min(self._debt + cost / self._target, _DEBT)
 
     def _move(self, rate: float, error: float) -> None:
         debt = min(max(self._debt + error, -_DEBT), _DEBT)
         repaid = min(max(debt / _REPAID, -_REPAID_AT_A_TIME), _REPAID_AT_A_TIME)
         step = min(max(rate * (error + repaid), -_STEP), _STEP)
-        wanted = self._log + step
-        self._log = min(max(wanted, math.log(LOWEST)), math.log(HIGHEST))
-        if self._log == wanted or abs(debt) < abs(self._debt):
-            self._debt = debt
-        self._price = math.exp(self._log)
+        self._log = min(max(self._log + step, math.log(LOWEST) - _SPREAD), math.log(HIGHEST) + _SPREAD)
+        self._debt = debt
+        self._price = _within(self._log)
+
+
+def _within(log_price: float) -> float:
+    return min(max(math.exp(log_price), LOWEST), HIGHEST)
 
 
 def paced(budget: Budget | None, store: Store, price: float) -> Pacer:

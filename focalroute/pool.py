@@ -239,7 +239,7 @@ class Pool:
                     "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
                 )
             bounds.append(bound)
-        await purse.look(sum(bounds, Decimal(0)))
+        await purse.look(bounds)
         return tuple(bounds)
 
     async def ask(self, picked: Sequence[int], query: Query, purse: Purse, deadline: float) -> tuple[Reply, ...]:

@@ -48,7 +48,7 @@ def spend(purse: Purse, reserved: str | int, cost: str | int | None) -> None:
 
 def left(purse: Purse) -> dict[str, Decimal]:
     """What every limit has left, seen afresh."""
-    asyncio.run(purse.look(Decimal(10**9)))
+    asyncio.run(purse.look([Decimal(10**9)]))
     return {limit.name: limit.usd - limit.spent - limit.reserved for limit in purse.state()}
 
 
@@ -111,10 +111,71 @@ def test_looking_again_finds_what_others_released(store: SqliteStore) -> None:
     assert held is not None
     assert hold(second, 1) is None
     first.settle(held, Bill("a", None, Decimal("0.5"), "price"))
-    asyncio.run(second.look(ZERO))
+    asyncio.run(second.look([ZERO]))
     assert not second.fits(Decimal("0.5"))  # nothing that may not fit was wanted, so nothing was looked up
-    asyncio.run(second.look(Decimal("0.5")))
+    asyncio.run(second.look([Decimal("0.5")]))
     assert second.fits(Decimal("0.5"))
+
+
+def test_what_others_hold_and_will_not_spend_is_waited_for_first_come_first_served(store: SqliteStore) -> None:
+    keeper = guard(store, usd_total=1)
+    served: list[str] = []
+
+    async def run() -> None:
+        first = keeper.purse(None, "x")
+        held = await first.reserve("a", Decimal(1))
+        assert held is not None
+
+        async def take(name: str) -> None:
+            purse = keeper.purse(None, name, (), 60.0)
+            await purse.look([Decimal("0.25"), Decimal("0.25")])
+            assert purse.fits(Decimal("0.5"))
+            assert await purse.reserve("a", Decimal("0.25"))
+            served.append(name)
+
+        waiting = [asyncio.ensure_future(take(name)) for name in ("second", "third")]
+        await asyncio.sleep(0.05)
+        assert served == []
+        first.settle(held, Bill("a", None, Decimal("0.25"), "price"))
+        await asyncio.gather(*waiting)
+
+    asyncio.run(run())
+    assert served == ["second", "third"]
+
+
+def test_a_reservation_itself_waits_too(store: SqliteStore) -> None:
+    keeper = guard(store, usd_total=1)
+
+    async def run() -> None:
+        first = keeper.purse(None, "x")
+        held = await first.reserve("a", Decimal(1))
+        assert held is not None
+        waiting = asyncio.ensure_future(keeper.purse(None, "y", (), 60.0).reserve("a", Decimal("0.5")))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        first.settle(held, Bill("a", None, Decimal("0.5"), "price"))
+        assert await waiting
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("case", ["no patience", "spent", "another process", "more than there is"])
+def test_what_cannot_come_is_not_waited_for(store: SqliteStore, case: str) -> None:
+    keeper, other = guard(store, usd_total=1), guard(store, usd_total=1)
+    wanted = Decimal(2) if case == "more than there is" else Decimal("0.5")
+
+    async def run() -> None:
+        assert await (other if case == "another process" else keeper).purse(None, "x").reserve("a", Decimal("0.25"))
+        spent = await keeper.purse(None, "x").reserve("a", Decimal("0.625"))
+        assert spent is not None
+        if case in ("spent", "another process"):
+            cost = Decimal("0.625" if case == "spent" else "0.375")
+            keeper.purse(None, "x").settle(spent, Bill("a", None, cost, "price"))
+        purse = keeper.purse(None, "y", (), 0.0 if case == "no patience" else 60.0)
+        await asyncio.wait_for(purse.look([wanted]), 10)
+        assert await asyncio.wait_for(purse.reserve("a", wanted), 10) is None
+
+    asyncio.run(run())
 
 
 def test_a_reservation_that_nobody_waits_for_any_more_is_released(store: SqliteStore) -> None:

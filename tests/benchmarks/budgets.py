@@ -46,6 +46,7 @@ MODELS = [
 ]
 STREAMED_EVERY = 10
 CANCELLED_EVERY = 25
+AT_AN_ENDPOINT = 100  # calls of one process at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ async def work(folder: Path, asks: int, seed: int, limit: str, concurrency: int,
                     return
                 ask = asyncio.ensure_future(pool.ask(question.text, choices=question.choices))
                 if cancel and number % CANCELLED_EVERY == 1:
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02 if concurrency else 0.004 * number)  # some begun, some still waiting
                     ask.cancel()
                 (got,) = await asyncio.gather(ask, return_exceptions=True)
                 if isinstance(got, Answer):
@@ -148,7 +149,7 @@ async def work(folder: Path, asks: int, seed: int, limit: str, concurrency: int,
                 for number, question in waiting:
                     await one(number, question)
 
-            await asyncio.gather(*(take() for _ in range(concurrency)))
+            await asyncio.gather(*(take() for _ in range(concurrency or asks)))
     return {"asks": happened, "receipts": str(sum(receipts, Decimal(0)))}
 
 
@@ -171,7 +172,8 @@ def run(*, asks: int, processes: int, concurrency: int, kill: bool, limit: Decim
     models = [replace(model, latency_s=0.02 if kill else 0.0) for model in MODELS]
     with tempfile.TemporaryDirectory() as name, SimulatedPool(models) as pool, ExitStack() as stack:
         folder = Path(name)
-        (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
+        gated = f"[[endpoint]]\nmax_concurrency = {AT_AN_ENDPOINT}\n"
+        (folder / "pool.toml").write_text(pool_toml(pool.endpoints).replace("[[endpoint]]\n", gated))
         limit = limit or (mean_cost(pool, folder) * asks / 2).quantize(Decimal("1e-9"))
         begun = time.perf_counter()
         rest = [str(asks // processes), str(limit), str(concurrency), str(int(kill))]
@@ -228,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--concurrency", type=int, default=64, help="asks at a time in each process")
+    parser.add_argument("--concurrency", type=int, default=0, help="asks at a time in each process; 0: all of them")
     parser.add_argument("--work", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.work:
