@@ -5,9 +5,10 @@ A dual ascent on the constraint E[cost] = target, with a memory. Each query move
     log lambda += eta (e + D / H),    e = cost / target - 1,    D = the sum of e so far,
 
 so that what was over- or underspent is made up for over the next H queries, and the long-run mean is the target
-whatever the policy's costs are, as long as a higher price makes them lower. Steps are bounded, and so are D and what is
-made up for at a time: one burst cannot make it spend nothing, or everything. While the price is at one of its bounds
-nothing more is added to D (no wind-up): a target that could not be met for a while leaves no debt.
+whatever the policy's costs are, as long as a higher price makes them lower. A step is bounded, so far out that the
+long tail of real costs is not cut (that would bias the mean); so are D, to 1,000 targets, and what is made up for at a
+time, to half a target: no burst, and no time in which the target could not be met, can make it spend nothing, or
+everything, for long.
 
 With many asks under way costs answer to an old price. Steps are then smaller, and the asks go by prices spread around
 the one that is learned, up to e times lower and higher: a policy whose cost falls steeply at some price would else

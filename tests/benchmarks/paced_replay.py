@@ -1,6 +1,6 @@
 """Pacing against every fixed price of money: recorded answers, prices that double, topics that drift by themselves.
 
-    python -m tests.benchmarks.paced_replay LOG --pool POOL [--seeds 3] [--points 0.1,0.2,0.3] [--under-way 1,64]
+    python -m tests.benchmarks.paced_replay LOG --pool POOL [--seeds 3] [--points 0.1,0.13,0.16] [--under-way 1,64]
 
 A policy is trained on all but the last 5,000 queries of the log and serves those, prequentially and greedily, in the
 order of the log, whose topics come in blocks. After 2,000 of them every price doubles. Each point is a target in USD a
@@ -8,7 +8,7 @@ query: that share of what asking everybody cost in the training part. A paced ru
 this share in training, and is held to the target over all 5,000, probes included. With 64 under way the pacer hears of
 a cost only 63 queries later.
 
-It is compared with fixed prices of money, 25 from 0.003 to 4, on the same queries and seeds: with the most accurate of
+It is compared with fixed prices of money, 13 from 0.003 to 4, on the same queries and seeds: with the most accurate of
 those that cost no more than it did, and of the mixtures of two neighbouring ones that cost just as much. So the fixed
 one is chosen in hindsight, on the very queries that it is scored on. Intervals are of the paired block bootstrap.
 """
@@ -40,7 +40,7 @@ from focalroute.policy.bundle import Policy, load
 QUERIES = 5000
 CHANGE = 2000
 WARM = 500
-PRICES = tuple(np.geomspace(0.003, 4.0, 25).tolist())
+PRICES = tuple(np.geomspace(0.003, 4.0, 13).tolist())
 
 Runs = Sequence[Played]
 
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--points", default="0.1,0.2,0.3", help="targets, as shares of asking everybody in training")
+    parser.add_argument("--points", default="0.1,0.13,0.16", help="targets, as shares of asking everybody in training")
     parser.add_argument("--under-way", default="1,64", help="asks under way at a time")
     given = parser.parse_args()
     pool = load_pool(given.pool)
