@@ -74,9 +74,13 @@ class Pacer:
 
     def _spread(self) -> float:
         """The price of now, or one beside it; the more asks are under way, the further."""
-        width = _SPREAD * max(0.0, 1.0 - _UNDER_WAY / self._under_way)
         place = 2.0 * (self._begun * _GOLDEN % 1.0) - 1.0
-        return _within(self._log + width * place)
+        return _within(self._log + self._width * place)
+
+    @property
+    def _width(self) -> float:
+        """How far the prices of asks under way are spread, in log lambda, either way."""
+        return _SPREAD * max(0.0, 1.0 - _UNDER_WAY / max(self._under_way, 1))
 
     def end(self, cost: Decimal | None) -> None:
         """A query that began has ended and cost so many USD; None: it was refused, which tells nothing."""
@@ -96,7 +100,8 @@ class Pacer:
         debt = min(max(self._debt + error, -_DEBT), _DEBT)
         repaid = min(max(debt / _REPAID, -_REPAID_AT_A_TIME), _REPAID_AT_A_TIME)
         step = min(max(rate * (error + repaid), -_STEP), _STEP)
-        self._log = min(max(self._log + step, math.log(LOWEST) - _SPREAD), math.log(HIGHEST) + _SPREAD)
+        lowest, highest = math.log(LOWEST) - self._width, math.log(HIGHEST) + self._width
+        self._log = min(max(self._log + step, lowest), highest)
         self._debt = debt
         self._price = _within(self._log)
 

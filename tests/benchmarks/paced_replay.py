@@ -1,6 +1,6 @@
 """Pacing against every fixed price of money: recorded answers, prices that double, topics that drift by themselves.
 
-    python -m tests.benchmarks.paced_replay LOG --pool POOL [--seeds 3] [--points 0.1,0.13,0.16] [--under-way 1,64]
+    python -m tests.benchmarks.paced_replay LOG --pool POOL [--seeds 3] [--points 0.13,0.16] [--under-way 1,64]
 
 A policy is trained on all but the last 5,000 queries of the log and serves those, prequentially and greedily, in the
 order of the log, whose topics come in blocks. After 2,000 of them every price doubles. Each point is a target in USD a
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--points", default="0.1,0.13,0.16", help="targets, as shares of asking everybody in training")
+    parser.add_argument("--points", default="0.13,0.16", help="targets, as shares of asking everybody in training")
     parser.add_argument("--under-way", default="1,64", help="asks under way at a time")
     given = parser.parse_args()
     pool = load_pool(given.pool)
