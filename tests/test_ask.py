@@ -72,7 +72,7 @@ def test_a_decision_is_the_deciders_over_the_order_given(explore: bool) -> None:
         logits, round=1, must_pick=True, order=CHEAPEST_FIRST, eligible=eligible, explore=explore, rng=rng
     )
     assert found.order == (3, 0, 2)
-    assert found.probabilities == pick_probabilities(logits)
+    assert found.probabilities == pick_probabilities(logits, found.order)
     assert (found.log_mu is None) is not explore
 
 

@@ -122,22 +122,23 @@ def test_update_says_what_came_of_it(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store of rewarded answers, ``s.db``, and a policy that asks more, ``p``."""
+    """A folder with a store of rewarded answers, ``s.db``, their policy, ``o``, and one that asks more, ``p``."""
     folder = tmp_path_factory.mktemp("told")
     with closing(SqliteStore(folder / "s.db")) as store:
         store.write(*[row for pair in play(cold_learner(), 120, 0) for row in pair]).result()
-    cold = cold_decider()
-    more = decider_model(replace(cold, bias=cold.bias + np.float32(0.3)))
-    publish(folder / "p", decider=more, fusion=fusion_model(cold_fusion()), names=(), parent=None)
+    decider, fusion = cold_decider(), fusion_model(cold_fusion())
+    more = replace(decider, bias=decider.bias + np.float32(0.3))
+    for name, net in (("o", decider), ("p", more)):
+        publish(folder / name, decider=decider_model(net), fusion=fusion, names=(), parent=None)
     return folder
 
 
 def test_policies_are_compared_on_a_store(told: Path) -> None:
-    result = focalroute("policy", "compare", "cold", "p@1", "--store", "s.db", cwd=told)
+    result = focalroute("policy", "compare", "o", "p@1", "--store", "s.db", cwd=told)
     assert result.returncode == 0, result.stderr
-    assert "A: cold (version 0); effective sample size 120 of 120, mean ratio 1.00" in result.stdout
+    assert "A: o (version 1); effective sample size 120 of 120, mean ratio 1.00" in result.stdout
     assert "than A: " in result.stdout
-    as_json = focalroute("policy", "compare", "cold", "p", "--store", "s.db", "--json", cwd=told)
+    as_json = focalroute("policy", "compare", "o", "p", "--store", "s.db", "--json", cwd=told)
     said = json.loads(as_json.stdout)
     assert (said["episodes"], said["labelled"], said["greedy"]) == (120, 120, 0)
     assert said["difference"]["reward"].keys() == {"ips", "self-normalised", "doubly-robust"}

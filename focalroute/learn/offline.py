@@ -36,7 +36,7 @@ from focalroute.learn.recorded import I64, Recorded
 from focalroute.learn.reinforce import GRID, Point, PolicyGradient, improved, score_of
 from focalroute.learn.settings import OfflineSettings
 from focalroute.learn.stacking import fit, log_loss, random_sets
-from focalroute.learn.trajectory import neutral
+from focalroute.learn.trajectory import neutral, unlimited
 from focalroute.learn.valuation import fit_critic
 from focalroute.learn.views import PRICES, Masks, Views, long_run, random_masks
 from focalroute.observe.experience import Experience
@@ -111,7 +111,7 @@ def train(
             keep(progress)
     return Trained(
         seed=seed,
-        decider=neutral(progress.decider, len(recorded.names)),
+        decider=unlimited(neutral(progress.decider, len(recorded.names))),
         fusion=neutral(progress.fusion, len(recorded.names)),
         critic=progress.critic,
         experience=_experience(recorded),

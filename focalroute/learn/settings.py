@@ -32,9 +32,9 @@ class OfflineSettings:
     window: int = 500
     validation: float = 0.2
     fusion_epochs: int = 6
-    fusion_rate: float = 1e-3
-    decider_rate: float = 1e-3
-    iterations: int = 320
+    fusion_rate: float = 2e-3
+    decider_rate: float = 1.5e-3
+    iterations: int = 400
     queries: int = 128
     samples: int = 16
     entropy: float = 0.003

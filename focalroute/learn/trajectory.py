@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from focalroute.learn.critic import STATE, decider_state, fusion_state
 from focalroute.learn.episodes import Episode
 from focalroute.learn.likelihood import Bools, Heads
-from focalroute.learn.nets import F32, I64, FusionNet, Net
+from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet, Net
 from focalroute.observe import layout
 from focalroute.records import Decision, Observation
 
-__all__ = ["Batch", "Decisions", "Fusions", "Steps", "batch", "grown", "neutral", "vocabulary"]
+__all__ = ["Batch", "Decisions", "Fusions", "Steps", "batch", "grown", "neutral", "unlimited", "vocabulary"]
 
 
 _LAMBDA = layout.slices(layout.CONTEXT)["price_of_money"].start
+_LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
 _SMALL = 0.1
 
 
@@ -125,6 +126,27 @@ def neutral(net: Net, size: int) -> Net:
     if isinstance(net, FusionNet):
         return replace(net, names=names, vote=np.zeros(size + 1, net.vote.dtype))
     return replace(net, names=names)
+
+
+def unlimited(net: DeciderNet) -> DeciderNet:
+    """The net that decides alike while no cap is near, and takes no notice of one that is.
+
+    In training the layout's "budget_left" is always 1, so that what a net makes of less is chance. What a cap does not
+    pay for is not eligible anyway.
+    """
+    return replace(
+        net,
+        bias=net.bias + net.skip_context[_LEFT],
+        hidden_bias=net.hidden_bias + net.hidden_context[_LEFT],
+        skip_context=_zeroed(net.skip_context, _LEFT),
+        hidden_context=_zeroed(net.hidden_context, _LEFT),
+    )
+
+
+def _zeroed(weights: F32, row: int) -> F32:
+    changed = weights.copy()
+    changed[row] = 0
+    return changed
 
 
 def batch(episodes: Sequence[Episode], names: Sequence[str], *, price_of_money: float | None = None) -> Batch:

@@ -28,7 +28,7 @@ from focalroute.learn.recorded import F32, I64, Recorded
 from focalroute.learn.reinforce import PolicyGradient, improved, score_of
 from focalroute.learn.rollout import Played, Seen
 from focalroute.learn.stacking import fit, log_loss, random_sets
-from focalroute.learn.trajectory import grown, neutral
+from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.observe import layout
 from focalroute.observe.sight import vote_weight
@@ -209,7 +209,7 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
         n = len(recorded.names)
         decider, fusion = neutral(decider, n), neutral(fusion, n)
         last, finished = neutral(last, n), neutral(finished, n)
-    return Policy(decider, fusion), Policy(last, finished)
+    return Policy(unlimited(decider), fusion), Policy(unlimited(last), finished)
 
 
 def _improved(learner: PolicyGradient, decider: DeciderNet, held: I64, rng: np.random.Generator) -> DeciderNet:

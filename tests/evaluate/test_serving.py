@@ -94,7 +94,7 @@ def test_graded_scores_are_credited_to_every_member(tmp_path: Path) -> None:
     lines = [{"id": str(n), "outputs": {e: output(None, score=s) for e, s in scores.items()}} for n in range(300)]
     table = table_of(tmp_path, lines, dict.fromkeys("abcd", 1.0))
     played = play(Serving(cold(), table.endpoints, seed=0), table, np.arange(300))
-    assert played.worth[-100:].mean() > 0.85
+    assert played.worth[-100:].mean() > 0.75
 
 
 def test_failed_members_are_asked_round_and_nobody_left_is_no_answer(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table, join
-from focalroute.learn.cold import cold_decider, cold_fusion
-from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.reward import USER
 from focalroute.observe import layout
@@ -63,14 +62,15 @@ def simulated_table(folder: Path, queries: int, seed: int = 0) -> Table:
 
 def targets(root: Path) -> dict[str, Policy]:
     """Policies that differ from the shipped one: in how many they ask, whom they prefer, and how they fuse."""
-    decider, fusion = cold_decider(), cold_fusion()
+    shipped = cold()
+    decider, fusion = decider_net(shipped.decider_onnx), fusion_net(shipped.fusion_onnx)
     made: dict[str, tuple[DeciderNet, FusionNet]] = {
-        "cheaper": (_weighed(decider, bias=-0.4, price=-1.6), fusion),
-        "generous": (_weighed(decider, bias=0.4, price=-0.4), fusion),
-        "accurate": (_weighed(decider, bias=0.0, accuracy=12.0), fusion),
-        "other fusion": (decider, replace(fusion, skip_member=_column(fusion.skip_member, "probability", 4.0))),
-        "bold": (_weighed(decider, bias=1.2, price=-0.4), fusion),
-        "far": (_weighed(decider, bias=3.0, price=0.8), fusion),
+        "cheaper": (_weighed(decider, bias=-0.4, price=-0.8), fusion),
+        "generous": (_weighed(decider, bias=0.4, price=0.4), fusion),
+        "accurate": (_weighed(decider, bias=0.0, accuracy=4.0), fusion),
+        "other fusion": (decider, replace(fusion, skip_member=_more(fusion.skip_member, "probability", 3.75))),
+        "bold": (_weighed(decider, bias=1.2, price=0.4), fusion),
+        "far": (_weighed(decider, bias=6.0, price=1.6), fusion),
     }
     for name, (one, two) in made.items():
         folder = root / name.replace(" ", "-")
@@ -81,13 +81,13 @@ def targets(root: Path) -> dict[str, Policy]:
 def _weighed(net: DeciderNet, *, bias: float, **weights: float) -> DeciderNet:
     endpoint = net.skip_endpoint.copy()
     for name, value in weights.items():
-        endpoint[layout.slices(layout.ENDPOINT)[name]] = value
+        endpoint[layout.slices(layout.ENDPOINT)[name]] += value
     return replace(net, skip_endpoint=endpoint, bias=net.bias + np.float32(bias))
 
 
-def _column(weights: Any, name: str, value: float) -> Any:
+def _more(weights: Any, name: str, value: float) -> Any:
     changed = weights.copy()
-    changed[layout.slices(layout.MEMBER)[name]] = value
+    changed[layout.slices(layout.MEMBER)[name]] += value
     return changed
 
 

@@ -86,7 +86,7 @@ def fresh_learner(seed: int = 0, vocabulary: int = 3) -> Learner:
 
 
 def cold_learner() -> Learner:
-    """The shipped policy's nets, with rows for the small world's names."""
+    """The nets set by hand, with rows for the small world's names."""
     rng = np.random.default_rng(0)
     return Learner.fresh(grown(cold_decider(), 3, rng), grown(cold_fusion(), 3, rng), CriticNet.initial(rng))
 

@@ -23,7 +23,7 @@ from focalroute.learn.passes import NUMPY, passes
 from focalroute.learn.recorded import Recorded
 from focalroute.learn.reinforce import PolicyGradient
 from focalroute.learn.rollout import Played, roll
-from focalroute.learn.trajectory import grown, neutral
+from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.learn.valuation import valued
 from focalroute.learn.views import Masks, Views, long_run, random_masks
 from tests.learn.histories import Kind, history, random_history
@@ -133,9 +133,9 @@ def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
     assert scores == sorted(scores)
     found = next(one for one in measured if one.score == scores[-1])
     assert found.done < 12
-    for name, array in parameters(neutral(found.decider, len(SPECIALISTS))).items():
+    for name, array in parameters(unlimited(neutral(found.best, len(SPECIALISTS)))).items():
         np.testing.assert_array_equal(parameters(trained.decider)[name], array)
-    assert not np.array_equal(found.decider.out, measured[-1].decider.out)
+    assert not np.array_equal(found.best.out, measured[-1].decider.out)
     assert (trained.score, trained.curve) == (scores[-1], found.curve)
 
 

@@ -68,26 +68,28 @@ def test_too_little_evidence_keeps_the_old_policy(store: Store, tmp_path: Path) 
 
 
 def test_a_policy_that_passes_is_published_with_what_it_came_from(store: Store, tmp_path: Path) -> None:
-    fill(store, play(cold_learner(), 500, 0))
+    put(tmp_path, cold_learner())
+    fill(store, play(cold_learner(), 500, 0, version=1))
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
     policy = bundle.load(tmp_path)
-    assert (report.status, report.version, report.parent) == ("published", 1, 0)
+    assert (report.status, report.version, report.parent) == ("published", 2, 1)
     assert (report.episodes, report.held_out) == (400, 100)
-    assert (policy.version, policy.parent, policy.names) == (1, 0, NAMES)
+    assert (policy.version, policy.parent, policy.names) == (2, 1, NAMES)
     assert policy.hyperparameters["seed"] == 0
     assert policy.hyperparameters["usd_per_call"] == pytest.approx({"left": 0.3, "right": 0.3, "useless": 0.4})
     assert report.diagnostics is not None
     assert report.comparison is not None
     assert policy.metrics["entropy"] == report.diagnostics.entropy
     assert policy.metrics["gate"]["gain"] == report.comparison.gain
-    state = bundle.learner(tmp_path, 1)
+    state = bundle.learner(tmp_path, 2)
     assert state is not None
     assert sorted(uses(state).values()) == [1] * 400
 
 
 def test_from_update_to_update_it_finds_the_optimum(tmp_path: Path) -> None:
-    """The whole loop, from the shipped policy: play, store, learn, pass the gate, serve, play on."""
-    before, version = value(cold_learner()), 0
+    """The whole loop, from nets set by hand: play, store, learn, pass the gate, serve, play on."""
+    put(tmp_path, cold_learner())
+    before, version = value(cold_learner()), 1
     for number in range(14):
         with_store = open_store(None)
         try:
@@ -120,8 +122,9 @@ def test_an_update_keeps_what_its_policy_brought_along(store: Store, tmp_path: P
 
 
 def test_the_same_seed_gives_the_same_weights(store: Store, tmp_path: Path) -> None:
-    fill(store, play(cold_learner(), 400, 0))
+    fill(store, play(cold_learner(), 400, 0, version=1))
     for root, seed in (("a", 1), ("b", 1), ("c", 2)):
+        put(tmp_path / root, cold_learner())
         assert update_policy(store, tmp_path / root, settings=SETTINGS, seed=seed).status == "published"
     a, b, c = (bundle.load(tmp_path / root) for root in "abc")
     assert (a.decider_onnx, a.fusion_onnx) == (b.decider_onnx, b.fusion_onnx)
@@ -132,7 +135,8 @@ def test_it_goes_on_from_the_learners_state_and_uses_an_episode_three_times_at_m
     store: Store, tmp_path: Path
 ) -> None:
     """Without new answers it stops by itself: the old ones are used up, or of too old a version."""
-    fill(store, play(cold_learner(), 600, 0))
+    put(tmp_path, cold_learner())
+    fill(store, play(cold_learner(), 600, 0, version=1))
     gentle = replace(SETTINGS, decider_rate=0.001, fusion_rate=0.001)
     reports: list[UpdateReport] = []
     steps = []
@@ -142,7 +146,7 @@ def test_it_goes_on_from_the_learners_state_and_uses_an_episode_three_times_at_m
         assert state is not None
         steps.append(int(state["critic.steps"]))
         assert max(uses(state).values()) <= MAX_USES
-    assert [report.version for report in reports] == [1, 2, 3, 4, 4]
+    assert [report.version for report in reports] == [2, 3, 4, 5, 5]
     assert reports[-1].episodes == 0
     assert len(reports) == MAX_LAG + 2
     assert steps[:4] == sorted(set(steps[:4]))
@@ -217,12 +221,13 @@ def test_episodes_of_far_versions_are_for_the_gate_only(store: Store, tmp_path: 
 def test_a_damaged_learner_state_costs_the_critic_only(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fill(store, play(cold_learner(), 500, 0))
-    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 1
-    (tmp_path / "v000001" / "learner.npz").write_bytes(b"nonsense")
+    put(tmp_path, cold_learner())
+    fill(store, play(cold_learner(), 500, 0, version=1))
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 2
+    (tmp_path / "v000002" / "learner.npz").write_bytes(b"nonsense")
     with caplog.at_level(logging.WARNING, "focalroute"):
         report = update_policy(store, tmp_path, settings=SETTINGS, seed=1)
-    assert report.version == 2
+    assert report.version == 3
     assert "the critic starts anew" in caplog.text
 
 
@@ -238,30 +243,32 @@ def test_a_state_of_other_shapes_costs_the_critic_only(
 
 def test_a_new_endpoint_gets_a_row_and_the_others_keep_theirs(store: Store, tmp_path: Path) -> None:
     """Names seen earlier keep their place, and Adam remembers them."""
-    fill(store, play(cold_learner(), 500, 0))
-    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 1
+    put(tmp_path, cold_learner())
+    fill(store, play(cold_learner(), 500, 0, version=1))
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 2
     renamed = [
         (replace(answer, trajectory=replace(answer.trajectory, endpoints=("left", "new", "useless"))), said)
-        for answer, said in play(current(tmp_path), 500, 1, version=1)
+        for answer, said in play(current(tmp_path), 500, 1, version=2)
         if answer.trajectory is not None
     ]
     fill(store, renamed)
-    assert update_policy(store, tmp_path, settings=SETTINGS, seed=1).version == 2
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=1).version == 3
     policy = bundle.load(tmp_path)
     assert policy.names == (*NAMES, "new")
-    state = bundle.learner(tmp_path, 2)
+    state = bundle.learner(tmp_path, 3)
     assert state is not None
     assert state["decider.second.names"].shape[0] == 5
 
 
 def test_a_broken_bundle_is_an_error_and_a_rolled_back_one_the_start(store: Store, tmp_path: Path) -> None:
-    fill(store, play(cold_learner(), 500, 0))
+    put(tmp_path, cold_learner())
+    fill(store, play(cold_learner(), 500, 0, version=1))
     for seed in range(2):
         update_policy(store, tmp_path, settings=SETTINGS, seed=seed)
-    assert rollback(tmp_path) == 1
+    assert rollback(tmp_path) == 2
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=2)
-    assert (report.parent, report.version) == (1, 3)
-    (tmp_path / "v000003" / "decider.onnx").write_bytes(b"")
+    assert (report.parent, report.version) == (2, 4)
+    (tmp_path / "v000004" / "decider.onnx").write_bytes(b"")
     with pytest.raises(PolicyError, match="SHA-256"):
         update_policy(store, tmp_path, settings=SETTINGS, seed=3)
 

@@ -11,6 +11,7 @@ from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.rollout import Played, roll
 from focalroute.learn.shipped import ShippedSettings, shipped, views_of
 from focalroute.learn.views import Views, nearest
+from focalroute.observe import layout
 from focalroute.policy.bundle import cold
 
 SHORT = ShippedSettings(worlds=2, queries=200, fusion_steps=3, lookahead_steps=3, iterations=4, renewals=2)
@@ -62,6 +63,15 @@ def test_it_knows_nobody_by_name(nets: tuple[DeciderNet, FusionNet]) -> None:
     assert not any(net.names.any() for net in nets)
 
 
+def test_it_takes_no_notice_of_what_no_made_up_log_has(nets: tuple[DeciderNet, FusionNet]) -> None:
+    """Latencies, and how near a cap is: its weights for these would be chance."""
+    for net in (nets[0], shipped(SHORT, 1)[0]):
+        for weights in (net.hidden_endpoint, net.skip_endpoint):
+            assert not weights[layout.slices(layout.ENDPOINT)["latency"]].any()
+        for weights in (net.hidden_context, net.skip_context):
+            assert not weights[layout.slices(layout.CONTEXT)["budget_left"]].any()
+
+
 @pytest.mark.parametrize("price", PRICES)
 def test_it_does_better_on_new_worlds_than_nets_set_by_hand(
     nets: tuple[DeciderNet, FusionNet], worlds: list[Views], price: float
@@ -90,7 +100,7 @@ def test_it_asks_on_where_replies_disagree(nets: tuple[DeciderNet, FusionNet], w
             said = candidate[row][found.first[row] & (candidate[row] >= 0)]
             asked_on[len(set(said.tolist())) == 1].append(bool(found.later[row].any()))
     assert min(len(rows) for rows in asked_on.values()) > 50
-    assert np.mean(asked_on[False]) > 2 * np.mean(asked_on[True])
+    assert np.mean(asked_on[False]) > np.mean(asked_on[True]) + 0.15
 
 
 def test_its_confidence_is_about_right(nets: tuple[DeciderNet, FusionNet], worlds: list[Views]) -> None:

@@ -10,8 +10,8 @@ from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.episodes import Episode
 from focalroute.learn.likelihood import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.trajectory import batch, grown, vocabulary
-from focalroute.observe.layout import ENDPOINT, width
+from focalroute.learn.trajectory import batch, grown, unlimited, vocabulary
+from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
 from focalroute.policy.decider import log_probability
 from focalroute.records import Decision, Observation, Trajectory
 from tests.learn.made import context, evidence
@@ -121,3 +121,19 @@ def test_growing_keeps_what_is_known_and_starts_new_names_small(kind: Any) -> No
     assert 0 < np.abs(more.names[3:]).max() < 1
     assert kind is DeciderNet or more.vote.shape == (6,)
     assert grown(net, 2, rng).names.shape == (3, 8)
+
+
+def test_an_unlimited_net_decides_alike_without_a_cap_and_takes_no_notice_of_one() -> None:
+    rng, left = np.random.default_rng(0), slices(CONTEXT)["budget_left"]
+    net = DeciderNet.initial(rng)
+    net = replace(
+        net, out=rng.standard_normal(32).astype("f4"), skip_context=rng.standard_normal(width(CONTEXT)).astype("f4")
+    )
+    one = rng.standard_normal((6, width(CONTEXT))).astype("f4")
+    half = one.copy()
+    one[:, left], half[:, left] = 1.0, 0.5
+    endpoints, ids = rng.standard_normal((6, 4, width(ENDPOINT))).astype("f4"), np.zeros(4, np.int64)
+    np.testing.assert_allclose(unlimited(net).forward(one, endpoints, ids), net.forward(one, endpoints, ids), atol=1e-5)
+    np.testing.assert_array_equal(
+        unlimited(net).forward(half, endpoints, ids), unlimited(net).forward(one, endpoints, ids)
+    )
