@@ -29,10 +29,8 @@ from focalroute.wire import (
     Request,
     StreamDecoder,
     broken,
-    decode,
     decode_bytes,
     encode,
-    reported,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +48,7 @@ _OPENAI_HOSTS = ("openai.com", "azure.com")
 #: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
 _BY_NAME = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "logprobs", "top_logprobs"}
 _BY_NAME |= {"response_format", "stream", "stream_options"}
+_UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
 
 
 class HttpClients:
@@ -201,7 +200,7 @@ class _Http:
 
     async def complete(self, body: Mapping[str, Any]) -> Completion:
         async with contextlib.aclosing(await self._post(body)) as response:
-            return decode_bytes(await _read(response, MAX_REPLY_BYTES))
+            return decode_bytes(await _read(_chunks(response), MAX_REPLY_BYTES))
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
@@ -236,7 +235,7 @@ class _Http:
 
     async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
-            payload = json.loads(await _read(response, _MAX_ERROR_BYTES))
+            payload = json.loads(await _read(_chunks(response), _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
@@ -279,11 +278,11 @@ async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
 
 
-async def _read(response: httpx.Response, limit: int) -> bytes:
-    body = b""
-    async with contextlib.aclosing(_chunks(response)) as chunks:
-        async for chunk in chunks:
-            body += chunk
+async def _read(pieces: AsyncGenerator[bytes, None], limit: int) -> bytearray:
+    body = bytearray()
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            body += piece
             if len(body) > limit:
                 raise broken("the reply is too long")
     return body
@@ -319,46 +318,60 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 class _Injected:
-    """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only plain values cross this seam."""
+    """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only bytes cross this seam, piece by piece.
+
+    It is the user's: it may follow redirects, with its prompt but without its key. What comes back from another host
+    than its own is not taken.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._client = endpoint.client.with_options(max_retries=0)
-        self._completions = self._client.chat.completions  # loads much code, for which no call's time limit shall pay
+        # loads much code, for which no call's time limit shall pay
+        self._completions = self._client.chat.completions.with_streaming_response
         self.cap = _cap(str(self._client.base_url))
 
     async def complete(self, body: Mapping[str, Any]) -> Completion:
-        try:
-            payload = _plain(await self._create(body))
-        except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            raise CallFailed(_translated(error, self._secrets(body)), free=_unsent(error)) from None
-        return decode(payload)
+        return decode_bytes(await _read(self._bytes(body), MAX_REPLY_BYTES))
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        begun = False
-        try:
-            async with await self._create(body) as events:
-                begun = True
-                async for event in events:
-                    yield decoder.event(_plain(event))
-        except CallFailed:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            failure = _translated(error, self._secrets(body))
-            if begun and failure.kind == "connection":
-                raise broken(f"the reply was cut short ({type(error).__name__})") from None
-            raise CallFailed(failure, free=_unsent(error)) from None
+        async with contextlib.aclosing(self._bytes(body)) as chunks:
+            async for chunk in chunks:
+                yield decoder.feed(chunk)
+                if decoder.done:
+                    return
 
-    async def _create(self, body: Mapping[str, Any]) -> Any:
+    async def _bytes(self, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+        """The body of the reply in pieces, as they come."""
         known = {name: value for name, value in body.items() if name in _BY_NAME}
         extra = {name: value for name, value in body.items() if name not in _BY_NAME}
-        return await self._completions.create(**known, extra_body=extra or None)
+        begun = False
+        try:
+            async with self._completions.create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
+                begun = True
+                self._check_host(response)
+                async for chunk in response.http_response.aiter_raw():
+                    yield chunk
+        except CallFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
+            if begun:
+                raise _cut(error) from None
+            raise CallFailed(_translated(error, self._secrets(body)), free=_unsent(error)) from None
+
+    def _check_host(self, response: Any) -> None:
+        if response.http_response.history and response.http_response.url.host != self._client.base_url.host:
+            status = response.http_response.history[0].status_code
+            raise CallFailed(Failure("status", f"HTTP {status} to another host", status))
 
     def _secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
         return (json.dumps(body, default=str), str(self._client.api_key))
 
 
-def _plain(reply: Any) -> object:
-    return reply.model_dump(warnings=False) if hasattr(reply, "model_dump") else reply
+def _cut(error: Exception) -> CallFailed:
+    """The failure of a reply that broke off; httpx and httpx2 have the same names for a timeout of their own."""
+    if "Timeout" in type(error).__name__:
+        return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
+    return broken(f"the reply was cut short ({type(error).__name__})")
 
 
 def _unsent(error: Exception) -> bool:
@@ -377,6 +390,4 @@ def _translated(error: Exception, secrets: Sequence[str]) -> Failure:
         return Failure("connection", f"could not reach the service ({name})")
     if isinstance(error, openai.APIStatusError):
         return _status(error.status_code, error.response.headers, error.body, secrets)
-    if type(error) is openai.APIError:  # an error event within a stream
-        return reported(error.body)
     return Failure("protocol", f"no chat completion came back ({name})")
