@@ -1,4 +1,4 @@
-"""Hostile replies over real HTTP: each is a typed failure of that member or a right reading, and the ask is answered."""
+"""Hostile replies over real HTTP: a typed failure of that member or a right reading, and the ask is answered."""
 
 from __future__ import annotations
 
