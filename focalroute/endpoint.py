@@ -222,7 +222,7 @@ class _Http:
         transport = await self._clients.transport(self._proxy)
         try:
             response = await transport.handle_async_request(request)
-        except ClientError as error:  # what the transport has no httpx name for
+        except (ClientError, ValueError) as error:  # what the transport has no httpx name for, or no characters
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
         except (httpx.TransportError, OSError) as error:
             cause = error.__cause__ or error  # the transport gives many of them one name

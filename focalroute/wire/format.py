@@ -46,7 +46,7 @@ _DEEPINFRA_MAX_N = 4
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One chat completion to ask for.
+    """One chat completion to ask for. Its repr holds nothing of the prompt.
 
     Attributes:
         max_tokens: bound on the generated tokens of one sample; None: the service's own.
@@ -59,14 +59,14 @@ class Request:
         params: provider parameters; they go into the body unchanged and win over everything above.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]] = field(repr=False)
     max_tokens: int | None
     temperature: float | None = None
     n: int = 1
     top_logprobs: int | None = None
-    choices: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | None = field(default=None, repr=False)
     stream: bool = False
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     stream_usage: bool = True
 
 

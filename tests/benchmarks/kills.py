@@ -2,8 +2,8 @@
 
 ``python -m tests.benchmarks.kills --kills 100`` runs one process after the other on the same store and policy folder.
 Each asks 8 questions at a time of a simulated pool, gives feedback for every answer, publishes a bundle every moment,
-and says what `ask`, `feedback` and `publish` have returned; it is killed at a random point, some while they start. After
-each kill it is checked, and the run fails if any of it does not hold:
+and says what `ask`, `feedback` and `publish` have returned; it is killed at a random point, some while they start.
+After each kill it is checked, and the run fails if any of it does not hold:
 
 - ``verify()`` finds nothing in the store;
 - every answer that `ask` returned is in it, and every feedback that `feedback` returned, with its reward;
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -68,6 +68,11 @@ class Acknowledged:
             self.judged[rest[0]] = float(rest[1])
         else:
             self.version = int(rest[0])
+
+    def take_all(self, lines: Iterable[str]) -> None:
+        """All that is said until the end."""
+        for line in lines:
+            self.take(line)
 
 
 # -- the process that is killed ----------------------------------------------------------------------------------------
@@ -121,7 +126,7 @@ def live_and_die(folder: Path, rng: random.Random, said: Acknowledged, seed: int
             while len(said.judged) == judged and (line := process.stdout.readline()):
                 said.take(line)
             time.sleep(rng.uniform(0, longest_s))
-        reader = threading.Thread(target=lambda: [said.take(line) for line in process.stdout or ()])
+        reader = threading.Thread(target=said.take_all, args=(process.stdout,))
         reader.start()
         process.send_signal(signal.SIGKILL)
         reader.join()
