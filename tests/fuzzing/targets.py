@@ -293,9 +293,7 @@ def _targets() -> Iterator[Target]:
     yield Target("pool files", 10_000, from_bytes(seeds.POOL), lambda: at_path("pool.toml", load_pool, ConfigError))
     yield Target("outcome logs", 5_000, from_json([seeds.LOG]), lambda: at_path("log.jsonl", read_log, ConfigError))
     yield Target("policy bundles", 4_000, bundle_input, in_bundle)
-    yield Target(
-        "training checkpoints", 3_000, from_bytes(seeds.checkpoint()), lambda: at_path("t.npz", resume, ConfigError)
-    )
+    yield Target("training checkpoints", 3_000, from_bytes(seeds.checkpoint()), resumed)
     yield Target("HTTP responses on a socket", 2_000, response, over_http)
     yield Target("databases", 1_000, from_bytes(sound), lambda: at_path("s.db", read_store, StoreError))
 
