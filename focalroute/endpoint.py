@@ -344,7 +344,7 @@ class _Injected:
         """The body of the reply in pieces, as they come."""
         known = {name: value for name, value in body.items() if name in _BY_NAME}
         extra = {name: value for name, value in body.items() if name not in _BY_NAME}
-        begun = False
+        begun, failed = False, None
         try:
             async with self._completions.create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
                 begun = True
@@ -354,9 +354,10 @@ class _Injected:
         except CallFailed:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            if begun:
-                raise _cut(error) from None
-            raise CallFailed(_translated(error, self._secrets(body)), free=_unsent(error)) from None
+            unread = CallFailed(_translated(error, self._secrets(body)), free=_unsent(error))
+            failed = _cut(error) if begun else unread
+        if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
+            raise failed
 
     def _check_host(self, response: Any) -> None:
         if response.http_response.history and response.http_response.url.host != self._client.base_url.host:

@@ -78,7 +78,8 @@ STREAMS: tuple[tuple[Any, ...], ...] = (
 
 def sse(events: Any) -> bytes:
     """Events as they are streamed."""
-    return b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in events) + b"data: [DONE]\n\n"
+    each = events if isinstance(events, list | tuple) else [events]
+    return b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in each) + b"data: [DONE]\n\n"
 
 
 LISTINGS: tuple[Any, ...] = (
