@@ -163,6 +163,21 @@ def test_redirects_are_failures_and_carry_the_key_nowhere(status: int, monkeypat
     assert (error.failure.kind, error.failure.status) == ("status", status)
 
 
+def test_a_ready_client_that_was_led_to_another_host_is_not_believed() -> None:
+    """It follows redirects by itself; within its own host they are its own affair. Its key stays at home."""
+    with serving(ok) as elsewhere:
+        port = elsewhere.url.rsplit(":", 1)[1]
+        for host, status in (("localhost", 307), ("127.0.0.1", None)):
+            handler = answering({}, 307, {"Location": f"http://{host}:{port}/chat/completions"})
+            if status is None:
+                with serving(handler) as server:
+                    assert injected(server.url, complete).choices[0].text == "A"
+            else:
+                error = failure(injected, handler)
+                assert (error.failure.kind, error.failure.status) == ("status", status)
+                assert all(KEY not in str(received.headers) for received in elsewhere.received)
+
+
 @BOTH
 @pytest.mark.parametrize("status", [400, 401, 402, 404, 408, 409, 422, 429, 500, 503])
 def test_an_error_status_is_typed_and_tried_once(through: Through, status: int) -> None:
@@ -334,14 +349,24 @@ def test_a_slow_reply_times_out_and_hangs_up(through: Through) -> None:
 def test_a_reply_that_drips_times_out_too() -> None:
     """Bytes now and then do not prolong the limit."""
 
-    async def drip(request: web.Request, _: Any) -> web.StreamResponse:
+    async def drip(request: web.Request, body: Any) -> web.StreamResponse:
+        if len(server.received) == 1:
+            return await ok(request, body)
         response = web.StreamResponse()
         await response.prepare(request)
         while True:
             await response.write(b" ")
             await asyncio.sleep(0.01)
 
-    assert failure(using, drip, lambda c: c.complete(REQUEST, timeout_s=0.1)).failure.kind == "timeout"
+    async def twice(client: EndpointClient) -> None:
+        await client.complete(REQUEST)  # what is made once is there before the limit runs
+        await client.complete(REQUEST, timeout_s=0.1)
+
+    with serving(drip) as server:
+        with pytest.raises(CallFailed) as caught:
+            using(server.url, twice)
+        assert len(server.received) == 2
+    assert caught.value.failure.kind == "timeout"
 
 
 @BOTH
