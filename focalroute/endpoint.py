@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import json
-import math
-import re
-import time
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +27,7 @@ from focalroute.wire import (
     broken,
     decode_bytes,
     encode,
+    refusal,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +39,6 @@ _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
-_CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _OPENAI_HOSTS = ("openai.com", "azure.com")
 
 #: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
@@ -239,7 +235,7 @@ class _Http:
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
-        return _status(response.status_code, response.headers, payload, secrets)
+        return refusal(response.status_code, response.headers, payload, secrets)
 
 
 def _key(endpoint: Endpoint) -> str | None:
@@ -286,35 +282,6 @@ async def _read(pieces: AsyncGenerator[bytes, None], limit: int) -> bytearray:
             if len(body) > limit:
                 raise broken("the reply is too long")
     return body
-
-
-def _status(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
-    code = _error_code(payload, secrets)
-    return Failure("status", f"HTTP {status} ({code})" if code else f"HTTP {status}", status, _retry_after(headers))
-
-
-def _error_code(payload: object, secrets: Sequence[str]) -> str | None:
-    """The service's own short name of the error, if it cannot be something of ours that it sent back."""
-    inner = payload.get("error") if isinstance(payload, Mapping) else None
-    for source in (inner, payload):
-        for name in ("code", "type"):
-            code = source.get(name) if isinstance(source, Mapping) else None
-            if isinstance(code, str) and _CODE.fullmatch(code) and not any(code in secret for secret in secrets):
-                return code
-    return None
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """``retry-after-ms``, or ``Retry-After`` as seconds or as a date. Seconds, at least 0."""
-    milliseconds, value = headers.get("retry-after-ms"), headers.get("Retry-After", "")
-    try:
-        seconds = float(milliseconds) / 1000 if milliseconds else float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, OverflowError):
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 class _Injected:
@@ -390,5 +357,5 @@ def _translated(error: Exception, secrets: Sequence[str]) -> Failure:
     if isinstance(error, openai.APIConnectionError):
         return Failure("connection", f"could not reach the service ({name})")
     if isinstance(error, openai.APIStatusError):
-        return _status(error.status_code, error.response.headers, error.body, secrets)
+        return refusal(error.status_code, error.response.headers, error.body, secrets)
     return Failure("protocol", f"no chat completion came back ({name})")

@@ -114,6 +114,19 @@ def test_one_good_member_is_enough(pool: SimulatedPool, tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", OUTCOMES)
+def test_finding_out_what_a_hostile_member_can_do_harms_nobody(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
+    """The first closed question probes it; whatever comes back, the ask is answered, and what was learned is typed."""
+    honest, hostile = members(pool, kind)
+    unknown = replace(hostile, logprobs=None, top_logprobs=None, n=None, structured_choice=None, stream_usage=None)
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "attempts": 1}
+    with Ensemble([honest, unknown], store=tmp_path / "s.db", **settings) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES)
+        assert answer.text == "42"
+        assert ensemble.ask(QUESTION, choices=CHOICES).text == "42"
+    assert {reply.endpoint: reply.ok for reply in answer.replies}["honest"]
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
 def test_a_ready_client_is_no_way_in(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
     """The same with ``await``, through the openai library."""
     honest, hostile = members(pool, kind)

@@ -19,7 +19,7 @@ from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint, load_pool
 from focalroute.elicit import plan
 from focalroute.elicit.parse import reader_of
-from focalroute.endpoint import EndpointClient, HttpClients, _status
+from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, ConfigError, PolicyError, StoreError
 from focalroute.evaluate.outcomes import read_log
 from focalroute.learn.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ from focalroute.prices import read_listing
 from focalroute.records import Query
 from focalroute.store.codec import read_answer
 from focalroute.store.sqlite import SqliteStore
-from focalroute.wire import Completion, Request, StreamDecoder, decode_bytes
+from focalroute.wire import Completion, Request, StreamDecoder, decode_bytes, refusal
 from tests.fuzzing import seeds
 from tests.fuzzing.mutating import mutated, mutated_json
 
@@ -100,7 +100,7 @@ def text(data: bytes) -> None:
 def headers(data: bytes) -> None:
     said = data.decode("latin-1")
     for named in ({"Retry-After": said}, {"retry-after-ms": said}):
-        failure = _status(429, named, {"error": {"code": said}}, ("secret",))
+        failure = refusal(429, named, {"error": {"code": said}}, ("secret",))
         assert failure.retry_after_s is None or 0 <= failure.retry_after_s < float("inf")
 
 
