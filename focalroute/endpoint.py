@@ -287,12 +287,13 @@ async def _read(pieces: AsyncGenerator[bytes, None], limit: int) -> bytearray:
 class _Injected:
     """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only bytes cross this seam, piece by piece.
 
-    It is the user's: it may follow redirects, with its prompt but without its key. What comes back from another host
-    than its own is not taken.
+    Nor does it follow redirects for us: with some versions it would take an Azure key along, and always the prompt.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client = endpoint.client.with_options(max_retries=0)
+        self._client = endpoint.client.with_options(max_retries=0)  # ours: the user's own stays as it is
+        self._prepare = self._client._prepare_options
+        self._client._prepare_options = self._without_redirects
         # loads much code, for which no call's time limit shall pay
         self._completions = self._client.chat.completions.with_streaming_response
         self.cap = _cap(str(self._client.base_url))
@@ -315,7 +316,6 @@ class _Injected:
         try:
             async with self._completions.create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
                 begun = True
-                self._check_host(response)
                 async for chunk in response.http_response.aiter_raw():
                     yield chunk
         except CallFailed:
@@ -326,10 +326,10 @@ class _Injected:
         if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
             raise failed
 
-    def _check_host(self, response: Any) -> None:
-        if response.http_response.history and response.http_response.url.host != self._client.base_url.host:
-            status = response.http_response.history[0].status_code
-            raise CallFailed(Failure("status", f"HTTP {status} to another host", status))
+    async def _without_redirects(self, options: Any) -> Any:
+        prepared = await self._prepare(options) or options
+        prepared.follow_redirects = False
+        return prepared
 
     def _secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
         return (json.dumps(body, default=str), str(self._client.api_key))

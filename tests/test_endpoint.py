@@ -163,19 +163,28 @@ def test_redirects_are_failures_and_carry_the_key_nowhere(status: int, monkeypat
     assert (error.failure.kind, error.failure.status) == ("status", status)
 
 
-def test_a_ready_client_that_was_led_to_another_host_is_not_believed() -> None:
-    """It follows redirects by itself; within its own host they are its own affair. Its key stays at home."""
+@pytest.mark.parametrize("azure", [False, True], ids=["openai", "azure"])
+def test_a_ready_client_follows_no_redirect_either(azure: bool) -> None:
+    """Not even those with which an Azure key would go along; the user's own client goes on following its own."""
     with serving(ok) as elsewhere:
-        port = elsewhere.url.rsplit(":", 1)[1]
-        for host, status in (("localhost", 307), ("127.0.0.1", None)):
-            handler = answering({}, 307, {"Location": f"http://{host}:{port}/chat/completions"})
-            if status is None:
-                with serving(handler) as server:
-                    assert injected(server.url, complete).choices[0].text == "A"
-            else:
-                error = failure(injected, handler)
-                assert (error.failure.kind, error.failure.status) == ("status", status)
-                assert all(KEY not in str(received.headers) for received in elsewhere.received)
+        host = elsewhere.url.replace("127.0.0.1", "localhost")
+        with serving(answering({}, 307, {"Location": f"{host}/chat/completions"})) as server:
+
+            async def run() -> CallFailed:
+                made: Any = openai.AsyncOpenAI(api_key=KEY, base_url=server.url)
+                if azure:
+                    root = server.url.removesuffix("/v1")
+                    made = openai.AsyncAzureOpenAI(api_key=KEY, azure_endpoint=root, api_version="2024-10-21")
+                async with made as client:
+                    with pytest.raises(CallFailed) as caught:
+                        await complete(EndpointClient(Endpoint("e", model="m", client=client), HttpClients()))
+                    assert elsewhere.received == []
+                    messages: Any = REQUEST.messages
+                    await client.chat.completions.create(model="m", messages=messages)
+                    assert len(elsewhere.received) == 1
+                return caught.value
+
+            assert asyncio.run(run()).failure.status == 307
 
 
 @BOTH
