@@ -318,8 +318,6 @@ class _Injected:
                 begun = True
                 async for chunk in response.http_response.aiter_raw():
                     yield chunk
-        except CallFailed:
-            raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             unread = CallFailed(_translated(error, self._secrets(body)), free=_unsent(error))
             failed = _cut(error) if begun else unread
