@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench money evaluate real verify clean
+.PHONY: help demo test lint bench money hostile evaluate real verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,10 @@ money: $(READY) ## 10,000 asks in 4 processes under one budget, and 5,000 at a t
 	$(BIN)/python -m tests.benchmarks.budgets
 	$(BIN)/python -m tests.benchmarks.pacing
 
+hostile: $(READY) ## 100 processes killed under load, and 1,000,000 hostile inputs (10 minutes)
+	$(BIN)/python -m tests.benchmarks.kills --kills 100
+	$(BIN)/python -m tests.benchmarks.fuzz --inputs 1000000
+
 evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there are any
 	@for log in ../shared/data/*.jsonl.gz; do \
 		[ -e "$$log" ] || { echo "no recorded answers in ../shared/data"; continue; }; \
@@ -40,7 +44,7 @@ real: $(READY) ## build the third-party servers of tests/real into the cache (on
 	$(BIN)/python tests/real/build.py
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test evaluate money bench ## the long checks: real servers (they must be there), recorded answers, benchmark
+verify: real test evaluate money hostile bench ## the long checks: real servers (they must be there), recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

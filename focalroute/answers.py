@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from focalroute.errors import ConfigError
 
-__all__ = ["KINDS", "AnswerKind", "candidate_key", "normal_form", "normaliser"]
+__all__ = ["KINDS", "AnswerKind", "NormaliserFailed", "candidate_key", "normal_form", "normaliser"]
 
 Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
@@ -20,6 +20,7 @@ AnswerKind = str | Normaliser
 _NUMBER = re.compile(r"(?<![\d^])([-+]?)[$€£]?((?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)((?:[eE][-+]?\d+)?)")
 _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
 _AT_ENDS = " \t\r\n.,;:!?\"'`*_()[]“”\u2018\u2019"
+_MAX_SHORT = 10_000  # characters, unless plain ASCII: normalising such that combine takes time with their square
 _LEAD_IN = re.compile(rf"(?:(?:the )?(?:final )?answer ?(?:is\b|:)[{re.escape(_AT_ENDS)}]*)+")
 
 
@@ -48,6 +49,8 @@ def _short(text: str) -> str | None:
     >>> _short("The answer is:  New   York."), _short("new york")
     ('new york', 'new york')
     """
+    if len(text) > _MAX_SHORT and not text.isascii():
+        return None
     form = _shorter(text)
     while form != text:  # folding one thing may uncover another
         text, form = form, _shorter(form)
@@ -82,18 +85,23 @@ def normaliser(kind: AnswerKind | None) -> Normaliser:
         raise ConfigError(f"answer: unknown kind {kind!r}; use one of {', '.join(KINDS)} or a callable") from None
 
 
+class NormaliserFailed(ConfigError):
+    """The caller's own normaliser failed on a text."""
+
+
 def normal_form(text: str, kind: AnswerKind | None) -> str | None:
     """The text's normal form; None if it holds no answer.
 
     Raises:
-        ConfigError: the caller's own normaliser failed, or gave something else than a string or None.
+        NormaliserFailed: the caller's own normaliser raised an exception.
+        ConfigError: it gave something else than a string or None.
     """
     try:
         form = normaliser(kind)(text)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"answer: the callable failed on a reply ({type(error).__name__})") from error
+        raise NormaliserFailed(f"answer: the callable failed on a reply ({type(error).__name__})") from error
     if form is not None and not isinstance(form, str):
         raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
     return form

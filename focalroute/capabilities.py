@@ -53,11 +53,12 @@ class Capabilities:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Capabilities:
-        """From plain values; what is not there is not there."""
-        top = values.get("top_logprobs", 0)
+    def from_dict(cls, values: object) -> Capabilities:
+        """From plain values; what is not there, or of another type, is not there."""
+        known = values if isinstance(values, Mapping) else {}
+        top = known.get("top_logprobs")
         flags = ("logprobs", "n", "structured_choice", "stream_usage")
-        return cls(top_logprobs=top, **{name: values.get(name, False) for name in flags})
+        return cls(top_logprobs=top if type(top) is int else 0, **{name: known.get(name) is True for name in flags})
 
 
 #: Nothing but plain replies.

@@ -87,12 +87,17 @@ def ask(
         receipt = {"receipt": json.loads(fused.receipt.to_json())}
         typer.echo(json.dumps({name: getattr(fused, name) for name in said} | receipt, indent=2))
         return
-    typer.echo(fused.value)
+    typer.echo(_shown(fused.value))
     asked = ", ".join(call.endpoint for call in fused.receipt.calls)
     cost = "unknown" if fused.cost is None else f"${fused.cost:.6f}"
     typer.echo(f"confidence {fused.confidence:.2f}, cost {cost}, asked {asked}", err=True)
     for shortfall in fused.degraded:
         typer.echo(f"note: {shortfall}", err=True)
+
+
+def _shown(text: str) -> str:
+    """A reply's text without the characters that would steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 @app.command()

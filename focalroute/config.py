@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from focalroute.amounts import decimal_of, per_period, per_tag
 from focalroute.errors import ConfigError
+from focalroute.keys import KeyUse, misdirected
 
 __all__ = [
     "RESERVED_PARAMS",
@@ -154,7 +155,7 @@ class Endpoint:
         model: the model name sent to the service.
         base_url: the service, up to and including ``/v1``; not needed with ``client``, nor to replay recorded answers.
         api_key_env: the environment variable that holds the key; None: no key is sent. The key goes to ``base_url``'s
-            host only.
+            host only, and a pool in which one variable would go to two services is refused.
         client: a ready ``openai.AsyncOpenAI`` or ``AsyncAzureOpenAI`` to speak through instead of our own HTTP client.
         input_usd_per_1m: USD per million prompt tokens; None: unknown (which is not free).
         output_usd_per_1m: USD per million completion tokens.
@@ -304,7 +305,8 @@ def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tu
     """The endpoints as a tuple.
 
     Raises:
-        ConfigError: there are none, two have one name, or (``askable``) one lacks its address or key.
+        ConfigError: there are none, two have one name, a key would go where it should not (see `focalroute.keys`), or
+            (``askable``) one lacks its address or key.
     """
     if not isinstance(endpoints, Iterable):
         raise ConfigError(f"endpoints: give a list of Endpoint objects, got {type(endpoints).__name__}")
@@ -318,6 +320,9 @@ def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tu
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise ConfigError(f"endpoints: names must be unique; more than once: {', '.join(doubled)}")
+    keys = [KeyUse(e.name, e.api_key_env, e.base_url) for e in pool if e.api_key_env and e.base_url]
+    if (wrong := misdirected(keys)) is not None:
+        raise ConfigError(f"endpoints: {wrong}")
     lost = [endpoint.name for endpoint in pool if endpoint.base_url is None and endpoint.client is None]
     if askable and lost:
         raise ConfigError(f"endpoints: {', '.join(lost)}: give base_url (or a ready client) to ask it")

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import json
-import math
-import re
-import time
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,10 +25,9 @@ from focalroute.wire import (
     Request,
     StreamDecoder,
     broken,
-    decode,
     decode_bytes,
     encode,
-    reported,
+    refusal,
 )
 
 if TYPE_CHECKING:
@@ -44,12 +39,12 @@ _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
-_CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _OPENAI_HOSTS = ("openai.com", "azure.com")
 
 #: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
 _BY_NAME = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "logprobs", "top_logprobs"}
 _BY_NAME |= {"response_format", "stream", "stream_options"}
+_UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
 
 
 class HttpClients:
@@ -201,7 +196,7 @@ class _Http:
 
     async def complete(self, body: Mapping[str, Any]) -> Completion:
         async with contextlib.aclosing(await self._post(body)) as response:
-            return decode_bytes(await _read(response, MAX_REPLY_BYTES))
+            return decode_bytes(await _read(_chunks(response), MAX_REPLY_BYTES))
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
@@ -223,7 +218,7 @@ class _Http:
         transport = await self._clients.transport(self._proxy)
         try:
             response = await transport.handle_async_request(request)
-        except ClientError as error:  # what the transport has no httpx name for
+        except (ClientError, ValueError) as error:  # what the transport has no httpx name for, or no characters
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
         except (httpx.TransportError, OSError) as error:
             cause = error.__cause__ or error  # the transport gives many of them one name
@@ -236,11 +231,11 @@ class _Http:
 
     async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
-            payload = json.loads(await _read(response, _MAX_ERROR_BYTES))
+            payload = json.loads(await _read(_chunks(response), _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
-        return _status(response.status_code, response.headers, payload, secrets)
+        return refusal(response.status_code, response.headers, payload, secrets)
 
 
 def _key(endpoint: Endpoint) -> str | None:
@@ -279,86 +274,70 @@ async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
 
 
-async def _read(response: httpx.Response, limit: int) -> bytes:
-    body = b""
-    async with contextlib.aclosing(_chunks(response)) as chunks:
-        async for chunk in chunks:
-            body += chunk
+async def _read(pieces: AsyncGenerator[bytes, None], limit: int) -> bytearray:
+    body = bytearray()
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            body += piece
             if len(body) > limit:
                 raise broken("the reply is too long")
     return body
 
 
-def _status(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
-    code = _error_code(payload, secrets)
-    return Failure("status", f"HTTP {status} ({code})" if code else f"HTTP {status}", status, _retry_after(headers))
-
-
-def _error_code(payload: object, secrets: Sequence[str]) -> str | None:
-    """The service's own short name of the error, if it cannot be something of ours that it sent back."""
-    inner = payload.get("error") if isinstance(payload, Mapping) else None
-    for source in (inner, payload):
-        for name in ("code", "type"):
-            code = source.get(name) if isinstance(source, Mapping) else None
-            if isinstance(code, str) and _CODE.fullmatch(code) and not any(code in secret for secret in secrets):
-                return code
-    return None
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """``retry-after-ms``, or ``Retry-After`` as seconds or as a date. Seconds, at least 0."""
-    milliseconds, value = headers.get("retry-after-ms"), headers.get("Retry-After", "")
-    try:
-        seconds = float(milliseconds) / 1000 if milliseconds else float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, OverflowError):
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
 class _Injected:
-    """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only plain values cross this seam."""
+    """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only bytes cross this seam, piece by piece.
+
+    Nor does it follow redirects for us: with some versions it would take an Azure key along, and always the prompt.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client = endpoint.client.with_options(max_retries=0)
-        self._completions = self._client.chat.completions  # loads much code, for which no call's time limit shall pay
+        self._client = endpoint.client.with_options(max_retries=0)  # ours: the user's own stays as it is
+        self._prepare = self._client._prepare_options
+        self._client._prepare_options = self._without_redirects
+        # loads much code, for which no call's time limit shall pay
+        self._completions = self._client.chat.completions.with_streaming_response
         self.cap = _cap(str(self._client.base_url))
 
     async def complete(self, body: Mapping[str, Any]) -> Completion:
-        try:
-            payload = _plain(await self._create(body))
-        except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            raise CallFailed(_translated(error, self._secrets(body)), free=_unsent(error)) from None
-        return decode(payload)
+        return decode_bytes(await _read(self._bytes(body), MAX_REPLY_BYTES))
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        begun = False
-        try:
-            async with await self._create(body) as events:
-                begun = True
-                async for event in events:
-                    yield decoder.event(_plain(event))
-        except CallFailed:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            failure = _translated(error, self._secrets(body))
-            if begun and failure.kind == "connection":
-                raise broken(f"the reply was cut short ({type(error).__name__})") from None
-            raise CallFailed(failure, free=_unsent(error)) from None
+        async with contextlib.aclosing(self._bytes(body)) as chunks:
+            async for chunk in chunks:
+                yield decoder.feed(chunk)
+                if decoder.done:
+                    return
 
-    async def _create(self, body: Mapping[str, Any]) -> Any:
+    async def _bytes(self, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+        """The body of the reply in pieces, as they come."""
         known = {name: value for name, value in body.items() if name in _BY_NAME}
         extra = {name: value for name, value in body.items() if name not in _BY_NAME}
-        return await self._completions.create(**known, extra_body=extra or None)
+        begun, failed = False, None
+        try:
+            async with self._completions.create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
+                begun = True
+                async for chunk in response.http_response.aiter_raw():
+                    yield chunk
+        except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
+            unread = CallFailed(_translated(error, self._secrets(body)), free=_unsent(error))
+            failed = _cut(error) if begun else unread
+        if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
+            raise failed
+
+    async def _without_redirects(self, options: Any) -> Any:
+        prepared = await self._prepare(options) or options
+        prepared.follow_redirects = False
+        return prepared
 
     def _secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
         return (json.dumps(body, default=str), str(self._client.api_key))
 
 
-def _plain(reply: Any) -> object:
-    return reply.model_dump(warnings=False) if hasattr(reply, "model_dump") else reply
+def _cut(error: Exception) -> CallFailed:
+    """The failure of a reply that broke off; httpx and httpx2 have the same names for a timeout of their own."""
+    if "Timeout" in type(error).__name__:
+        return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
+    return broken(f"the reply was cut short ({type(error).__name__})")
 
 
 def _unsent(error: Exception) -> bool:
@@ -376,7 +355,5 @@ def _translated(error: Exception, secrets: Sequence[str]) -> Failure:
     if isinstance(error, openai.APIConnectionError):
         return Failure("connection", f"could not reach the service ({name})")
     if isinstance(error, openai.APIStatusError):
-        return _status(error.status_code, error.response.headers, error.body, secrets)
-    if type(error) is openai.APIError:  # an error event within a stream
-        return reported(error.body)
+        return refusal(error.status_code, error.response.headers, error.body, secrets)
     return Failure("protocol", f"no chat completion came back ({name})")

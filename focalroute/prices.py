@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +33,11 @@ _log = logging.getLogger("focalroute")
 
 LISTING = "listing"
 STALE_DAYS = 30
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 20.0  # without a byte
+_LONGEST_S = 60.0
 _MOST_BYTES = 32 * 2**20
 _HIGHEST = Decimal(100_000)
+_MOST_DECIMALS = 30  # one of a million decimals would be written into the pool file
 
 State = Literal["same", "changed", "new", "unlisted", "no listing", "failed"]
 
@@ -105,7 +108,7 @@ def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
 
     key = endpoint.api_key()
     headers = {"User-Agent": "focalroute"} | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {})
-    body = b""
+    body, give_up = bytearray(), time.monotonic() + _LONGEST_S
     try:
         with httpx.stream("GET", f"{endpoint.base_url}/models", headers=headers, timeout=_TIMEOUT_S) as response:
             if response.status_code != 200:
@@ -114,6 +117,8 @@ def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
                 body += piece
                 if len(body) > _MOST_BYTES:
                     return "the listing is too long"
+                if time.monotonic() > give_up:
+                    return "the listing takes too long"
         return read_listing(json.loads(body, parse_float=Decimal), endpoint.spoken)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"could not be fetched ({type(error).__name__})"
@@ -158,7 +163,10 @@ class _Shape:
 
     def _per_million(self, amount: object) -> Decimal | None:
         value = decimal_of(amount)
-        if value is None or not 0 <= value * 1_000_000 / self.tokens <= _HIGHEST:
+        if value is None or not 0 <= value <= _HIGHEST * self.tokens / 1_000_000:
+            return None
+        exponent = value.as_tuple().exponent
+        if not isinstance(exponent, int) or exponent < -_MOST_DECIMALS:
             return None
         return value * 1_000_000 / self.tokens
 

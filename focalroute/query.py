@@ -108,5 +108,5 @@ def _choices(choices: Sequence[str]) -> tuple[str, ...]:
     folded = [choice.strip() for choice in choices]
     doubled = sorted({choice for choice in folded if folded.count(choice) > 1})
     if doubled:
-        raise ConfigError(f"choices: must be distinct; more than once: {doubled[0]!r}")
+        raise ConfigError(f"choices: must be distinct; number {folded.index(doubled[0]) + 1} is there more than once")
     return choices

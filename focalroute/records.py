@@ -56,7 +56,7 @@ CostSource = Literal["provider", "price", "listing", "library", "reserved", "unk
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked.
+    """What is asked. Its repr holds nothing of the prompt.
 
     Attributes:
         messages: OpenAI chat messages, passed on as they are.
@@ -70,13 +70,13 @@ class Query:
     """
 
     id: str
-    messages: tuple[Mapping[str, Any], ...]
-    choices: tuple[str, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+    choices: tuple[str, ...] | None = field(default=None, repr=False)
     answer: Any = None
     task: str | None = None
     tags: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Mapping[str, Any] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from focalroute.learn.cold import cold_decider, cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
@@ -22,6 +24,7 @@ from focalroute.store.sqlite import SqliteStore
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
 from tests.learn.made import cold_learner, play
+from tests.loopback import completion, json_reply, serving
 
 
 def focalroute(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -45,6 +48,19 @@ def test_ask_prints_the_answer_alone_on_standard_output(pool_file: Path) -> None
     assert result.stdout.strip() in ("32", "42", "44")
     assert "confidence" in result.stderr
     assert "$" in result.stderr
+
+
+def test_a_reply_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    """What is no character is shown as such."""
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("a\tb\n\x1b[2J\x07\u202ec"))
+
+    with serving(handler) as server:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"\n')
+        done = focalroute("ask", "?", "--pool", str(pool))
+    assert done.stdout == "a\tb\n\ufffd[2J\ufffd\ufffdc\n"
 
 
 def test_ask_as_json_holds_the_receipt(pool_file: Path, tmp_path: Path) -> None:

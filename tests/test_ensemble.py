@@ -329,21 +329,21 @@ def test_a_cancelled_ask_leaves_its_costs_in_the_ledger(tmp_path: Path) -> None:
 
 
 def test_when_an_ask_raises_no_member_is_left_running_and_all_is_in_the_ledger(tmp_path: Path) -> None:
-    """The caller's own function fails on the quick reply while the slow member is still under way."""
+    """The caller's own function gives no text for the quick reply while the slow member is still under way."""
 
     async def handler(_: web.Request, body: Any) -> web.StreamResponse:
         if body["model"] == "slow":
             await asyncio.sleep(5)
         return json_reply(completion())
 
-    def refuse(_: str) -> str:
-        raise LookupError
+    def number(_: str) -> Any:
+        return 5
 
     async def run(url: str) -> None:
         members = [plain("quick", url), plain("slow", url)]
         async with AsyncEnsemble(members, policy=ask_everybody(tmp_path), explore=False) as ensemble:
-            with pytest.raises(ConfigError, match="callable failed"):
-                await ensemble.ask(QUESTION, answer=refuse, max_usd=1)
+            with pytest.raises(ConfigError, match="callable must give"):
+                await ensemble.ask(QUESTION, answer=number, max_usd=1)
             assert asyncio.all_tasks() == {asyncio.current_task()}
             kept = ensemble.stats().endpoints
             assert [kept[name].calls for name in ("quick", "slow")] == [1, 1]

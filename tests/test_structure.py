@@ -43,7 +43,7 @@ BEYOND = {
     "ask": {"answers", "budget", "cost", "observe", "policy", "store"},
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
-    "config": {"amounts"},
+    "config": {"amounts", "keys"},
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "wire"},
     "endpoint": {"wire"},

@@ -26,7 +26,7 @@ _EXPLICIT = re.compile(
     rf"{_OPENING}(?:(?:option|choice|letter)\b[\s\"'`*_(]*)?",
     re.IGNORECASE,
 )
-_ASIDE = re.compile(r'"[^"\n]*"|“[^”\n]*”|^[ \t]*>.*$', re.MULTILINE)
+_ASIDE = re.compile(r'"[^"\n]*"|“[^“”\n]*”|^[ \t]*>.*$', re.MULTILINE)
 _POINTER = re.compile(r"\b(?:option|choice|letter)[\s*(\"]+|[(\[]|\*\*", re.IGNORECASE)
 _LINE_START = re.compile(r"^[\s*_#(\[\"'`]*", re.MULTILINE)
 _AFTER_LEADING = re.compile(r"[\"'`*_]*(?:[.):,\]*\u2013\u2014-]|\s*$|\s*\n|\s+(?:is|because|since|as)\b)")
@@ -136,16 +136,15 @@ class Reader:
 
     def _last_explicit(self, text: str, begin: int, start: int) -> Found | None:
         """The last "the answer is X" that is not quoted from somewhere."""
-        asides = [aside.span() for aside in _ASIDE.finditer(text, begin)]
-        if text[:start].strip()[-1:] in ("“", '"'):  # the whole reply is quoted
-            asides = []
-        explicit = [
-            named
-            for match in _EXPLICIT.finditer(text, begin)
-            if (named := self._named_at(text, match.end()))
-            and not any(first <= match.start() and named.end <= last for first, last in asides)
-        ]
-        return explicit[-1] if explicit else None
+        quoted = text[:start].strip()[-1:] in ("“", '"')  # the whole reply is
+        asides = [] if quoted else [aside.span() for aside in _ASIDE.finditer(text, begin)]
+        for match in reversed(list(_EXPLICIT.finditer(text, begin))):
+            while asides and asides[-1][0] > match.start():
+                asides.pop()
+            named = self._named_at(text, match.end())
+            if named and not (asides and named.end <= asides[-1][1]):
+                return named
+        return None
 
     def _hesitates(self, text: str, found: Found) -> bool:
         """Whether another choice follows at once: "A or C", or "B) Jupiter" where B is not Jupiter."""

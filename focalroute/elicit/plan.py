@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from focalroute.answers import AnswerKind, normal_form
+from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.capabilities import Capabilities
 from focalroute.elicit.parse import DECORATION, Reader, reader_of
 from focalroute.elicit.score import score
@@ -70,15 +70,21 @@ class Plan:
 
         Raises:
             CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
+            ConfigError: the caller's own normaliser gives something else than a string or None.
         """
         first = completion.choices[0]
         if self.choices is None:
-            if normal_form(first.text, self.kind) is None:
+            try:
+                form = normal_form(first.text, self.kind)
+            except NormaliserFailed as error:  # on this member's text, which may be anything
+                raise _unusable(completion, str(error)) from None
+            if form is None:
                 raise _unusable(completion, _why(first, "the reply holds no answer of the kind asked for"))
             return Reading(first.text, None, None, "text", first.finish_reason)
         reader = reader_of(self.choices)
-        if self.method == "samples" and len(completion.choices) > 1:
-            return _counted(completion, reader)
+        samples = completion.choices[: self.request.n]  # nobody has more votes than were asked for
+        if self.method == "samples" and len(samples) > 1:
+            return _counted(completion, samples, reader)
         return _single(completion, reader, self.method)
 
 
@@ -152,13 +158,13 @@ def _single(completion: Completion, reader: Reader, method: Method) -> Reading:
     return Reading(sample.text, choice, masses, "logprobs", sample.finish_reason)
 
 
-def _counted(completion: Completion, reader: Reader) -> Reading:
+def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader: Reader) -> Reading:
     """The share of each choice among the samples that came back; samples without an answer are unknown mass."""
-    named = [found.choice for sample in completion.choices if (found := reader.find(sample.text)) is not None]
-    first = completion.choices[0]
+    named = [found.choice for sample in samples if (found := reader.find(sample.text)) is not None]
+    first = samples[0]
     if not named:
         raise _unusable(completion, _why(first))
-    shares = tuple(named.count(i) / len(completion.choices) for i in range(len(reader.choices)))
+    shares = tuple(named.count(i) / len(samples) for i in range(len(reader.choices)))
     choice = max(range(len(shares)), key=lambda i: (shares[i], i == named[0]))
     return Reading(first.text, choice, shares, "samples", first.finish_reason)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
@@ -166,8 +165,8 @@ class Checkpoint:
             progress = Progress.of(arrays)
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
-            raise ConfigError(f"{self.path}: is damaged; remove it, or train without resume") from None
+        except Exception as error:  # damage may show as anything
+            raise ConfigError(f"{self.path}: is damaged; remove it, or train without resume") from error
         other = [what for what, value in self.made_for.items() if kept.get(what) != value]
         if other:
             raise ConfigError(

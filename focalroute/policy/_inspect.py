@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 
 from focalroute.errors import PolicyError
 
-__all__ = ["MAX_BYTES", "OPERATORS", "inspect"]
+__all__ = ["MAX_BYTES", "MAX_NODES", "OPERATORS", "inspect"]
 
 MAX_BYTES = 32 * 2**20
+MAX_NODES = 1000
 
 #: The operators that `focalroute.learn.export` writes.
 OPERATORS = frozenset(
@@ -59,6 +60,7 @@ def inspect(model: bytes) -> None:
 
 
 def _walk(message: str, data: memoryview) -> None:
+    nodes = 0
     for field, value in _fields(data):
         inner = _SCHEMA[message].get(field)
         if inner is None:
@@ -67,6 +69,9 @@ def _walk(message: str, data: memoryview) -> None:
             if bytes(value).decode("utf-8", "replace") not in _ALLOWED[inner]:
                 raise PolicyError(f"{inner} {bytes(value)[:40]!r} is not allowed in a policy")
         elif inner != _PLAIN:
+            nodes += inner == "Node"
+            if nodes > MAX_NODES:
+                raise PolicyError(f"more than {MAX_NODES} operators are not allowed in a policy")
             _walk(inner, value)
 
 

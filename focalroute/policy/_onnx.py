@@ -66,7 +66,8 @@ def _open(model: bytes) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        providers = ["CPUExecutionProvider"]
+        return onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=0)  # which prints
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
         raise PolicyError(f"onnxruntime cannot open it: {error}") from None
 

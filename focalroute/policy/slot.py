@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from focalroute.errors import PolicyError
-from focalroute.policy.bundle import CURRENT, Policy, cold, load, versions
+from focalroute.policy.bundle import CURRENT, Policy, cold, current, load, versions
 from focalroute.policy.fallback import Fallback, Served
 from focalroute.policy.named import Named
 from focalroute.records import Outcome
@@ -52,7 +53,8 @@ class PolicySlot:
     def open(cls, policy: str | Path | Named | None) -> Self:
         """A slot with the current bundle of a folder; without a folder, or as long as it is empty, with the cold start.
 
-        Where that cannot be served the fallback is, and ``error`` says why. A named policy stays for good.
+        Where that cannot be served, ``error`` says why, and the newest version before it that passes its checks is; or
+        the fallback, where there is none. A named policy stays for good.
         """
         if isinstance(policy, Named):
             return cls(policy)
@@ -63,8 +65,21 @@ class PolicySlot:
             )
         slot = cls(Fallback(), root)
         slot._seen = slot._stamp()
-        slot._try(lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load(root))
+        served = slot._try(
+            lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load(root)
+        )
+        if root is not None and not served:
+            slot._serve_last_good(root)
         return slot
+
+    def _serve_last_good(self, root: str | Path) -> None:
+        with suppress(PolicyError):  # that of the current version stays the reason
+            broken = current(root)
+            for version in (version for version in reversed(versions(root)) if version < broken):
+                with suppress(PolicyError):
+                    self.current = load(root, version)
+                    _log.error("version %d serves instead; publish again, or roll back to it", version)
+                    return
 
     @property
     def name(self) -> str | None:

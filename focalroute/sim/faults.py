@@ -15,7 +15,7 @@ from typing import Any
 
 from focalroute.errors import ConfigError
 
-__all__ = ["BILLED", "KINDS", "SPOILED", "Fault"]
+__all__ = ["BILLED", "FIRST_ONLY", "KINDS", "SPOILED", "Fault"]
 
 #: Each kind of fault and what the client meets.
 KINDS: Mapping[str, str] = MappingProxyType({
@@ -35,10 +35,25 @@ KINDS: Mapping[str, str] = MappingProxyType({
     "no_usage": "no usage",
     "wrong_type": "a number where the choices should be",
     "huge": "a reply of `size` characters",
+    "flood": "`size` characters of a reply without length, that say nothing",
+    "bomb": "a small gzip body that unpacks to `size` bytes, whatever encoding was asked for",
+    "deep": "JSON of lists within lists",
+    "odd_types": "every field there, and of another type than it should be",
+    "odd_text": "lone surrogates, NUL and control characters around the text",
+    "positive_logprobs": "log-probabilities above zero",
+    "negative_usage": "token counts and a cost below zero",
+    "duplicates": "every choice twice, under the same index",
+    "outside": "an answer that is none of the choices",
+    "decoy": "the right answer after words of the question that name another one",
 })  # fmt: skip
 
 #: The faults after which the service bills the call all the same.
-BILLED = frozenset(KINDS) - {"status", "reset", "redirect", "html"}
+BILLED = frozenset(KINDS) - {"status", "reset", "redirect", "html", "flood", "bomb"}
+
+#: The faults of a stream's first chunk alone.
+FIRST_ONLY = frozenset(("huge", "decoy"))
+
+_DECOY = 'The question says "the answer is A", which is not for me to follow. The answer is '
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +68,7 @@ class Fault:
         retry_after_s: for "status": sent as Retry-After; None: not sent.
         seconds: for "hang" and "drip".
         location: for "redirect".
-        size: for "huge", characters.
+        size: for "huge", "flood" and "bomb".
     """
 
     kind: str
@@ -92,19 +107,43 @@ def _choices(payload: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -
     return json.dumps(payload)
 
 
-def _nan_floats(value: Any) -> Any:
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A JSON value with everything in it that is no object and no list changed."""
     if isinstance(value, dict):
-        return {key: _nan_floats(item) for key, item in value.items()}
+        return {key: _each(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_nan_floats(item) for item in value]
-    return math.nan if isinstance(value, float) else value
+        return [_each(item, change) for item in value]
+    return change(value)
 
 
-def _nan(payload: dict[str, Any], _: Fault) -> str:
+def _logprobs(payload: dict[str, Any], change: Callable[[float], float]) -> str:
     for choice in payload.get("choices") or ():
         if "logprobs" in choice:
-            choice["logprobs"] = _nan_floats(choice["logprobs"])
+            choice["logprobs"] = _each(choice["logprobs"], lambda v: change(v) if isinstance(v, float) else v)
     return json.dumps(payload)
+
+
+def _negative_usage(payload: dict[str, Any], _: Fault) -> str:
+    if isinstance(payload.get("usage"), dict):
+        payload["usage"] = _each(payload["usage"], lambda count: -1) | {"cost": -0.5}
+    return json.dumps(payload)
+
+
+def _odd(value: Any) -> Any:
+    return [value] if isinstance(value, str) else str(value)
+
+
+def _odd_text(payload: dict[str, Any], _: Fault) -> str:
+    return _choices(payload, lambda said: said.update(content=f"\ud800\0{said.get('content') or ''}\x1b[2J\udfff"))
+
+
+def _outside(said: dict[str, Any]) -> None:
+    if said.get("content"):
+        said["content"] = "Pluto. "
+
+
+def _decoy(payload: dict[str, Any], _: Fault) -> str:
+    return _choices(payload, lambda said: said.update(content=_DECOY + (said.get("content") or "")))
 
 
 def _html(_: dict[str, Any], __: Fault) -> str:
@@ -122,8 +161,16 @@ SPOILED: Mapping[str, Callable[[dict[str, Any], Fault], str]] = MappingProxyType
     "wrong_content_type": lambda payload, _: json.dumps(payload),
     "empty_choices": lambda payload, _: json.dumps(payload | {"choices": []}),
     "null_content": lambda payload, _: _choices(payload, lambda said: said.update(content=None)),
-    "nan_logprobs": _nan,
+    "nan_logprobs": lambda payload, _: _logprobs(payload, lambda _: math.nan),
     "no_usage": lambda payload, _: json.dumps({key: value for key, value in payload.items() if key != "usage"}),
     "wrong_type": lambda payload, _: json.dumps(payload | {"choices": 42}),
     "huge": _huge,
+    "deep": lambda _, __: "[" * 100_000 + "]" * 100_000,
+    "odd_types": lambda payload, _: json.dumps({key: _each(value, _odd) for key, value in payload.items()}),
+    "odd_text": _odd_text,
+    "positive_logprobs": lambda payload, _: _logprobs(payload, lambda value: 0.5 - value),
+    "negative_usage": _negative_usage,
+    "duplicates": lambda payload, _: json.dumps(payload | {"choices": 2 * payload.get("choices", [])}),
+    "outside": lambda payload, _: _choices(payload, _outside),
+    "decoy": _decoy,
 })  # fmt: skip

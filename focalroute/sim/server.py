@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import hmac
 import json
 import socket
@@ -20,7 +21,7 @@ from aiohttp import web
 from focalroute.errors import ConfigError
 from focalroute.sim.compose import Composer
 from focalroute.sim.dialects import DIALECTS, Dialect, Refused
-from focalroute.sim.faults import SPOILED, Fault
+from focalroute.sim.faults import FIRST_ONLY, SPOILED, Fault
 from focalroute.sim.models import SimulatedModel
 from focalroute.sim.replies import Voice
 from focalroute.sim.request import parse_request
@@ -30,6 +31,7 @@ __all__ = ["PoolServer"]
 
 _MAX_REQUEST = 16 * 2**20
 _DRIP_PIECES = 20
+_FLOOD_PIECE = 2**16
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -199,7 +201,7 @@ async def _answer(request: web.Request, body: dict[str, Any], served: Served, di
 
 
 def _spoiled(payload: dict[str, Any], fault: Fault | None, index: int = 0) -> str:
-    if fault is None or fault.kind not in SPOILED or (fault.kind == "huge" and index):
+    if fault is None or fault.kind not in SPOILED or (fault.kind in FIRST_ONLY and index):
         return json.dumps(payload)
     return SPOILED[fault.kind](payload, fault)
 
@@ -279,10 +281,25 @@ async def _html(_: web.Request, fault: Fault, __: Dialect) -> web.StreamResponse
     return web.Response(text=SPOILED["html"]({}, fault), content_type=_HTML)
 
 
+async def _flood(request: web.Request, fault: Fault, _: Dialect) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": _JSON})
+    await response.prepare(request)
+    for left in range(fault.size, 0, -_FLOOD_PIECE):
+        await response.write(b" " * min(left, _FLOOD_PIECE))
+    return response
+
+
+async def _bomb(_: web.Request, fault: Fault, __: Dialect) -> web.StreamResponse:
+    body = gzip.compress(b" " * fault.size)
+    return web.Response(body=body, headers={"Content-Type": _JSON, "Content-Encoding": "gzip"})
+
+
 #: The faults that come in place of any answer.
 _INSTEAD: Mapping[str, Callable[[web.Request, Fault, Dialect], Awaitable[web.StreamResponse]]] = {
     "status": _status,
     "reset": _reset_connection,
     "redirect": _redirect,
     "html": _html,
+    "flood": _flood,
+    "bomb": _bomb,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol
 
@@ -82,7 +82,7 @@ class StoredAnswer:
     members: Mapping[str, Member]
     trajectory: Trajectory | None
     receipt: str
-    texts: str | None = None
+    texts: str | None = field(default=None, repr=False)
     probes: tuple[StoredProbe, ...] = ()
 
 

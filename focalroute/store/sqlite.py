@@ -63,6 +63,8 @@ _ADVICE = {
     sqlite3.SQLITE_NOTADB: "name another file",
     sqlite3.SQLITE_CORRUPT: "restore it from a copy, or name another file",
 }
+#: What reading a database raises; an error message that quotes damaged bytes fails in Python itself.
+_FAILURES = (sqlite3.Error, UnicodeDecodeError)
 #: What is wrong with one call's rows, not with the database.
 _WRONG_ROWS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
 
@@ -242,7 +244,7 @@ class SqliteStore:
         while True:
             try:
                 return self._connect(durability)
-            except sqlite3.Error as error:
+            except _FAILURES as error:
                 # Whoever makes the file WAL first locks the others out, and SQLite does not wait for that.
                 if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                     raise self._broken(error) from None
@@ -363,7 +365,7 @@ class SqliteStore:
             result = job.work(self._connection)
         except BaseException as error:  # noqa: BLE001 - it is raised where the reader waits
             roll_back(self._connection)
-            job.future.set_exception(self._broken(error) if isinstance(error, sqlite3.Error) else error)
+            job.future.set_exception(self._broken(error) if isinstance(error, _FAILURES) else error)
         else:
             roll_back(self._connection)  # nothing was written, and a damaged database may not even commit that
             job.future.set_result(result)
@@ -379,7 +381,7 @@ class SqliteStore:
                 rows = tables.feedback_probed_after(self._connection, self._probes_heard, self._heard)
             news, self._heard = tables.feedback_after(self._connection, self._heard)
             self._probes_heard = probe
-        except sqlite3.Error as error:
+        except _FAILURES as error:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
         self._tell(tuple(self._listeners), rows + news)
@@ -395,4 +397,5 @@ class SqliteStore:
 
 def _code(error: Exception) -> int:
     """SQLite's primary result code, 0 where there is none."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = sqlite3.SQLITE_CORRUPT if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF

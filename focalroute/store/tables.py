@@ -254,7 +254,7 @@ def problems(db: sqlite3.Connection) -> tuple[str, ...]:
     for what, check in checks.items():
         try:
             found.extend(check(db))
-        except db.DatabaseError as error:
+        except (db.DatabaseError, UnicodeDecodeError) as error:
             found.append(f"{what}: could not all be read ({error})")
     return tuple(found)
 

@@ -1,6 +1,6 @@
 """The chat completion format, without I/O: requests to JSON, replies and streams (hostile input) to records."""
 
-from focalroute.wire.fields import Token, broken, reported
+from focalroute.wire.fields import Token, broken
 from focalroute.wire.format import (
     MAX_REPLY_BYTES,
     CapField,
@@ -11,6 +11,7 @@ from focalroute.wire.format import (
     decode_bytes,
     encode,
 )
+from focalroute.wire.refusals import refusal
 from focalroute.wire.stream import StreamDecoder
 
 __all__ = [
@@ -25,5 +26,5 @@ __all__ = [
     "decode",
     "decode_bytes",
     "encode",
-    "reported",
+    "refusal",
 ]

@@ -17,6 +17,7 @@ _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
 _MAX_TOKEN_COUNT = 10**9
 _MAX_COST = Decimal(100_000)
+_MOST_DECIMALS = 30  # one of a million decimals would be written out somewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,10 @@ def _cost(value: object) -> Decimal | None:
         cost = Decimal(str(value))
     except (InvalidOperation, ValueError):
         return None
-    return cost if cost.is_finite() and 0 <= cost <= _MAX_COST else None
+    if not cost.is_finite() or not 0 <= cost <= _MAX_COST:
+        return None
+    exponent = cost.as_tuple().exponent
+    return cost if isinstance(exponent, int) and exponent >= -_MOST_DECIMALS else None
 
 
 def _number(value: object) -> float | None:

@@ -18,6 +18,7 @@ from focalroute.records import Usage
 from focalroute.wire.fields import Token, broken, content_of, reported, text_of, tokens_of, usage_of
 
 __all__ = [
+    "MAX_CHOICES",
     "MAX_REPLY_BYTES",
     "CapField",
     "Completion",
@@ -33,13 +34,19 @@ CapField = Literal["max_tokens", "max_completion_tokens"]
 
 #: A reply longer than this is refused while it is being read.
 MAX_REPLY_BYTES = 8 * 2**20
+#: Nor does any reply have more samples than this.
+MAX_CHOICES = 1024
 
+#: Objects and lists in a large reply. One of 8 MB with alternatives for every token has 80,000; a reply made of nothing
+#: else would take seconds, and 20 times its size, to parse.
+_MAX_CONTAINERS = 100_000
+_LARGE = 2**18
 _DEEPINFRA_MAX_N = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One chat completion to ask for.
+    """One chat completion to ask for. Its repr holds nothing of the prompt.
 
     Attributes:
         max_tokens: bound on the generated tokens of one sample; None: the service's own.
@@ -52,14 +59,14 @@ class Request:
         params: provider parameters; they go into the body unchanged and win over everything above.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]] = field(repr=False)
     max_tokens: int | None
     temperature: float | None = None
     n: int = 1
     top_logprobs: int | None = None
-    choices: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | None = field(default=None, repr=False)
     stream: bool = False
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     stream_usage: bool = True
 
 
@@ -135,12 +142,14 @@ def _held_to(choices: Sequence[str], dialect: Dialect) -> dict[str, Any]:
     }
 
 
-def decode_bytes(body: bytes) -> Completion:
+def decode_bytes(body: bytes | bytearray) -> Completion:
     """`decode` of a reply's body.
 
     Raises:
         CallFailed: the body is not JSON, or not a chat completion.
     """
+    if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+        raise broken("the reply has too many parts")
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError):
@@ -162,6 +171,8 @@ def decode(payload: object) -> Completion:
         raise CallFailed(reported(payload["error"]), usage)
     if not isinstance(choices, list) or not choices:
         raise broken("the reply has no choices", usage)
+    if len(choices) > MAX_CHOICES:
+        raise broken("the reply has too many choices", usage)
     return Completion(
         tuple(_choice(c, usage) for c in choices), usage, text_of(payload.get("model")), text_of(payload.get("id"))
     )

@@ -11,12 +11,12 @@ from typing import Any
 from focalroute.errors import CallFailed
 from focalroute.records import Usage
 from focalroute.wire.fields import broken, content_of, count_of, reported, text_of, tokens_of, usage_of
-from focalroute.wire.format import MAX_REPLY_BYTES, Completion, CompletionChoice
+from focalroute.wire.format import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice
 
 __all__ = ["StreamDecoder"]
 
 _MAX_LINE = 2**20
-_MAX_CHOICES = 1024
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class StreamDecoder:
@@ -29,7 +29,9 @@ class StreamDecoder:
         self.usage: Usage | None = None
         self.done = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._line = ""
+        self._held = ""  # a carriage return whose line feed may be yet to come
+        self._line: list[str] = []  # the pieces of a line that has not ended: joined once, however many they are
+        self._length = 0
         self._data: list[str] = []
         self._bytes = 0
         self._model: str | None = None
@@ -45,9 +47,17 @@ class StreamDecoder:
         self._bytes += len(chunk)
         if self._bytes > MAX_REPLY_BYTES:
             raise self._failed("the reply is too long")
-        if len(self._line) > _MAX_LINE:
+        text = self._held + self._utf8.decode(chunk)
+        self._held = "\r" if text.endswith("\r") else ""
+        first, *others = _LINE_END.split(text.removesuffix("\r"))
+        self._line.append(first)
+        self._length += len(first)
+        if self._length > _MAX_LINE:
             raise self._failed("a stream event is too long")
-        *lines, self._line = re.split(r"\r\n|\n|\r(?!$)", self._line + self._utf8.decode(chunk))
+        if not others:
+            return ""
+        *lines, last = ["".join(self._line), *others]
+        self._line, self._length = [last], len(last)
         return "".join([self._take(line) for line in lines])
 
     def _take(self, line: str) -> str:
@@ -90,7 +100,7 @@ class StreamDecoder:
             raise self._failed("a stream choice is not an object")
         index = count_of(choice.get("index", 0))
         text = content_of((delta or {}).get("content"))
-        if text is None or index is None or index >= _MAX_CHOICES:
+        if text is None or index is None or index >= MAX_CHOICES:
             raise self._failed("a stream choice has no readable text")
         if choice.get("finish_reason") == "error":
             raise CallFailed(reported(choice.get("error")), self.usage)
@@ -122,6 +132,7 @@ class _Part:
         self._texts: list[str] = []
         self._entries: list[object] | None = []
         self._calls: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, list[str]] = {}
 
     def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> None:
         self._texts.append(text)
@@ -143,12 +154,12 @@ class _Part:
         function = call.get("function")
         piece = text_of(function.get("arguments")) if isinstance(function, Mapping) else None
         if index not in self._calls:
-            named = dict(function) if isinstance(function, Mapping) else {}
-            self._calls[index] = {**call, "function": {**named, "arguments": piece or ""}}
-        else:
-            self._calls[index]["function"]["arguments"] += piece or ""
+            self._calls[index] = {**call, "function": dict(function) if isinstance(function, Mapping) else {}}
+        self._arguments.setdefault(index, []).append(piece or "")
 
     def whole(self) -> CompletionChoice:
         tokens = tokens_of({"content": self._entries}) if self._entries else None
+        for index, call in self._calls.items():
+            call["function"]["arguments"] = "".join(self._arguments[index])
         calls = tuple(self._calls[index] for index in sorted(self._calls))
         return CompletionChoice("".join(self._texts), self.finish_reason, tokens, calls)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -178,6 +179,38 @@ def test_a_policy_with_a_damaged_experience_is_not_served(root: Path) -> None:
             load(root)
     swap_in(folder, "experience.npz", whole)
     assert load(root).experience is not None
+
+
+def test_an_archive_that_unpacks_to_very_much_is_refused_before_it_is_unpacked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand zeros are one byte on the disk; the bound is lowered here to be met sooner."""
+    monkeypatch.setattr("focalroute.policy.bundle._MAX_UNPACKED", 2**20)
+    made, folder = experienced(root)
+    archive = io.BytesIO()
+    np.savez_compressed(archive, allow_pickle=False, **{**made.arrays(), "more": np.zeros(2**21, np.int8)})
+    assert len(archive.getvalue()) < 2**14
+    swap_in(folder, "experience.npz", archive.getvalue())
+    with pytest.raises(PolicyError, match=r"experience.npz: is no plain array archive: \d+ bytes unpacked are more"):
+        load(root)
+
+
+def test_an_archive_whose_arrays_are_longer_than_it_is_refused(root: Path) -> None:
+    """The header of an array claims a terabyte; a broken packed stream, or half an archive, is no crash either."""
+    made, folder = experienced(root)
+    archive = io.BytesIO()
+    np.savez(archive, allow_pickle=False, **made.arrays())
+    whole = archive.getvalue()
+    shape = re.search(rb"\(2,\), }", whole)
+    assert shape is not None
+    claimed = whole.replace(b"(2,), }" + b" " * 13, b"(1099511627776,), }" + b" ", 1)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, allow_pickle=False, **made.arrays())
+    for broken in (claimed, packed.getvalue().replace(b"\x9f", b"\xff"), whole[: len(whole) // 2]):
+        assert broken not in (whole, packed.getvalue())
+        swap_in(folder, "experience.npz", broken)
+        with pytest.raises(PolicyError, match=r"experience.npz: "):
+            load(root)
 
 
 def test_pickled_learner_arrays_are_refused(root: Path) -> None:

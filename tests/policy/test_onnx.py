@@ -8,7 +8,7 @@ import pytest
 
 from focalroute.errors import PolicyError
 from focalroute.observe.layout import CONTEXT, ENDPOINT, width
-from focalroute.policy._inspect import MAX_BYTES, inspect
+from focalroute.policy._inspect import MAX_BYTES, MAX_NODES, inspect
 from focalroute.policy._onnx import Session
 from focalroute.policy.bundle import COLD, DECIDER, FUSION
 
@@ -81,6 +81,14 @@ def test_functions_and_metadata_are_refused() -> None:
 def test_a_model_that_is_too_large_is_refused() -> None:
     with pytest.raises(PolicyError, match="bytes are more than"):
         inspect(bytes(MAX_BYTES + 1))
+
+
+def test_a_model_of_very_many_operators_is_refused() -> None:
+    """The trained ones have a few dozen."""
+    model = decider()
+    model.graph.node.extend([model.graph.node[0]] * MAX_NODES)
+    with pytest.raises(PolicyError, match=f"more than {MAX_NODES} operators"):
+        inspect(model.SerializeToString())
 
 
 def test_no_bytes_whatever_raise_anything_but_a_policy_error() -> None:

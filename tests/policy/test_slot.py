@@ -66,6 +66,21 @@ def test_a_broken_folder_serves_the_fallback_and_says_why(tmp_path: Path, caplog
     assert len(caplog.records) == 1
 
 
+def test_at_a_start_the_newest_good_version_before_a_broken_one_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never one that is newer: it was rolled back."""
+    for parent in (None, 1, 1, 1, 1):
+        again(tmp_path, parent=parent)
+    rollback(tmp_path, 4)
+    for version in (3, 4):
+        (tmp_path / f"v{version:06d}" / "manifest.json").write_text("{")
+    slot = PolicySlot.open(tmp_path)
+    assert slot.current.version == 2
+    assert "v000004/manifest.json" in str(slot.error)
+    assert "version 2 serves instead" in caplog.text
+
+
 def test_a_file_in_place_of_the_folder_serves_the_fallback_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "policy").write_text("")
     slot = PolicySlot.open(tmp_path / "policy")

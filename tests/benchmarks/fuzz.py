@@ -1,0 +1,83 @@
+"""A million hostile inputs for everything that reads what others wrote.
+
+``python -m tests.benchmarks.fuzz --inputs 1000000`` prints a table and fails at the first input that raises anything
+but a typed error, or takes longer than a limit; that input is then in a file whose name is printed. The inputs are
+right ones with some bytes or JSON parts changed (`tests.fuzzing`); with the same seed they are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+
+from tests.fuzzing.targets import TARGETS, Target
+
+LIMIT_S = 20.0
+
+
+class Hang(BaseException):
+    """An input has taken too long; no reader can swallow it as an error of its own."""
+
+
+def hang(_: int, __: FrameType | None) -> None:
+    raise Hang
+
+
+def fuzz(target: Target, inputs: int, seed: int) -> float:
+    """So many inputs for one target; the CPU time of the slowest, seconds.
+
+    Raises:
+        AssertionError: one of them was a crash or a hang; it names the file that holds the input.
+    """
+    rng = random.Random(f"{seed} {target.name}")
+    slowest = 0.0
+    signal.signal(signal.SIGALRM, hang)
+    with target.open() as read:
+        for _ in range(inputs):
+            data = target.make(rng)
+            signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+            begun = time.thread_time()
+            try:
+                read(data)
+            except BaseException as error:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                with tempfile.NamedTemporaryFile("wb", prefix="fuzz-", delete=False) as file:
+                    file.write(data)
+                raise AssertionError(
+                    f"{target.name}: {type(error).__name__}: {error}; its input: {file.name}"
+                ) from error
+            slowest = max(slowest, time.thread_time() - begun)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    return slowest
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all targets and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="of all targets together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="targets whose name has this in it")
+    given = parser.parse_args(arguments)
+    warnings.simplefilter("error")
+    print("| what reads them | inputs | crashes | hangs | slowest, ms of CPU | s |\n|---|---|---|---|---|---|")
+    total = 0
+    for target in TARGETS:
+        if given.only not in target.name:
+            continue
+        inputs = max(1, target.inputs * given.inputs // 1_000_000)
+        begun = time.perf_counter()
+        slowest = fuzz(target, inputs, given.seed)
+        total += inputs
+        took = time.perf_counter() - begun
+        print(f"| {target.name} | {inputs:,} | 0 | 0 | {1000 * slowest:.1f} | {took:.0f} |", flush=True)
+    print(f"| all | {total:,} | 0 | 0 | | |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Keys go to the service that their variable is named for, and to one service only."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from focalroute import ConfigError, Endpoint, Ensemble
+from focalroute.config import validate_pool
+from focalroute.keys import KeyUse, misdirected
+
+TOGETHER, DEEPINFRA = "https://api.together.xyz/v1", "https://api.deepinfra.com/v1/openai"
+
+
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [
+        ("TOGETHER_API_KEY", TOGETHER),
+        ("TOGETHERAI_API_KEY", "https://api.together.ai/v1"),
+        ("DEEPINFRA_TOKEN", DEEPINFRA),
+        ("OPENAI_API_KEY_2", "https://api.openai.com/v1"),
+        ("AZURE_OPENAI_API_KEY", "https://mine.openai.azure.com/v1"),
+        ("OPENAI_API_KEY", "http://localhost:8000/v1"),
+        ("OPENAI_API_KEY", "http://10.0.0.7:8000/v1"),
+        ("OPENAI_API_KEY", "http://gpu1:8000/v1"),
+        ("OPENAI_API_KEY", "http://[::1]:8000/v1"),
+        ("OPENAI_API_KEY", "http://llm.internal/v1"),
+        ("MY_KEY", TOGETHER),
+        ("GATEWAY_KEY", "http://llm.example.org/v1"),
+    ],
+)
+def test_a_key_may_go_to_its_own_service_and_to_own_hosts(variable: str, url: str) -> None:
+    assert misdirected([KeyUse("e", variable, url)]) is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "why"),
+    [
+        ("TOGETHER_API_KEY", DEEPINFRA, "TOGETHER_API_KEY is not a key for api.deepinfra.com"),
+        ("OPENAI_API_KEY", "https://openrouter.ai/api/v1", "is not a key for openrouter.ai"),
+        ("TOGETHER_API_KEY", "https://api.together.xzy/v1", "is not a key for api.together.xzy"),
+        ("TOGETHER_API_KEY", "https://api.together.xyz.example.org/v1", "is not a key for"),
+        ("TOGETHER_API_KEY", "https://8.8.8.8/v1", "is not a key for 8.8.8.8"),
+        ("openai_token", "https://notopenai.com/v1", "is not a key for notopenai.com"),
+        ("TOGETHER_API_KEY", "http://api.together.xyz/v1", "unencrypted; use https://"),
+        ("MY_KEY", "http://api.openai.com/v1", "unencrypted; use https://"),
+    ],
+)
+def test_a_key_at_another_service_or_in_the_clear_is_refused(variable: str, url: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"endpoints: e: .*{re.escape(why)}"):
+        validate_pool([Endpoint("e", model="m", base_url=url, api_key_env=variable)])
+
+
+def test_one_variable_goes_to_one_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A table that was copied and given another address; hosts of one domain, or of one's own network, may share."""
+
+    def pool(*urls: str) -> list[Endpoint]:
+        return [Endpoint(f"e{i}", model="m", base_url=url, api_key_env="MY_KEY") for i, url in enumerate(urls)]
+
+    monkeypatch.setenv("MY_KEY", "x")
+    same = pool(TOGETHER, "https://api.together.ai/v1", "http://gpu1:8000/v1", "http://192.168.0.2/v1")
+    assert validate_pool(same)
+    assert validate_pool(pool("https://eu.example.org/v1", "https://us.example.org/v1"))
+    with pytest.raises(ConfigError, match=r"e1: api_key_env: MY_KEY would be sent to api\.together\.xyz and"):
+        Ensemble(pool(TOGETHER, DEEPINFRA))
+    file = tmp_path / "pool.toml"
+    table = '[[endpoint]]\nname = "{}"\nmodel = "m"\nbase_url = "{}"\napi_key_env = "MY_KEY"\n'
+    file.write_text(table.format("a", "https://a.example.org/v1") + table.format("b", "https://b.example.com/v1"))
+    with pytest.raises(ConfigError, match=rf"{file}: endpoints: b: .*give each service a variable of its own"):
+        Ensemble.from_toml(file)
+
+
+def test_dependencies_are_few_and_bounded() -> None:
+    """At most thirteen, each from a version on and below the next one that may break; extras too."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    bounded = re.compile(r"[a-z0-9-]+>=\d+(\.\d+)*,<\d+(\.\d+)*")
+    optional = [requirement for name in extras.keys() - {"dev"} for requirement in extras[name]]
+    for requirement in (*project["dependencies"], *optional):
+        assert bounded.fullmatch(requirement), requirement
+    assert len(project["dependencies"]) <= 13
+
+
+def test_nothing_in_the_package_can_execute_what_it_reads() -> None:
+    """No pickle or its like, no eval, and no array file that is read with pickles allowed."""
+    banned = re.compile(r"\b(import|from) (pickle|marshal|shelve|dill|joblib|cloudpickle)|(?<![\w.])(eval|exec)\(")
+    package = Path(__file__).parents[1] / "focalroute"
+    for file in package.rglob("*.py"):
+        text = file.read_text("utf-8")
+        assert not banned.search(text), file
+        for call in re.findall(r"np\.(?:load|save\w*)\([^\n]*", text):
+            assert "allow_pickle=False" in call, f"{file}: {call}"
