@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices
 from focalroute.policy.publish import publish
+from tests.by_hand import cold_decider
 
 
 def ask_everybody(root: Path) -> Path:

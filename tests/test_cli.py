@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
 from focalroute.store.sqlite import SqliteStore
+from tests.by_hand import cold_decider
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
 from tests.learn.made import cold_learner, play

@@ -27,7 +27,8 @@ WORK = """
 import json, logging, sys
 from pathlib import Path
 from focalroute import Ensemble, PolicyError, StoreError
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
+from tests.by_hand import cold_decider
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish
 

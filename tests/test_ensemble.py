@@ -44,7 +44,7 @@ from focalroute import (
     UnknownAnswer,
 )
 from focalroute.answers import candidate_key
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
@@ -56,6 +56,7 @@ from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store import sqlite
 from focalroute.store.base import StoredAnswer
 from focalroute.store.sqlite import SqliteStore
+from tests.by_hand import cold_decider
 from tests.interruptible import heed_interrupts
 from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_everybody

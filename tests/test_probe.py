@@ -14,10 +14,11 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, Endpoint, Ensemble
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
+from tests.by_hand import cold_decider
 from tests.loopback import Server, completion, json_reply, serving
 from tests.policies import ask_the_cheapest
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backward import Floats, Gradients, Pull, decider_pass, fusion_pass
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gae import gae
@@ -33,6 +33,7 @@ from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, 
 from focalroute.observe import layout
 from focalroute.observe.sight import vote_weight
 from focalroute.policy.bundle import cold
+from tests.by_hand import cold_decider
 
 __all__ = ["Policy", "Variant", "Windows", "branching", "train", "trunk_pass"]
 

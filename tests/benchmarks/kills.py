@@ -31,7 +31,7 @@ from pathlib import Path
 
 from focalroute import AsyncEnsemble, Budget
 from focalroute.config import load_pool
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.bundle import CURRENT, current, load
 from focalroute.policy.publish import publish
@@ -40,6 +40,7 @@ from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
 from focalroute.store.base import Account
 from focalroute.store.sqlite import SqliteStore
+from tests.by_hand import cold_decider
 
 CONCURRENCY = 8
 EARLY = 0.1  # the share of kills at a point of the start, before any feedback

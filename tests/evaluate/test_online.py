@@ -12,11 +12,12 @@ from focalroute.evaluate.online import Online, Refitted
 from focalroute.evaluate.replay import Played, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.trajectory import grown
 from focalroute.policy.bundle import load, versions
 from focalroute.policy.publish import publish
+from tests.by_hand import cold_decider
 from tests.evaluate.logs import stream, table_of
 
 PRICES = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}

@@ -15,7 +15,7 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import Table, join
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.fallback import Fallback
@@ -23,6 +23,7 @@ from focalroute.policy.publish import publish
 from focalroute.records import Answer
 from focalroute.sim import Question, SimulatedPool
 from focalroute.sim import stream as questions
+from tests.by_hand import cold_decider
 from tests.evaluate.logs import Line, closed, output, stream, table_of, write_log
 from tests.policies import ask_everybody, ask_the_affordable
 

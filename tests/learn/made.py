@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from focalroute.learn.backward import Floats, Gradients
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode
 from focalroute.learn.mappo import Hyperparameters, Learner, update
@@ -22,6 +22,7 @@ from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slic
 from focalroute.policy.decider import decide
 from focalroute.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer
+from tests.by_hand import cold_decider
 
 Net = TypeVar("Net", DeciderNet, FusionNet, CriticNet)
 

@@ -14,7 +14,7 @@ import pytest
 
 from focalroute.errors import ConfigError
 from focalroute.learn.checkpoint import Checkpoint, Progress, made_for
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.critic import CriticNet, critic_parameters, values
 from focalroute.learn.hindsight import LongRun
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
@@ -26,6 +26,7 @@ from focalroute.learn.rollout import Played, roll
 from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.learn.valuation import valued
 from focalroute.learn.views import Masks, Views, long_run, random_masks
+from tests.by_hand import cold_decider
 from tests.learn.histories import Kind, history, random_history
 from tests.learn.made import randomised
 

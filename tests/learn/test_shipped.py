@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.rollout import Played, roll
@@ -13,6 +13,7 @@ from focalroute.learn.shipped import ShippedSettings, shipped, views_of
 from focalroute.learn.views import Views, nearest
 from focalroute.observe import layout
 from focalroute.policy.bundle import cold
+from tests.by_hand import cold_decider
 
 SHORT = ShippedSettings(worlds=2, queries=200, fusion_steps=3, lookahead_steps=3, iterations=4, renewals=2)
 QUERIES, WARM = 400, 150

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.cold import cold_decider, cold_fusion
+from focalroute.learn.cold import cold_fusion
 from focalroute.learn.hindsight import calibration, look_back
 from focalroute.learn.recorded import Recorded
 from focalroute.learn.trajectory import grown
 from focalroute.learn.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.sight import signal_column
+from tests.by_hand import cold_decider
 from tests.learn.histories import random_history
 
 _SIGNAL, _TOLL = (slices(ENDPOINT)[name].start for name in ("signal", "toll"))

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.learn.cold import cold_decider
 from focalroute.learn.export import decider_model
 from focalroute.observe.layout import CONTEXT, ENDPOINT, width
 from focalroute.policy import slot as slot_module
@@ -17,6 +16,7 @@ from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
 from focalroute.policy.slot import PolicySlot
 from focalroute.records import Observation
+from tests.by_hand import cold_decider
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
 
