@@ -35,8 +35,7 @@ WINDOW = 1_000
 MAX_LAG = 3
 #: How many updates may learn from an episode.
 MAX_USES = 3
-#: How a policy that was trained on recorded answers goes on learning: a thousand answers of its own say much less than
-#: what it was trained on. The defaults suit the cold start.
+#: How a trained policy goes on learning: a thousand answers of its own say much less than what it was trained on.
 REFINING = Hyperparameters(decider_rate=5e-4, target_kl=0.005, fusion_rate=1.5e-3)
 
 _NOTHING = "no decision was sampled, and no other Fusion is likely better: the old policy stays"
@@ -82,7 +81,7 @@ def update_policy(
     Args:
         store: where answers and their feedback are.
         root: the folder of bundles; the shipped policy is the start as long as it holds none.
-        settings: how to learn; None: the defaults, or `REFINING` a policy that brings experience along.
+        settings: how to learn; None: `REFINING`.
         seed: for the split and the minibatches; None: new chance every time. The same seed, store and folder give the
             same weights.
 
@@ -97,7 +96,7 @@ def update_policy(
 def _updated(store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None) -> UpdateReport:
     rng = np.random.default_rng(seed)
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
-    settings = settings or (Hyperparameters() if policy.experience is None else REFINING)
+    settings = settings or REFINING
     state = _state(root, policy.version)
     rows = rewarded(store.recent(_REACH))[-WINDOW:]
     costs = Costs.of(answer for answer, _ in rows)
