@@ -22,13 +22,12 @@ from typing import Any, Literal, TypeVar
 
 from focalroute.errors import FocalrouteError, StoreError
 from focalroute.records import Feedback
-from focalroute.store import ledger, tables
+from focalroute.store import base, ledger, tables
 from focalroute.store.accounts import Books, settle_overdue
 from focalroute.store.base import (
     Account,
     Balance,
     CapabilityRow,
-    Grant,
     Grouping,
     LedgerSum,
     Listener,
@@ -36,7 +35,6 @@ from focalroute.store.base import (
     Row,
     StoredAnswer,
     StoredProbe,
-    UsageTotal,
 )
 from focalroute.store.jobs import Read, Write
 from focalroute.store.locking import begin_writing, roll_back
@@ -139,7 +137,7 @@ class SqliteStore:
         """See `Store.open_accounts`."""
         return self._change(lambda _, books: books.open(opened, time.time())).result()
 
-    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[Grant]:
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
         """See `Store.reserve`."""
         return self._change(lambda _, books: books.reserve(reservation, limits, time.time()))
 
@@ -155,7 +153,11 @@ class SqliteStore:
         """See `Store.capabilities`."""
         return self._read(lambda db: tables.find_capabilities(db, key))
 
-    def totals(self) -> Mapping[str, UsageTotal]:
+    def health(self) -> Future[Mapping[str, base.HealthRow]]:
+        """See `Store.health`."""
+        return self._look_up(tables.find_health)
+
+    def totals(self) -> Mapping[str, base.UsageTotal]:
         """See `Store.totals`."""
         return self._read(tables.totals)
 
