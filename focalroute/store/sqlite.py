@@ -27,9 +27,6 @@ from focalroute.store.accounts import Books, settle_overdue
 from focalroute.store.base import (
     Account,
     Balance,
-    CapabilityRow,
-    Grouping,
-    LedgerSum,
     Listener,
     Reservation,
     Row,
@@ -145,11 +142,11 @@ class SqliteStore:
         """See `Store.balances`."""
         return self._look_up(lambda db: Books(db).balances(opened, time.time()))
 
-    def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
+    def ledger(self, by: base.Grouping) -> Sequence[base.LedgerSum]:
         """See `Store.ledger`."""
         return self._read(lambda db: ledger.sums(db, by))
 
-    def capabilities(self, key: str) -> CapabilityRow | None:
+    def capabilities(self, key: str) -> base.CapabilityRow | None:
         """See `Store.capabilities`."""
         return self._read(lambda db: tables.find_capabilities(db, key))
 
