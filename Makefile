@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench money hostile evaluate real verify clean
+.PHONY: help demo test lint bench money chaos hostile evaluate real verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,10 @@ money: $(READY) ## 10,000 asks in 4 processes under one budget, and 5,000 at a t
 	$(BIN)/python -m tests.benchmarks.budgets
 	$(BIN)/python -m tests.benchmarks.pacing
 
+chaos: $(READY) ## 20,000 asks with 30 % of calls faulted, and an outage of the best endpoint (10 minutes)
+	$(BIN)/python -m tests.benchmarks.chaos
+	$(BIN)/python -m tests.benchmarks.outage
+
 hostile: $(READY) ## 100 processes killed under load, and 1,000,000 hostile inputs (10 minutes)
 	$(BIN)/python -m tests.benchmarks.kills --kills 100
 	$(BIN)/python -m tests.benchmarks.fuzz --inputs 1000000
@@ -44,7 +48,7 @@ real: $(READY) ## build the third-party servers of tests/real into the cache (on
 	$(BIN)/python tests/real/build.py
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test evaluate money hostile bench ## the long checks: real servers (they must be there), recorded answers, benchmark
+verify: real test evaluate money chaos hostile bench ## the long checks: real servers (they must be there), recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -29,6 +30,7 @@ from focalroute.store.base import LedgerRow, StoredAnswer
 
 __all__ = ["Ask"]
 
+_MOST_TRIALS = 64
 _EVIDENCE = slices(MEMBER)["evidence"].start
 
 
@@ -50,6 +52,7 @@ class Ask:
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
         late: whether the deadline has passed.
+        left_out: name -> why it could not be asked, of endpoints that failed before or were over a rate limit.
         price_of_money: the lambda of its latest observation.
     """
 
@@ -63,6 +66,7 @@ class Ask:
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None
     late: bool = False
+    left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
 
     @property
@@ -99,6 +103,32 @@ class Ask:
             explore=explore and self.policy.learnable,
             rng=self.rng,
         )
+
+    def leave_out(self, available: Sequence[bool], out: Sequence[bool]) -> None:
+        """Some are not available now: because their breaker is open (``out``), or because of a rate limit."""
+        for name, free, broken in zip(self.policy.endpoints, available, out, strict=True):
+            if not free:
+                self.left_out[name] = "breaker open" if broken else "rate limited"
+
+    def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
+        """Whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
+
+        Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
+        all of its mass, where choices are given. Where that were too many trials, it is not settled.
+        """
+        trial = self.sight.fork()
+        for reply in replies:
+            trial.add(reply, len(self.rounds) + 1)
+        options = len(trial.candidates) + (not self.query.choices)
+        if not trial.backs or (options + 1) ** len(pending) > _MOST_TRIALS:
+            return False
+        best = posterior(self.policy.fusion_logits(trial.evidence())).argmax()
+        for sure in (False, True) if self.query.choices else (False,):
+            for votes in itertools.product((None, *range(options)), repeat=len(pending)):
+                evidence = trial.supposing(zip(pending, votes, strict=True), len(self.rounds) + 1, sure=sure)
+                if posterior(self.policy.fusion_logits(evidence)).argmax() != best:
+                    return False
+        return True
 
     def take(self, round_: Round) -> None:
         """Take in a round: its replies, and what the Fusion makes of them and all before."""
@@ -184,6 +214,7 @@ class Ask:
             error=reply.error,
             evidence=self._evidence(index),
             saved=self._saved(index, reply),
+            hedge_of=reply.hedge_of,
         )
 
     def _saved(self, index: int, reply: Reply) -> Decimal | None:
@@ -201,9 +232,12 @@ class Ask:
             said.append("fallback policy: plurality of the cheapest endpoints")
         if self.late:
             said.append("deadline hit: fused what had arrived")
-        failed = [reply.endpoint for reply in self.replies if not reply.ok]
+        failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
         if failed:
             said.append(f"fewer members: {', '.join(failed)} failed")
+        for reason in sorted(set(self.left_out.values())):
+            names = [name for name, why in self.left_out.items() if why == reason]
+            said.append(f"{reason}: {', '.join(names)} could not be asked")
         return said
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:

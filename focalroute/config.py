@@ -165,7 +165,9 @@ class Endpoint:
             None: whoever wrote them down knows.
         dialect: how the service deviates from OpenAI; "auto" goes by the host.
         timeout_s: for one call.
-        max_concurrency: calls under way at a time, in each event loop; None: no limit.
+        max_concurrency: calls under way at a time, in each event loop; None: no limit but what 429 teaches.
+        requests_per_minute: calls in any 60 seconds, by each process; None: no limit.
+        tokens_per_minute: prompt and completion tokens in any 60 seconds, by each process; None: no limit.
         logprobs: overrides the probe: whether log-probabilities come back.
         top_logprobs: overrides the probe: how many alternatives a token comes with (0: only its own).
         n: overrides the probe: whether several samples can be asked for in one call.
@@ -188,6 +190,8 @@ class Endpoint:
     dialect: Dialect = "auto"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     max_concurrency: Annotated[int, Field(ge=1)] | None = None
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     n: bool | None = None
@@ -284,6 +288,8 @@ class Settings:
     window: Annotated[int, Field(ge=1, le=1_000_000)]
     deadline_s: Annotated[float, Field(gt=0, le=86_400)]
     attempts: Annotated[int, Field(ge=1, le=10)]
+    hedge_after: Annotated[float, Field(ge=0.5, lt=1)] | None
+    early_stop: bool
     samples: Annotated[int, Field(ge=1, le=128)]
     update_every: Annotated[int, Field(ge=1)] | None
     probe_share: Annotated[float, Field(ge=0, le=1)]

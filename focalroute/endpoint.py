@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -45,6 +45,10 @@ _OPENAI_HOSTS = ("openai.com", "azure.com")
 _BY_NAME = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "logprobs", "top_logprobs"}
 _BY_NAME |= {"response_format", "stream", "stream_options"}
 _UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
+
+
+#: Takes the raw headers of a response.
+Heed = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
 
 class HttpClients:
@@ -93,10 +97,14 @@ class EndpointClient:
 
     The API key is read from the environment at the first call and sent to ``base_url``'s own host only: redirects are
     not followed.
+
+    Args:
+        heed: is told the headers of every response; not those that a ready ``AsyncOpenAI`` keeps to itself.
     """
 
-    def __init__(self, endpoint: Endpoint, clients: HttpClients) -> None:
+    def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None = None) -> None:
         self.endpoint = endpoint
+        self._heed = heed
         self._transport: _Http | _Injected | None = None
         self._clients = clients
 
@@ -147,7 +155,7 @@ class EndpointClient:
     def _ready(self) -> _Http | _Injected:
         if self._transport is None:
             injected = self.endpoint.client is not None
-            self._transport = _Injected(self.endpoint) if injected else _Http(self.endpoint, self._clients)
+            self._transport = _Injected(self.endpoint) if injected else _Http(self.endpoint, self._clients, self._heed)
         return self._transport
 
     def _body(self, request: Request, cap: CapField, *, stream: bool) -> dict[str, Any]:
@@ -176,7 +184,7 @@ def _cap(base_url: str) -> CapField:
 class _Http:
     """Our own client: one POST, bounded and typed. A redirect is a failure like any other status."""
 
-    def __init__(self, endpoint: Endpoint, clients: HttpClients) -> None:
+    def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None) -> None:
         import httpx
         import httpx_aiohttp  # noqa: F401 - loaded here, so that no call's time limit pays for it
 
@@ -188,6 +196,7 @@ class _Http:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = _cap(endpoint.base_url)
         self._clients = clients
+        self._heed = heed
         self._key = _key(endpoint)
         self._proxy = _proxy(endpoint.base_url)
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
@@ -224,6 +233,8 @@ class _Http:
             cause = error.__cause__ or error  # the transport gives many of them one name
             failure = Failure("connection", f"could not reach the service ({type(cause).__name__})")
             raise CallFailed(failure, free=isinstance(cause, ClientConnectorError | ConnectionTimeoutError)) from None
+        if self._heed is not None:
+            self._heed(response.headers.raw)
         if not 200 <= response.status_code < 300:
             async with contextlib.aclosing(response):
                 raise CallFailed(await self._refused(response, sent))

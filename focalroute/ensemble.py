@@ -31,7 +31,9 @@ from focalroute.pool import Pool
 from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
 from focalroute.query import Prompt, make_query
-from focalroute.records import Answer, Decision, Feedback, Observation, Round
+from focalroute.race import Rules
+from focalroute.records import Answer, Feedback
+from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import Row, StoredAnswer
@@ -78,7 +80,12 @@ class AsyncEnsemble:
             ``Budget(usd_per_query=...)`` it is where the price starts on a new store.
         window: how many past outcomes the observation looks back on.
         deadline_s: for one whole ask, all rounds.
-        attempts: calls to one member at the most, retries included.
+        attempts: calls to one member at the most, retries included; all members of an ask together have
+            ``attempts - 1`` retries.
+        hedge_after: a member that takes longer than this quantile of its own latencies (such as 0.95) is raced by the
+            next best endpoint, as one of those retries; None: only as long as nobody has answered, at half of the time.
+        early_stop: cancel members whose replies cannot change the answer any more; see `docs/reliability.md` for when
+            not to.
         update_every: feedbacks between two updates of the policies, learned in the background and published to
             ``policy``; None: only by `update`. Let one process of several on a store do it.
         samples: how many samples stand in for log-probabilities that an endpoint does not give.
@@ -107,6 +114,8 @@ class AsyncEnsemble:
         window: int = 500,
         deadline_s: float = 60.0,
         attempts: int = 3,
+        hedge_after: float | None = None,
+        early_stop: bool = False,
         samples: int = 10,
         update_every: int | None = None,
         probe_share: float = 0.02,
@@ -121,6 +130,8 @@ class AsyncEnsemble:
             window=window,
             deadline_s=deadline_s,
             attempts=attempts,
+            hedge_after=hedge_after,
+            early_stop=early_stop,
             samples=samples,
             update_every=update_every,
             probe_share=probe_share,
@@ -146,7 +157,8 @@ class AsyncEnsemble:
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             self._store.subscribe(self._absorb, last=window)
-            self._pool = Pool(self.endpoints, self._store, self._guard, attempts=attempts, samples=samples)
+            rules = Rules(attempts, hedge_after, early_stop)
+            self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
             share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
             self._prober = Prober(self._observer, self._pool, self._store, self._pacer, share, deadline_s=deadline_s)
         except BaseException:
@@ -222,7 +234,10 @@ class AsyncEnsemble:
         )
         price_of_money = self._pacer.begin()
         try:
-            await self._ask_in_rounds(ask, price_of_money)
+            order = self._observer.order()
+            rounds = Rounds(ask, self._pool, most=settings.max_rounds, order=order, explore=settings.explore)
+            while await rounds.step(price_of_money):
+                self._check_open()
             fused = ask.answer()
             row = ask.stored(fused, texts=self._settings.store_text)
         except BaseException:  # whatever ended it, what was consumed is in the ledger
@@ -235,37 +250,9 @@ class AsyncEnsemble:
             self._prober.after(ask)
         return recorded
 
-    async def _ask_in_rounds(self, ask: Ask, price_of_money: float) -> None:
-        """Observe, decide, ask, fuse; again until the policy stops, or rounds, endpoints or time are used up.
-
-        As long as nobody has answered it goes on to others: there is nothing to stop with.
-        """
-        loop = asyncio.get_running_loop()
-        while len(ask.rounds) < self._settings.max_rounds or not ask.sight.backs:
-            self._check_open()
-            bounds = await self._pool.upper_bounds(ask.query, ask.purse)
-            observation = ask.observe(price_of_money)
-            decision = self._decide(ask, observation, bounds)
-            replies = await self._pool.ask(decision.picked, ask.query, ask.purse, ask.deadline)
-            ask.take(Round(observation, decision, replies))
-            ask.late = loop.time() >= ask.deadline
-            if ask.late or not replies or len(ask.sight.asked) == len(self._names):
-                break
-
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError(CLOSED)
-
-    def _decide(self, ask: Ask, observation: Observation, bounds: Sequence[Decimal] | None) -> Decision:
-        """Whom to ask now, among those not asked, not failing and affordable together."""
-        available = self._pool.available()
-
-        def eligible(endpoint: int, picked: tuple[int, ...]) -> bool:
-            if not available[endpoint]:
-                return False
-            return bounds is None or ask.purse.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
-
-        return ask.decide(observation, order=self._observer.order(), eligible=eligible, explore=self._settings.explore)
 
     def _dice(self) -> random.Random:
         """Chance for one ask. With a seed it hangs on the number of the ask alone, whatever runs at the same time."""
@@ -382,7 +369,7 @@ class AsyncEnsemble:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
         self._check_open()
         version, name = self._slot.current.version, self._slot.name
-        return stats_of(self.endpoints, self._store, self._observer, self._pool.states(), version, name)
+        return stats_of(self.endpoints, self._store, self._observer, self._pool.health(), version, name)
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""

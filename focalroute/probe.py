@@ -49,8 +49,8 @@ class Prober:
         """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
         if self._closed:
             return
-        closed = [state == "closed" for state in self._pool.states()]
-        candidates = {i for i, allows in enumerate(closed) if allows and i not in ask.sight.asked}
+        free = enumerate(self._pool.available())
+        candidates = {i for i, available in free if available and i not in ask.sight.asked}
         probe = self._probing.after(_cost(ask.purse.bills), candidates)
         if probe is not None:
             task = asyncio.get_running_loop().create_task(self._probe(probe, ask.query, ask.purse))
@@ -62,7 +62,7 @@ class Prober:
         purse.answer_id = f"{PROBE}:{query.id}"
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
-            (reply,) = await self._pool.ask((probe.endpoint,), query, purse, deadline)
+            (reply,) = await self._pool.ask((probe.endpoint,), self._pool.terms(query, purse, deadline))
             row = probed(query, reply)
             if row is not None:
                 self._store.write(row)

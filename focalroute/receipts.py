@@ -27,6 +27,7 @@ class Call:
             estimate, not taken off ``cost``: the endpoint's mean cost, times the share of its mean latency that was
             left. It holds where a service bills no more once the connection is closed. None: it was not cancelled, or
             no call of this endpoint is known.
+        hedge_of: the endpoint whose late call it was to race; None: it was picked.
     """
 
     endpoint: str
@@ -42,6 +43,7 @@ class Call:
     error: Failure | None
     evidence: float | None = None
     saved: Decimal | None = None
+    hedge_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ FailureKind = Literal[
     "protocol",  # the service answered something that is not the chat completion format
     "unusable",  # a well-formed reply from which no answer could be read
     "cancelled",  # given up by us: no longer needed
+    "limited",  # not called at all: its rate limit leaves no room in time
     "unavailable",  # not called at all: no longer affordable
 ]
 Method = Literal["logprobs", "samples", "parsed", "text"]
@@ -155,6 +156,7 @@ class Reply:
         latency_s: from the first attempt's start to the reply, waits between attempts included.
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
+        hedge_of: the endpoint whose late call it was to race; None: it was picked.
     """
 
     endpoint: str
@@ -171,6 +173,7 @@ class Reply:
     response_id: str | None = None
     finish_reason: str | None = None
     error: Failure | None = None
+    hedge_of: str | None = None
 
     @property
     def ok(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from focalroute.config import Endpoint
+from focalroute.limits import Health
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.savings import Saving, savings
@@ -28,6 +29,7 @@ class EndpointStats:
         accuracy: its share right among them, shrunk towards its long-run one, or else the pool's mean.
         latency_s: its mean latency among them; None if there are none.
         breaker: "closed", "open" or "half-open".
+        health: how it does now.
         change: the last time it was found to be right more, or less, often than before (see
             `focalroute.observe.drift`); None if it never was.
     """
@@ -41,6 +43,7 @@ class EndpointStats:
     accuracy: float
     latency_s: float | None
     breaker: str
+    health: Health
     change: Change | None
 
 
@@ -76,11 +79,11 @@ def stats_of(
     pool: Sequence[Endpoint],
     store: Store,
     observer: Observer,
-    breakers: Sequence[str],
+    health: Sequence[Health],
     version: int,
     policy: str | None,
 ) -> Stats:
-    """Put the ledger, the window and the breakers side by side."""
+    """Put the ledger, the window and the endpoints' health side by side."""
     totals = store.totals()
     accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
     changes = observer.changes()
@@ -89,8 +92,8 @@ def stats_of(
         row = totals.get(endpoint.name, _NOTHING)
         endpoints[endpoint.name] = EndpointStats(
             row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost,
-            seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=breakers[i],
-            change=changes[i],
+            seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=health[i].breaker,
+            health=health[i], change=changes[i],
         )  # fmt: skip
     saved = savings(pool, store, accuracy)
     all_, best = saved

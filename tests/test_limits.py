@@ -1,161 +1,262 @@
-"""The breaker, with a clock that the test moves."""
+"""The rate limits of one endpoint: kept exactly, waited for within the deadline, found out where they are not known."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
-from focalroute.limits import Breaker
+from focalroute import AsyncEnsemble, Endpoint, Ensemble
+from focalroute.errors import CallFailed
+from focalroute.limits import Rolling, Throttle, pause_of
 from focalroute.records import Failure
+from tests.loopback import completion, json_reply, serving
+from tests.policies import ask_everybody
 
-FAULT = Failure("connection", "refused")
-
-
-class Bench:
-    """A breaker and its clock."""
-
-    def __init__(self, threshold: int = 3) -> None:
-        self.now = 0.0
-        self.breaker = Breaker(threshold, cooldown_s=2.0, max_cooldown_s=10.0, clock=lambda: self.now)
-
-    def call(self, failure: Failure | None = FAULT, times: int = 1) -> None:
-        for _ in range(times):
-            self.breaker.enter()
-            self.breaker.leave(failure)
-
-    def cooldown(self) -> float:
-        """How long it stays open from now."""
-        start = self.now
-        while self.breaker.state == "open":
-            self.now += 0.5
-        lasted, self.now = self.now - start, start
-        return lasted
+FULL = Failure("status", "HTTP 429", 429)
 
 
-def test_it_opens_after_so_many_failures_in_a_row() -> None:
-    bench = Bench()
-    bench.call(times=2)
-    assert (bench.breaker.state, bench.breaker.allows) == ("closed", True)
-    bench.call()
-    assert (bench.breaker.state, bench.breaker.allows) == ("open", False)
+def endpoint(**settings: Any) -> Endpoint:
+    return Endpoint("e", base_url="http://127.0.0.1:9/v1", model="m", **settings)
 
 
-def test_a_success_in_between_starts_the_count_anew() -> None:
-    bench = Bench()
-    bench.call(times=2)
-    bench.call(None)
-    bench.call(times=2)
-    assert bench.breaker.state == "closed"
+# -- a minute's worth --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["connection", "timeout", "status", "protocol"])
-def test_every_fault_of_the_endpoint_counts(kind: str) -> None:
-    bench = Bench()
-    bench.call(Failure(kind, ""), times=3)  # type: ignore[arg-type]
-    assert bench.breaker.state == "open"
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.floats(0.5, 40), st.floats(0, 40)), max_size=30),
+    st.integers(1, 100),
+)
+def test_no_sixty_seconds_hold_more_than_the_limit(uses: list[tuple[float, float, float]], most: int) -> None:
+    """Used as early as it may be; some of it is corrected later to what it really was."""
+    rolling, now = Rolling(most), 0.0
+    made: list[tuple[float, float]] = []
+    for wait, amount, real in uses:
+        now += wait
+        when = rolling.earliest(amount, now)
+        assert when >= max([now, *(at for at, _ in made)])
+        within = [used for at, used in made if when - 60 + 1e-6 < at <= when]
+        assert sum(within) < 1e-6 or sum(within) + amount <= most + 1e-6
+        rolling.correct(rolling.use(amount, when), min(real, amount))
+        made.append((when, min(real, amount)))
 
 
-def test_an_unusable_reply_is_a_sign_of_life() -> None:
-    bench = Bench()
-    for _ in range(4):
-        bench.call(times=2)
-        bench.call(Failure("unusable", "no answer in it"))
-    assert bench.breaker.state == "closed"
+def test_a_use_larger_than_the_limit_waits_until_it_is_alone() -> None:
+    rolling = Rolling(10)
+    rolling.use(3, rolling.earliest(3, 5.0))
+    assert rolling.earliest(50, 6.0) == 65.0
 
 
-def test_a_cancelled_call_says_nothing_either_way() -> None:
-    bench = Bench()
-    bench.call(times=2)
-    bench.call(Failure("cancelled", ""), times=9)
-    assert bench.breaker.allows
-    bench.call()
-    assert bench.breaker.state == "open"
+# -- turns -----------------------------------------------------------------------------------------------------------
 
 
-def test_after_the_cooldown_one_call_at_a_time_passes() -> None:
-    bench = Bench()
-    bench.call(times=3)
-    bench.now = 1.9
-    assert bench.breaker.state == "open"
-    bench.now = 2.0
-    assert (bench.breaker.state, bench.breaker.allows) == ("half-open", True)
-    bench.breaker.enter()
-    assert (bench.breaker.state, bench.breaker.allows) == ("half-open", False)
+def turns(work: Callable[[Throttle], Any], **settings: Any) -> Any:
+    async def run() -> Any:
+        return await work(Throttle(endpoint(**settings)))
+
+    return asyncio.run(run())
 
 
-def test_a_probe_that_succeeds_closes_it_and_forgets_the_past() -> None:
-    bench = Bench()
-    bench.call(times=3)
-    bench.now = 2.0
-    bench.call()
-    assert bench.cooldown() == 4.0
-    bench.now = 6.0
-    bench.call(None)
-    assert (bench.breaker.state, bench.breaker.allows) == ("closed", True)
-    bench.call(times=2)
-    assert bench.breaker.allows
-    bench.call()
-    assert bench.cooldown() == 2.0
+def test_who_would_wait_beyond_the_deadline_is_turned_away_at_once() -> None:
+    async def work(throttle: Throttle) -> None:
+        for _ in range(2):
+            throttle.leave(await throttle.enter(0, within_s=5), None, None)
+        assert not throttle.ready
+        with pytest.raises(CallFailed) as caught:
+            await throttle.enter(0, within_s=5)
+        assert caught.value.failure.kind == "limited"
+        assert throttle.under_way == 0
+
+    turns(work, requests_per_minute=2)
 
 
-def test_every_failed_probe_doubles_the_cooldown_up_to_its_bound() -> None:
-    bench = Bench()
-    bench.call(times=3)
-    lasted = []
-    for _ in range(5):
-        lasted.append(bench.cooldown())
-        bench.now += lasted[-1]
-        bench.call()
-        assert bench.breaker.state == "open"
-    assert lasted == [2.0, 4.0, 8.0, 10.0, 10.0]
+def test_tokens_count_as_they_were_used_and_not_as_they_were_feared() -> None:
+    async def work(throttle: Throttle) -> None:
+        for _ in range(6):
+            throttle.leave(await throttle.enter(50, within_s=1), 10, None)
+        assert throttle.ready
+        with pytest.raises(CallFailed):
+            await throttle.enter(50, within_s=1)
+
+    turns(work, tokens_per_minute=100)
 
 
-def test_a_cancelled_probe_leaves_the_place_to_the_next() -> None:
-    bench = Bench()
-    bench.call(times=3)
-    bench.now = 2.0
-    bench.call(Failure("cancelled", ""))
-    assert (bench.breaker.state, bench.breaker.allows) == ("half-open", True)
+def test_calls_at_a_time_are_let_in_in_the_order_they_came() -> None:
+    async def work(throttle: Throttle) -> None:
+        order: list[int] = []
+
+        async def call(number: int) -> None:
+            turn = await throttle.enter(0, within_s=5)
+            order.append(number)
+            assert throttle.under_way <= 2
+            await asyncio.sleep(0)
+            throttle.leave(turn, None, None)
+
+        tasks = [asyncio.create_task(call(number)) for number in range(20)]
+        await asyncio.sleep(0)
+        tasks[5].cancel()  # who gives up loses its place, and nobody else's
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == [number for number in range(20) if number != 5]
+        assert throttle.under_way == 0
+
+    turns(work, max_concurrency=2)
 
 
-def test_calls_that_began_before_it_opened_do_not_prolong_it() -> None:
-    """64 calls under way when an endpoint dies are one outage, not 61 failed probes."""
-    bench = Bench()
-    for _ in range(64):
-        bench.breaker.enter()
-    for _ in range(64):
-        bench.breaker.leave(FAULT)
-    assert bench.cooldown() == 2.0
+def test_who_is_let_in_and_cancelled_at_once_hands_the_place_on() -> None:
+    async def work(throttle: Throttle) -> None:
+        first = await throttle.enter(0, within_s=5)
+        waiting = [asyncio.create_task(throttle.enter(0, within_s=5)) for _ in range(2)]
+        await asyncio.sleep(0)
+        throttle.leave(first, None, None)  # lets the first of them in, who does not know yet
+        waiting[0].cancel()
+        second = await waiting[1]
+        assert throttle.under_way == 1
+        throttle.leave(second, None, None)
+        assert throttle.under_way == 0
+
+    turns(work, max_concurrency=1)
 
 
-def test_a_call_tried_while_everything_is_open_counts_as_a_probe() -> None:
-    bench = Bench()
-    bench.call(times=3)
-    bench.call(None)
-    assert bench.breaker.state == "closed"
+# -- found out ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("threshold", "state"), [(2000, "open"), (2001, "closed")])
-def test_no_failure_is_lost_between_threads(threshold: int, state: str) -> None:
-    bench = Bench(threshold)
-    ready = threading.Barrier(4)
+def test_a_429_halves_the_calls_at_a_time_and_successes_bring_them_back() -> None:
+    async def work(throttle: Throttle) -> None:
+        first = [await throttle.enter(0, within_s=5) for _ in range(8)]
+        for turn in first:  # one refusal of eight calls is one refusal
+            throttle.leave(turn, None, FULL)
+        assert throttle.limit == 4
+        seen = []
+        while throttle.limit < float("inf"):
+            throttle.leave(await throttle.enter(0, within_s=5), 5, None)
+            seen.append(throttle.limit)
+        assert seen[:-1] == sorted(seen[:-1])
+        assert 16 > seen[-2] > 15  # beyond twice of what it was, the limit is forgotten
 
-    def work() -> None:
-        ready.wait()
-        bench.call(times=500)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert bench.breaker.state == state
+    turns(work)
 
 
-def test_a_retry_right_after_a_failed_probe_does_not_prolong_the_outage() -> None:
-    bench = Bench()
-    bench.call(times=3)
-    bench.now = 2.0
-    bench.call(times=3)  # the probe, and two retries of the same ask
-    assert bench.cooldown() == 4.0
+def test_refused_again_and_again_it_is_down_to_one_and_no_further() -> None:
+    async def work(throttle: Throttle) -> None:
+        for _ in range(9):
+            throttle.leave(await throttle.enter(0, within_s=5), None, FULL)
+        assert throttle.limit == 1
+        assert throttle.at_floor
+
+    turns(work, max_concurrency=8)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1.5s"}, 1.5),
+        ({"X-RateLimit-Remaining-Tokens": "0", "X-RateLimit-Reset-Tokens": "6m0s"}, 360.0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "2"}, 2.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1700000003000"}, 3.0),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1700000003"}, 3.0),
+        ({"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "1s"}, 0.0),
+        ({"x-ratelimit-remaining-requests": "0"}, 0.0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "soon"}, 0.0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "-1"}, 0.0),
+        ({"x-ratelimit-remaining-requests": "nan", "x-ratelimit-reset-requests": "1e999"}, 0.0),
+        ({"content-type": "application/json"}, 0.0),
+    ],
+    ids=str,
+)
+def test_what_a_service_says_is_left_is_understood(headers: dict[str, str], seconds: float) -> None:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert pause_of(raw, now=1_700_000_000) == pytest.approx(seconds)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"x-ratelimit-remaining", b"x-ratelimit-reset"]), st.binary(max_size=12))))
+def test_no_header_breaks_anything(headers: list[tuple[bytes, bytes]]) -> None:
+    assert 0 <= pause_of(headers) < float("inf")
+
+
+# -- in an ensemble ----------------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_over_its_rate_is_left_out_and_the_answer_says_so(tmp_path: Path) -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("42"))
+
+    with serving(handler) as server:
+        pool = [
+            Endpoint("a", base_url=server.url, model="a", requests_per_minute=3),
+            Endpoint("b", base_url=server.url, model="b"),
+        ]
+        with Ensemble(pool, policy=ask_everybody(tmp_path), explore=False) as ensemble:
+            answers = [ensemble.ask("?", answer="number") for _ in range(5)]
+        asked = [[call.endpoint for call in answer.receipt.calls] for answer in answers]
+        assert [len(names) for names in asked] == [2, 2, 2, 1, 1]
+        assert answers[-1].degraded == ("rate limited: a could not be asked",)
+        assert answers[0].degraded == ()
+
+
+def test_where_nobody_else_is_left_to_answer_an_endpoint_is_waited_for(tmp_path: Path) -> None:
+    """The one that has time left fails; the other's service says that nothing is left for 0.3 seconds."""
+
+    async def handler(_: web.Request, body: Any) -> web.StreamResponse:
+        if body["model"] == "fails":
+            return json_reply({}, 400)
+        return json_reply(completion("42"), headers=next(said, {}))
+
+    said = iter([{"x-ratelimit-remaining": "0", "x-ratelimit-reset": "0.3"}])
+    with serving(handler) as server:
+        pool = [Endpoint(name, base_url=server.url, model=name) for name in ("full", "fails")]
+        with Ensemble(pool, policy=ask_everybody(tmp_path), explore=False) as ensemble:
+            answers = [ensemble.ask("?", answer="number") for _ in range(2)]
+    assert [call.endpoint for call in answers[1].receipt.calls] == ["fails", "full"]
+    assert answers[1].value == "42"
+
+
+def test_alone_an_endpoint_is_waited_for() -> None:
+    """Its service says that nothing is left for 0.3 seconds."""
+    said = iter([{"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "300ms"}])
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("42"), headers=next(said, {}))
+
+    with serving(handler) as server, Ensemble([Endpoint("a", base_url=server.url, model="a")]) as ensemble:
+        began = time.monotonic()
+        answers = [ensemble.ask("?", answer="number") for _ in range(2)]
+        assert time.monotonic() - began >= 0.3
+        assert [answer.degraded for answer in answers] == [(), ()]
+
+
+def test_a_service_that_takes_four_at_a_time_is_not_asked_for_more_for_long(tmp_path: Path) -> None:
+    """60 asks at once, of which it refuses whatever comes beyond four; all are answered in the end."""
+    under_way, peaks, refused = 0, [], 0
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        nonlocal under_way, refused
+        if under_way >= 4:
+            refused += 1
+            return json_reply({}, 429)
+        under_way += 1
+        peaks.append(under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return json_reply(completion("42"))
+
+    async def run(url: str) -> int:
+        async with AsyncEnsemble([Endpoint("a", base_url=url, model="a")], attempts=10) as ensemble:
+            answers = await asyncio.gather(
+                *(ensemble.ask("?", answer="number") for _ in range(60)), return_exceptions=True
+            )
+            limit = ensemble.stats().endpoints["a"].health.concurrency
+            assert limit is None or limit < 60
+            return sum(not isinstance(answer, BaseException) for answer in answers)
+
+    with serving(handler) as server:
+        assert asyncio.run(run(server.url)) == 60
+    assert max(peaks) == 4
+    assert refused < 250

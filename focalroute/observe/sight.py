@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 import numpy as np
@@ -90,6 +91,31 @@ class Sight:
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
         self._leader = -1
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
+
+    def fork(self) -> Sight:
+        """A copy to try replies out on; what is added to it leaves this one as it is."""
+        trial = copy.copy(self)
+        trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
+        trial._clusters, trial._members, trial._blocks = (
+            self._clusters.copy(),
+            self._members.copy(),
+            self._blocks.copy(),
+        )
+        return trial
+
+    def supposing(self, votes: Iterable[tuple[int, int | None]], round: int, *, sure: bool) -> Evidence:
+        """What the Fusion would see if these endpoints backed these candidates too (None: were silent).
+
+        A candidate beyond the last is a new one; ``sure``: with all their mass on it, instead of a vote without.
+        """
+        trial = self.fork()
+        for i, candidate in votes:
+            if candidate is not None:
+                if candidate >= len(self.candidates):
+                    candidate = trial._cluster(f"\0{candidate}", "")
+                mass = [float(k == candidate) for k in range(len(trial.candidates))] if sure else None
+                trial._blocks[i] = trial._block(i, candidate, mass, 0, round)
+        return trial.evidence()
 
     def add(self, reply: Reply, round: int) -> None:
         """Take in what one asked member gave back in this round (1-based); of a failed one, only that it was asked.

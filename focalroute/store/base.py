@@ -21,6 +21,7 @@ __all__ = [
     "CapabilityRow",
     "Grant",
     "Grouping",
+    "HealthRow",
     "LedgerRow",
     "LedgerSum",
     "Listener",
@@ -181,6 +182,22 @@ class CapabilityRow:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthRow:
+    """Whether an endpoint is out of use, as the last process saw it that found out; ``key`` as for `CapabilityRow`.
+
+    Attributes:
+        open_until: its breaker is open until then, Unix time; None: it is closed.
+        ejections: how often it was put out in a row.
+        changed_at: Unix time.
+    """
+
+    key: str
+    open_until: float | None
+    ejections: int
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class UsageTotal:
     """A ledger sum: ``calls`` of which ``unpriced`` have no known cost, ``cost`` the sum of the known ones."""
 
@@ -215,7 +232,7 @@ class LedgerSum:
     held: Decimal
 
 
-Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | Release
+Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | HealthRow | Release
 Grouping = Literal["endpoint", "tag", "day", "all"]
 Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 
@@ -260,6 +277,9 @@ class Store(Protocol):
 
     def capabilities(self, key: str) -> CapabilityRow | None:
         """The latest probe under this key."""
+
+    def health(self) -> Future[Mapping[str, HealthRow]]:
+        """Of every endpoint whose breaker ever changed, what is known of it now, by its key."""
 
     def totals(self) -> Mapping[str, UsageTotal]:
         """The ledger summed by endpoint."""

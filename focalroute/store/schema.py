@@ -99,6 +99,11 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE ledger ADD COLUMN overdue TEXT;      -- the reservation that this row estimates
     CREATE INDEX ledger_overdue ON ledger (overdue) WHERE overdue IS NOT NULL;
     """,
+    """
+    -- of endpoints whose breaker ever changed, open_until NULL where it is closed. Without an index of its own, so that
+    -- the schema keeps to one page, and a file with any other page damaged can still be opened
+    CREATE TABLE health (key TEXT PRIMARY KEY, open_until REAL, ejections INTEGER, changed_at REAL) WITHOUT ROWID
+    """,
 )
 
 

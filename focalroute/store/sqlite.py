@@ -22,21 +22,16 @@ from typing import Any, Literal, TypeVar
 
 from focalroute.errors import FocalrouteError, StoreError
 from focalroute.records import Feedback
-from focalroute.store import ledger, tables
+from focalroute.store import base, ledger, tables
 from focalroute.store.accounts import Books, settle_overdue
 from focalroute.store.base import (
     Account,
     Balance,
-    CapabilityRow,
-    Grant,
-    Grouping,
-    LedgerSum,
     Listener,
     Reservation,
     Row,
     StoredAnswer,
     StoredProbe,
-    UsageTotal,
 )
 from focalroute.store.jobs import Read, Write
 from focalroute.store.locking import begin_writing, roll_back
@@ -139,7 +134,7 @@ class SqliteStore:
         """See `Store.open_accounts`."""
         return self._change(lambda _, books: books.open(opened, time.time())).result()
 
-    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[Grant]:
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
         """See `Store.reserve`."""
         return self._change(lambda _, books: books.reserve(reservation, limits, time.time()))
 
@@ -147,15 +142,19 @@ class SqliteStore:
         """See `Store.balances`."""
         return self._look_up(lambda db: Books(db).balances(opened, time.time()))
 
-    def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
+    def ledger(self, by: base.Grouping) -> Sequence[base.LedgerSum]:
         """See `Store.ledger`."""
         return self._read(lambda db: ledger.sums(db, by))
 
-    def capabilities(self, key: str) -> CapabilityRow | None:
+    def capabilities(self, key: str) -> base.CapabilityRow | None:
         """See `Store.capabilities`."""
         return self._read(lambda db: tables.find_capabilities(db, key))
 
-    def totals(self) -> Mapping[str, UsageTotal]:
+    def health(self) -> Future[Mapping[str, base.HealthRow]]:
+        """See `Store.health`."""
+        return self._look_up(tables.find_health)
+
+    def totals(self) -> Mapping[str, base.UsageTotal]:
         """See `Store.totals`."""
         return self._read(tables.totals)
 

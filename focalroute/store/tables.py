@@ -11,7 +11,16 @@ from focalroute.errors import FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.records import Feedback
 from focalroute.store import accounts
 from focalroute.store.accounts import Books
-from focalroute.store.base import CapabilityRow, LedgerRow, Release, Row, StoredAnswer, StoredProbe, UsageTotal
+from focalroute.store.base import (
+    CapabilityRow,
+    HealthRow,
+    LedgerRow,
+    Release,
+    Row,
+    StoredAnswer,
+    StoredProbe,
+    UsageTotal,
+)
 from focalroute.store.codec import from_pico, pack, read_answer, to_pico, write_answer, write_probe
 
 if TYPE_CHECKING:
@@ -22,6 +31,7 @@ __all__ = [
     "feedback_probed_after",
     "find_answer",
     "find_capabilities",
+    "find_health",
     "insert_all",
     "latest_answers",
     "latest_feedback",
@@ -75,6 +85,13 @@ def _insert(db: sqlite3.Connection, row: Row) -> None:
             "SET probed_at = excluded.probed_at, capability_values = excluded.capability_values "
             "WHERE excluded.probed_at >= probed_at",
             (row.key, row.probed_at, json.dumps(dict(row.values))),
+        )
+    elif isinstance(row, HealthRow):
+        db.execute(
+            "INSERT INTO health (key, open_until, ejections, changed_at) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO "
+            "UPDATE SET open_until = excluded.open_until, ejections = excluded.ejections, "
+            "changed_at = excluded.changed_at WHERE excluded.changed_at >= changed_at",
+            (row.key, row.open_until, row.ejections, row.changed_at),
         )
 
 
@@ -169,6 +186,12 @@ def find_capabilities(db: sqlite3.Connection, key: str) -> CapabilityRow | None:
     if row is None or not _is_json(row[2]):
         return None
     return CapabilityRow(row[0], row[1], json.loads(row[2]))
+
+
+def find_health(db: sqlite3.Connection) -> dict[str, HealthRow]:
+    """What is known of the endpoints, by key."""
+    rows = db.execute("SELECT key, open_until, ejections, changed_at FROM health").fetchall()
+    return {row[0]: HealthRow(*row) for row in rows}
 
 
 def newest_feedback(db: sqlite3.Connection) -> int:

@@ -19,7 +19,7 @@ import pytest
 from focalroute.errors import FeedbackConflict, FocalrouteError, StoreError, UnknownAnswer
 from focalroute.records import Usage
 from focalroute.store import open_store
-from focalroute.store.base import CapabilityRow, Row
+from focalroute.store.base import CapabilityRow, HealthRow, Row
 from focalroute.store.sqlite import SqliteStore
 from tests.store.made import answer, bill, judge, on_thread
 
@@ -74,6 +74,14 @@ def test_what_was_written_is_read_back(store: SqliteStore) -> None:
     assert store.answer("x") == answer("x")
     assert store.answer("z") is None
     assert store.verify() == ()
+
+
+def test_of_an_endpoints_health_the_latest_news_are_kept(store: SqliteStore) -> None:
+    out, back = HealthRow("k", 12.0, 2, 10.0), HealthRow("k", None, 2, 11.0)
+    for row in (out, back, out):
+        done(store.write(row))
+    done(store.write(HealthRow("other", 12.5, 1, 10.5)))
+    assert store.health().result(10) == {"k": back, "other": HealthRow("other", 12.5, 1, 10.5)}
 
 
 def test_a_call_that_fails_fails_alone(store: SqliteStore) -> None:

@@ -1,0 +1,228 @@
+"""One round under way: its members asked concurrently, late ones raced by others, needless ones cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from focalroute.capabilities import Capabilities
+from focalroute.cost import Bill
+from focalroute.elicit import Plan, Reading
+from focalroute.errors import CallFailed
+from focalroute.records import Failure, Reply
+from focalroute.retries import Terms, retrying
+from focalroute.seat import Call, Seat
+from focalroute.wire import Completion
+
+__all__ = ["Helm", "Race", "Rules"]
+
+
+class Helm(Protocol):
+    """Whoever steers an ask through its rounds."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether a member of an earlier round has answered."""
+
+    def spare(self, asked: Sequence[int]) -> int | None:
+        """The next best endpoint besides those asked in this round; None: nobody is left, or affordable."""
+
+    def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
+        """Whether the answer is certain, whatever the pending endpoints say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How calls are repeated, raced and given up; see `focalroute.AsyncEnsemble`."""
+
+    attempts: int
+    hedge_after: float | None = None
+    early_stop: bool = False
+
+
+@dataclass(slots=True)
+class _Member:
+    """One endpoint asked. Members of one group race each other; ``reply`` is None while it is under way."""
+
+    index: int
+    group: int
+    call: Call
+    task: asyncio.Task[Reply]
+    hedge_of: str | None
+    raced: bool = False
+    reply: Reply | None = None
+
+
+class Race:
+    """Asks the members of one round.
+
+    As long as nobody has answered and half of the time is gone, one more endpoint is asked, and again after half of
+    the rest, or as soon as that one fails: a lone member that hangs shall not cost the answer. With ``hedge_after`` a
+    member is raced that takes longer than that quantile of its own latencies, which counts as a retry. Who answers
+    first wins, the others of its race are cancelled.
+
+    Args:
+        seats: all endpoints of the pool.
+        plan: how to put the query to an endpoint that can do this much; ``probe``: whether that hangs on what it can.
+        helm: None: nobody is raced, and nobody given up early.
+        closed: whether the pool was closed.
+    """
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        terms: Terms,
+        rules: Rules,
+        plan: Callable[[Capabilities], Plan],
+        helm: Helm | None,
+        closed: Callable[[], bool],
+    ) -> None:
+        self._seats = seats
+        self._terms = terms
+        self._rules = rules
+        self._plan = plan
+        self._helm = helm
+        self._closed = closed
+        self._members: list[_Member] = []
+        self._rescue_s = math.inf  # when nobody has answered by this time left, somebody else is asked
+
+    async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
+        """Their replies, failures included, in the order of asking."""
+        for index in picked:
+            self._start(index, len(self._members))
+        self._rescue_s = self._terms.left_s / 2 if self._helm and not self._helm.answered else -math.inf
+        try:
+            while pending := [member for member in self._members if member.reply is None]:
+                await self._wait(pending)
+                for member in pending:
+                    if member.task.done():
+                        member.reply = member.task.result()
+                await self._give_up(self._needless())
+                self._hedge()
+        except BaseException:
+            tasks = [member.task for member in self._members]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return tuple([member.reply for member in self._members if member.reply is not None])
+
+    def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
+        call = Call(self._plan, self._terms.query.choices is not None, self._terms)
+        task = asyncio.get_running_loop().create_task(self._ask(self._seats[index], call, hedge_of))
+        self._members.append(_Member(index, group, call, task, hedge_of))
+
+    async def _ask(self, seat: Seat, call: Call, hedge_of: str | None) -> Reply:
+        try:
+            async with asyncio.timeout_at(self._terms.deadline):
+                retried = retrying(self._terms, self._rules.attempts, self._closed)
+                answered: tuple[Reading, Completion] = await retried(seat.attempt, call)
+        except CallFailed as error:
+            return _reply(seat, call, hedge_of, error=error.failure)
+        except TimeoutError:
+            return _reply(seat, call, hedge_of, error=Failure("timeout", "the deadline of the ask passed"))
+        return _replied(seat, call, hedge_of, *answered)
+
+    # -- while they are under way ------------------------------------------------------------------------------------
+
+    async def _wait(self, pending: Sequence[_Member]) -> None:
+        """Until something may have to be done: a reply came that decides something, or somebody is late."""
+        racing = self._rules.early_stop or any(member.raced for member in pending)
+        late_s = min(self._late_in(member) for member in pending)
+        timeout = min(late_s, self._terms.left_s - self._rescue_s)
+        await asyncio.wait(
+            [member.task for member in pending],
+            timeout=None if timeout == math.inf else max(timeout, 0.0),
+            return_when=asyncio.FIRST_COMPLETED if racing else asyncio.FIRST_EXCEPTION,
+        )
+
+    def _late_in(self, member: _Member) -> float:
+        """Seconds until it is late; infinite: it never is, or nobody may race it."""
+        share = self._rules.hedge_after
+        if share is None or member.raced or self._helm is None or self._terms.retries < 1:
+            return math.inf
+        usual = self._seats[member.index].breaker.latencies.quantile(share)
+        return math.inf if usual is None else usual - (time.perf_counter() - member.call.started)
+
+    def _hedge(self) -> None:
+        """Race who is late, and ask somebody else in time where nobody has answered."""
+        pending = [member for member in self._members if member.reply is None]
+        for member in pending:
+            if self._late_in(member) <= 0 and self._race(member):
+                self._terms.retries -= 1
+        if any(member.reply and member.reply.ok for member in self._members):
+            self._rescue_s = -math.inf
+        fresh = [member for member in self._members if member.reply is None and not member.raced]
+        if pending and (not fresh or self._terms.left_s <= self._rescue_s > -math.inf):
+            raced = self._rescue_s > -math.inf and self._race(pending[-1])
+            self._rescue_s = self._terms.left_s / 2 if raced else -math.inf
+
+    def _race(self, member: _Member) -> bool:
+        """Ask one more endpoint; whether there was one."""
+        member.raced = True
+        spare = self._helm.spare([one.index for one in self._members]) if self._helm else None
+        if spare is not None:
+            self._start(spare, member.group, self._seats[member.index].endpoint.name)
+        return spare is not None
+
+    def _needless(self) -> list[_Member]:
+        """Who has lost a race, or can change nothing any more."""
+        pending = [member for member in self._members if member.reply is None]
+        winners = {
+            member.group: place for place, member in enumerate(self._members) if member.reply and member.reply.ok
+        }
+        lost = [member for member in pending if member.group in winners]
+        for member in lost:
+            member.call.outrun = self._members.index(member) < winners[member.group]
+        if self._rules.early_stop and self._helm and winners and len(lost) < len(pending):
+            replies = [member.reply for member in self._members if member.reply]
+            if self._helm.settled(replies, [member.index for member in pending if member not in lost]):
+                return pending
+        return lost
+
+    async def _give_up(self, members: Sequence[_Member]) -> None:
+        """Cancel them, down to their sockets; who replied at that very moment has replied."""
+        for member in members:
+            member.task.cancel()
+        if members:
+            await asyncio.wait([member.task for member in members])
+        for member in members:
+            if not member.task.cancelled():
+                member.reply = member.task.result()
+                continue
+            why = "another endpoint answered first" if member.call.outrun else "not needed any more"
+            seat = self._seats[member.index]
+            member.reply = _reply(seat, member.call, member.hedge_of, error=Failure("cancelled", why))
+
+
+def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, completion: Completion) -> Reply:
+    return _reply(
+        seat,
+        call,
+        hedge_of,
+        text=reading.text,
+        choice=reading.choice,
+        probabilities=reading.probabilities,
+        method=reading.method,
+        model=completion.model,
+        response_id=completion.id,
+        finish_reason=reading.finish_reason,
+    )
+
+
+def _reply(seat: Seat, call: Call, hedge_of: str | None, **rest: Any) -> Reply:
+    usage, cost, source = Bill.total(call.bills)
+    return Reply(
+        seat.endpoint.name,
+        usage=usage,
+        cost=cost,
+        cost_source=source,
+        latency_s=time.perf_counter() - call.started,
+        attempts=len(call.bills),
+        hedge_of=hedge_of,
+        **rest,
+    )

@@ -1,0 +1,99 @@
+"""The rounds of one ask: observe, decide, ask, fuse; again until the policy stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from decimal import Decimal
+
+from focalroute.ask import Ask
+from focalroute.pool import Pool
+from focalroute.records import Decision, Reply, Round
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """Takes one ask through its rounds; of the round under way it says who may be asked besides, and when to stop.
+
+    Args:
+        most: how many rounds at the most.
+        order: every endpoint's index, in the order in which the Decider visits them.
+        explore: whether decisions are sampled.
+    """
+
+    def __init__(self, ask: Ask, pool: Pool, *, most: int, order: Sequence[int], explore: bool) -> None:
+        self._ask = ask
+        self._pool = pool
+        self._most = most
+        self._order = order
+        self._explore = explore
+        self._terms = pool.terms(ask.query, ask.purse, ask.deadline)
+        self._bounds: Sequence[Decimal] | None = None
+        self._available: Sequence[bool] = ()
+        self._decision: Decision | None = None
+
+    async def step(self, price_of_money: float) -> bool:
+        """Do one round; whether another is to follow.
+
+        As long as nobody has answered it goes on to others: there is nothing to stop with.
+        """
+        ask = self._ask
+        if not await self._bounded():
+            return False
+        observation = ask.observe(price_of_money)
+        self._available = self._pool.available()
+        if False in self._available:
+            self._leave_out()
+        decision = self._decision = ask.decide(
+            observation, order=self._order, eligible=self._eligible, explore=self._explore
+        )
+        replies = await self._pool.ask(decision.picked, self._terms, self)
+        ask.take(Round(observation, decision, replies))
+        ask.late = self._terms.left_s <= 0
+        if ask.late or not replies or len(ask.sight.asked) == len(self._order):
+            return False
+        return len(ask.rounds) < self._most or not ask.sight.backs
+
+    def _leave_out(self) -> None:
+        """Some cannot be asked now; but where nobody else is left to answer, those over a rate limit are waited for."""
+        ask, out = self._ask, self._pool.out()
+        if not ask.sight.backs and not any(self._available[i] for i in self._order if i not in ask.sight.asked):
+            self._available = tuple([not broken for broken in out])
+        ask.leave_out(self._available, out)
+
+    async def _bounded(self) -> bool:
+        """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
+        try:
+            async with asyncio.timeout_at(self._ask.deadline):
+                self._bounds = await self._pool.upper_bounds(self._ask.query, self._ask.purse)
+        except TimeoutError:
+            self._ask.late = True
+        return not self._ask.late
+
+    def _eligible(self, endpoint: int, picked: tuple[int, ...]) -> bool:
+        """Whether it can be asked now beside those picked: not failing, and affordable together."""
+        if not self._available[endpoint]:
+            return False
+        bounds = self._bounds
+        return bounds is None or self._ask.purse.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
+
+    # -- while a round is under way (see `focalroute.race.Helm`) -----------------------------------------------------
+
+    @property
+    def answered(self) -> bool:
+        """Whether a member of an earlier round has answered."""
+        return bool(self._ask.sight.backs)
+
+    def spare(self, asked: Sequence[int]) -> int | None:
+        """The likeliest endpoint besides those asked in this round that could be asked then and can be now."""
+        decision = self._decision
+        if decision is None:
+            return None
+        now = self._pool.available()
+        left = [i for i in decision.order if i not in asked and now[i] and self._eligible(i, ())]
+        return max(left, key=decision.probabilities.__getitem__, default=None)
+
+    def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
+        """Whether the answer is certain, whatever the pending endpoints say."""
+        return self._ask.settled(replies, pending)

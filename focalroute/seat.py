@@ -1,0 +1,275 @@
+"""One endpoint in a pool: its client, what it can do, its breaker and limits, and the single calls made to it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from focalroute import capabilities
+from focalroute.breaker import Breaker
+from focalroute.budget import BudgetGuard
+from focalroute.capabilities import Capabilities
+from focalroute.config import Endpoint
+from focalroute.cost import Bill, cost_of, upper_bound
+from focalroute.elicit import Plan, Reading
+from focalroute.endpoint import EndpointClient, HttpClients
+from focalroute.errors import CallFailed, FocalrouteError
+from focalroute.limits import Health, Throttle
+from focalroute.records import Failure, Usage
+from focalroute.retries import Terms
+from focalroute.store.base import PROBE, CapabilityRow, Row, Store
+from focalroute.wire import Completion, Request
+
+__all__ = ["Call", "Seat"]
+
+_PROBE_AGAIN_S = 7 * 24 * 3600.0
+_PATIENCE_S = 5.0  # how long after its begin asks wait for a probe
+_SIGN_OF_LIFE = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
+_SIGN_OF_LIFE_S = 10.0
+_UNBOUNDED_TOKENS = 1024  # of a reply whose length nobody bounded, as it counts towards a rate until it is there
+
+
+@dataclass(slots=True)
+class Call:
+    """One member's part in one round: what it may do, and what its attempts have cost so far.
+
+    Attributes:
+        plan: how to put the query to an endpoint that can do this much.
+        needs_probe: whether that hangs on what it can do at all.
+        started: when its first attempt began (`time.perf_counter`), a probe before it left out.
+        outrun: whether it was given up because another endpoint, asked later, answered first.
+    """
+
+    plan: Callable[[Capabilities], Plan]
+    needs_probe: bool
+    terms: Terms
+    started: float = field(default_factory=time.perf_counter)
+    bills: list[Bill] = field(default_factory=list)
+    outrun: bool = False
+
+
+class Seat:
+    """One endpoint in the pool."""
+
+    def __init__(
+        self, endpoint: Endpoint, breaker: Breaker, clients: HttpClients, store: Store, guard: BudgetGuard
+    ) -> None:
+        self.endpoint = endpoint
+        self.breaker = breaker
+        self.throttle = Throttle(endpoint)
+        self._client = EndpointClient(endpoint, clients, heed=self.throttle.heed)
+        self._store = store
+        self._guard = guard
+        self._capabilities = capabilities.declared(endpoint) or self._remembered()
+        self._probes: dict[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = {}
+        self._probing_since = math.inf
+        self._looking: set[asyncio.Task[None]] = set()
+
+    def _remembered(self) -> Capabilities | None:
+        row = self._store.capabilities(capabilities.key(self.endpoint))
+        if row is None or time.time() - row.probed_at > _PROBE_AGAIN_S:
+            return None
+        return capabilities.override(self.endpoint, Capabilities.from_dict(row.values))
+
+    # -- what it can do ----------------------------------------------------------------------------------------------
+
+    async def _able(self, call: Call) -> Capabilities:
+        """What it can do; probed once, by whoever needs it first, for all who wait.
+
+        Whoever would have to wait too long goes without: plain replies are what every endpoint gives.
+
+        Raises:
+            CallFailed: the probe did not get through; the next caller tries again.
+        """
+        if self._capabilities is not None:
+            return self._capabilities
+        loop = asyncio.get_running_loop()
+        probe = self._probes.get(loop)
+        if probe is None or probe.done():
+            probe = self._probes[loop] = loop.create_task(self._probe())
+            probe.add_done_callback(self._probed)
+            self._probing_since = time.monotonic()
+        patience = min(call.terms.left_s / 4, self._probing_since + _PATIENCE_S - time.monotonic())
+        try:
+            async with asyncio.timeout(patience):
+                return await asyncio.shield(probe)
+        except TimeoutError:
+            return capabilities.NONE
+
+    def _probed(self, probe: asyncio.Task[Capabilities]) -> None:
+        """Let go of a probe that ended, and of its loop. Its failure is known to whoever still waited for it."""
+        if self._probes.get(probe.get_loop()) is probe:
+            del self._probes[probe.get_loop()]
+        if not probe.cancelled():
+            probe.exception()
+
+    async def _probe(self) -> Capabilities:
+        bound = upper_bound(capabilities.PROBE, self.endpoint)
+        purse = self._guard.open_purse(PROBE)
+        hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
+        if hold is None:
+            raise _not_affordable()
+        bill = self._bill(None, bound)
+        rows: list[Row] = []
+        try:
+            measured, usage = await capabilities.probe(self._client)
+            bill = self._bill(usage, bound)
+            rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
+        except CallFailed as error:
+            self.breaker.leave(self.breaker.enter(), error.failure)
+            bill = self._bill(error.usage, bound, free=error.free)
+            raise
+        finally:
+            purse.settle(hold, bill)
+            self._store.write(*rows, *purse.unwritten)
+        self._capabilities = capabilities.override(self.endpoint, measured)
+        return self._capabilities
+
+    # -- whether it is there -----------------------------------------------------------------------------------------
+
+    def check(self) -> bool:
+        """Whether asks may call it now. Where it is out and may be back, a tiny call in the background finds out."""
+        self.breaker.notice()
+        if self.breaker.allows:
+            return self.throttle.ready
+        if self.breaker.claim_probe():
+            task = asyncio.get_running_loop().create_task(self._look())
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+        return False
+
+    @property
+    def health(self) -> Health:
+        """How it does now."""
+        breaker, throttle = self.breaker, self.throttle
+        limit = None if throttle.limit == math.inf else int(throttle.limit)
+        return Health(
+            breaker.state, breaker.left_s, breaker.ejections, breaker.failure_share,
+            under_way=throttle.under_way, concurrency=limit, paused_s=throttle.paused_s,
+        )  # fmt: skip
+
+    async def _look(self) -> None:
+        """Ask for a sign of life; where no money is left for that, the next ask is the probe."""
+        alive: bool | None = None
+        try:
+            alive = await self._sign_of_life()
+        except FocalrouteError:
+            alive = False
+        finally:
+            self.breaker.probed(alive)
+
+    async def _sign_of_life(self) -> bool:
+        bound = upper_bound(_SIGN_OF_LIFE, self.endpoint)
+        purse = self._guard.open_purse(PROBE)
+        hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
+        if hold is None:
+            return True
+        bill = self._bill(None, bound)
+        try:
+            completion = await self._client.complete(
+                _SIGN_OF_LIFE, timeout_s=min(_SIGN_OF_LIFE_S, self.endpoint.timeout_s)
+            )
+            bill = self._bill(completion.usage, bound)
+        except CallFailed as error:
+            bill = self._bill(error.usage, bound, free=error.free)
+            raise
+        finally:
+            purse.settle(hold, bill)
+            self._store.write(*purse.unwritten)
+        return True
+
+    async def aclose(self) -> None:
+        """Give up what is under way in the background of this loop."""
+        loop = asyncio.get_running_loop()
+        probe = self._probes.pop(loop, None)
+        tasks: list[asyncio.Task[object]] = [task for task in self._looking if task.get_loop() is loop]
+        tasks += [] if probe is None else [probe]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def attempt(self, call: Call) -> tuple[Reading, Completion]:
+        """One call, once the endpoint takes one more; whoever gives up before has cost nothing.
+
+        Raises:
+            CallFailed: it failed, or does not fit the purse or the limits.
+        """
+        plan = call.plan(await self._able(call) if call.needs_probe else capabilities.NONE)
+        if not call.bills:
+            call.started = time.perf_counter()
+        turn = await self.throttle.enter(self._tokens(plan.request), call.terms.left_s)
+        failure: Failure | None = None
+        before = len(call.bills)
+        try:
+            return await self._attempt(call, plan)
+        except CallFailed as error:
+            failure = error.failure
+            raise
+        except BaseException:
+            failure = _given_up(call)
+            raise
+        finally:
+            usage = call.bills[-1].usage if len(call.bills) > before else None
+            tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
+            self.throttle.leave(turn, tokens, failure)
+
+    async def _attempt(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
+        """Reserved before and settled after, whatever becomes of it."""
+        bound = upper_bound(plan.request, self.endpoint)
+        purse = call.terms.purse
+        hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
+        if hold is None:
+            raise _not_affordable()
+        flight = self.breaker.enter()
+        failure: Failure | None = None
+        usage: Usage | None = None
+        completion: Completion | None = None
+        free = False
+        try:
+            completion = await self._client.complete(plan.request)
+            usage = completion.usage
+            return plan.read(completion), completion
+        except CallFailed as error:
+            failure, usage, free = error.failure, error.usage or usage, error.free
+            raise
+        except BaseException:
+            failure = _given_up(call) if completion is None else None
+            raise
+        finally:
+            refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
+            self.breaker.leave(flight, failure, blameless=refused)
+            bill = self._bill(usage, bound, free=free and completion is None)
+            call.bills.append(bill)
+            purse.settle(hold, bill)
+
+    def _bill(self, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
+        """By its usage; where none came back by what was reserved for it, unless it surely cost nothing."""
+        if usage is not None:
+            return Bill(self.endpoint.name, usage, *cost_of(usage, self.endpoint))
+        if free:
+            return Bill(self.endpoint.name, None, Decimal(0), "price")
+        return Bill(self.endpoint.name, None, bound, "unknown" if bound is None else "reserved")
+
+    def _tokens(self, request: Request) -> float:
+        """About what a call will use of the tokens of a minute; corrected by what it did."""
+        if self.endpoint.tokens_per_minute is None:
+            return 0.0
+        asked = sum(len(str(message.get("content", ""))) for message in request.messages) / 4
+        return asked + (request.max_tokens or _UNBOUNDED_TOKENS) * request.n
+
+
+def _not_affordable() -> CallFailed:
+    return CallFailed(Failure("unavailable", "not affordable any more"))
+
+
+def _given_up(call: Call) -> Failure:
+    """Cancelled from outside: because it was too slow, which the endpoint has to answer for, or because of us."""
+    if call.outrun or call.terms.left_s <= 0:
+        return Failure("timeout", "another endpoint, or the deadline of the ask, came first")
+    return Failure("cancelled", "given up before it answered")

@@ -1,0 +1,256 @@
+"""20,000 asks over real HTTP while 30 % of all calls are faulted: ``python -m tests.benchmarks.chaos``.
+
+Six simulated endpoints fail at random in every way that `focalroute.sim` knows, each way as often as any other: error
+statuses with and without Retry-After, resets, hangs, slow drips, cut and truncated replies, wrong types, HTML, endless
+replies, redirects and so on. Every answer gets its feedback. At least 99.9 % of the asks must be answered, the 99.9th
+percentile of their time must lie within the deadline and 50 ms, and nothing may be left behind: no task, thread, socket
+or file descriptor, and no more memory in the last quarter than in the second.
+
+On a busy machine the process may not run for hundreds of milliseconds. A heartbeat tells such pauses from work of our
+own, by the processor time that passed, and times are given with and without the asks whose end fell into one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from focalroute import Answer, AsyncEnsemble, PoolError
+from focalroute.sim import Fault, SimulatedPool, default_models, stream
+from focalroute.sim.faults import KINDS
+from focalroute.sim.questions import Question
+
+__all__ = ["Outcome", "faults", "run"]
+
+_BEAT_S, _PAUSE_S = 0.005, 0.015
+_LOOKS = 20
+_STATUSES = ((408, None), (409, None), (429, None), (429, 0.2), (500, None), (502, None), (503, None), (503, 0.2))
+
+
+def faults(share: float, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
+    """Faults that together strike this share of calls, each kind as often as any other; a list's first hit counts."""
+    planned = [
+        (fault, share / len(kinds) / len(of_kind)) for kind in kinds for of_kind in (_of(kind),) for fault in of_kind
+    ]
+    made, spared = [], 1.0
+    for fault, chance in planned:
+        made.append(replace(fault, probability=chance / spared))
+        spared -= chance
+    return made
+
+
+def _of(kind: str) -> list[Fault]:
+    if kind == "status":
+        return [Fault(kind, status=status, retry_after_s=wait) for status, wait in _STATUSES]
+    return [Fault(kind)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        asks: how each ended: "answered", or the error's name.
+        right: how many answers were right.
+        over_s: of every ask how much longer it took than its deadline, ascending; negative: within it.
+        undisturbed_s: the same, without the asks that ended late in a pause of the machine.
+        degraded: how many answers were short of normal service, by the first word that says how.
+        struck: calls that a fault struck, and all calls, as the service counted them.
+        errors: how members failed, by kind.
+        left: tasks, threads and file descriptors at the end that were not there before.
+        megabytes: resident memory, at twenty moments of the run.
+    """
+
+    asks: Counter[str]
+    right: int
+    over_s: list[float]
+    undisturbed_s: list[float]
+    seconds: list[float]
+    degraded: Counter[str]
+    struck: tuple[int, int]
+    errors: Counter[str]
+    hedges: int
+    left: dict[str, int]
+    megabytes: list[float]
+
+    @property
+    def answered(self) -> float:
+        """Share of asks that were."""
+        return self.asks["answered"] / self.asks.total()
+
+    @property
+    def growth(self) -> float:
+        """Median memory in the last quarter of the run relative to that of the second."""
+        quarter = len(self.megabytes) // 4
+        return statistics.median(self.megabytes[-quarter:]) / statistics.median(self.megabytes[quarter : 2 * quarter])
+
+
+async def run(pool: SimulatedPool, asks: int, *, deadline_s: float, concurrency: int, **settings: object) -> Outcome:
+    """Ask so many questions of a pool that is being faulted."""
+    await AsyncEnsemble(pool.endpoints).aclose()  # libraries keep files of their own open from now on
+    with tempfile.TemporaryDirectory() as name:
+        before = _held()
+        ensemble = AsyncEnsemble(pool.endpoints, store=Path(name) / "s.db", deadline_s=deadline_s, seed=0, **settings)  # type: ignore[arg-type]
+        watch = _Watch(ensemble, deadline_s, asks)
+        heartbeat = asyncio.create_task(watch.listen())
+        async with ensemble:
+            await asyncio.gather(*(watch.work() for _ in range(concurrency)))
+            stats = pool.stats().values()
+            heartbeat.cancel()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await asyncio.sleep(0.05)  # sockets close in the loop's next turns
+        after = _held()
+    return Outcome(
+        asks=watch.ended,
+        right=watch.right,
+        over_s=sorted(ended - began - deadline_s for began, ended in watch.spans),
+        undisturbed_s=sorted(
+            ended - began - deadline_s for began, ended in watch.spans if not watch.disturbed(began, ended)
+        ),
+        seconds=sorted(ended - began for began, ended in watch.spans),
+        degraded=watch.degraded,
+        struck=(sum(one.faults for one in stats), sum(one.calls for one in stats)),
+        errors=watch.errors,
+        hedges=watch.hedges,
+        left={what: after[what] - before[what] for what in before},
+        megabytes=watch.megabytes,
+    )
+
+
+class _Watch:
+    """Asks, and counts what comes of it."""
+
+    def __init__(self, ensemble: AsyncEnsemble, deadline_s: float, asks: int) -> None:
+        self._ensemble = ensemble
+        self._deadline_s = deadline_s
+        self._questions = iter(stream(asks, seed=1))
+        self._look_every = self._next_look = max(asks // _LOOKS, 1)
+        self.ended: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.degraded: Counter[str] = Counter()
+        self.spans: list[tuple[float, float]] = []
+        self.pauses: list[tuple[float, float]] = []
+        self.right = 0
+        self.hedges = 0
+        self.megabytes: list[float] = []
+
+    async def work(self) -> None:
+        for question in self._questions:
+            began = time.perf_counter()
+            try:
+                answer = await self._ensemble.ask(question.text, choices=question.choices)
+            except PoolError as error:
+                self.spans.append((began, time.perf_counter()))
+                self.ended[type(error).__name__] += 1
+            else:
+                self.spans.append((began, time.perf_counter()))
+                await self._take(answer, question)
+            if len(self.spans) >= self._next_look:
+                self._next_look += self._look_every
+                self.megabytes.append(_megabytes())
+
+    async def listen(self) -> None:
+        """Note every time for which the process, though it wanted to, did not run."""
+        while True:
+            began, worked = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(_BEAT_S)
+            late = time.perf_counter() - began - _BEAT_S
+            if late - (time.thread_time() - worked) > _PAUSE_S:
+                self.pauses.append((began, time.perf_counter()))
+
+    def disturbed(self, began: float, ended: float) -> bool:
+        """Whether an ask ended late, and a pause lies between its deadline and its end."""
+        deadline = began + self._deadline_s
+        return ended > deadline and any(start < ended and end > deadline for start, end in self.pauses)
+
+    async def _take(self, answer: Answer, question: Question) -> None:
+        self.ended["answered"] += 1
+        self.right += answer.choice == question.label
+        self.degraded.update({said.split(":")[0] for said in answer.degraded})
+        self.errors.update(call.error.kind for call in answer.receipt.calls if call.error)
+        self.hedges += sum(call.hedge_of is not None for call in answer.receipt.calls)
+        await self._ensemble.feedback(answer, label=question.label)
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The value that this share does not pass."""
+    return ascending[min(int(share * len(ascending)), len(ascending) - 1)]
+
+
+def _held() -> dict[str, int]:
+    gc.collect()
+    descriptors = Path("/proc/self/fd")
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+        "descriptors": len(list(descriptors.iterdir())) if descriptors.exists() else 0,
+    }
+
+
+def _megabytes() -> float:
+    """Resident memory; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if statm.exists() else 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures; fail if they are not what they must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--asks", type=int, default=20_000)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--deadline", type=float, default=3.0, help="of an ask, seconds")
+    parser.add_argument("--share", type=float, default=0.3, help="of calls that are faulted")
+    parser.add_argument("--hedge-after", type=float, default=None)
+    parser.add_argument("--early-stop", action="store_true")
+    given = parser.parse_args(arguments)
+    begun = time.perf_counter()
+    with SimulatedPool(default_models()) as pool:
+        for model in pool.models:
+            pool.set(model.name, faults=faults(given.share))
+        outcome = asyncio.run(
+            run(
+                pool,
+                given.asks,
+                deadline_s=given.deadline,
+                concurrency=given.concurrency,
+                hedge_after=given.hedge_after,
+                early_stop=given.early_stop,
+            )
+        )
+    report(outcome)
+    print(f"{time.perf_counter() - begun:.0f} s")
+    assert outcome.answered >= 0.999
+    assert quantile(outcome.undisturbed_s, 0.999) <= 0.05
+    assert not any(outcome.left.values())
+    assert outcome.growth <= 1.1
+
+
+def report(outcome: Outcome) -> None:
+    """Print the figures."""
+    struck, calls = outcome.struck
+    taken = outcome.seconds
+    print(f"{calls} calls, {struck} of them faulted ({struck / calls:.1%}); kinds: {', '.join(KINDS)}")
+    print(f"ended: {dict(outcome.asks)}; answered {outcome.answered:.4%}; right {outcome.right}")
+    print(f"failed members: {dict(outcome.errors)}; races: {outcome.hedges}")
+    print(f"degraded: {dict(outcome.degraded)}")
+    print(
+        f"seconds: p50 {taken[len(taken) // 2]:.3f}, p99 {taken[int(len(taken) * 0.99)]:.3f}, maximum {taken[-1]:.3f}"
+    )
+    for what, over in (("all", outcome.over_s), ("without pauses of the machine", outcome.undisturbed_s)):
+        print(f"over the deadline, {what} ({len(over)}): p99.9 {quantile(over, 0.999) * 1e3:.1f} ms, "
+              f"maximum {over[-1] * 1e3:.1f} ms")  # fmt: skip
+    print(f"left behind: {outcome.left}; memory, MB: {[round(x) for x in outcome.megabytes]}")
+
+
+if __name__ == "__main__":
+    main()

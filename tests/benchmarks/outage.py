@@ -1,0 +1,163 @@
+"""The best endpoint goes down and comes back: ``python -m tests.benchmarks.outage``.
+
+One ensemble learns on six simulated endpoints; then its best one fails, by refusing or by hanging, and 520 queries
+later it is back. Printed: how many queries still called it, the accuracy of the 500 queries after the first 20 beside
+that of an ensemble that never had this endpoint (the same questions, paired), and how long after its return it was in
+use again. Every answer gets its feedback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from focalroute import AsyncEnsemble, Endpoint
+from focalroute.sim import Fault, SimulatedPool, default_models, stream
+from focalroute.sim.questions import Question
+
+__all__ = ["BEST", "DOWN", "Outcome", "run"]
+
+BEST = "atlas-70b"
+DOWN = {"refuses": Fault("status", status=503), "hangs": Fault("hang")}
+_NOTICED = 20  # queries, by when it is to get nothing but probes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One query: whether it was answered rightly, whether the best endpoint was called for it, and how long it took."""
+
+    right: bool
+    called: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        before: the queries before the outage.
+        during: those of the outage.
+        without: the same queries as ``during``, asked of the other endpoints by an ensemble that knows only them.
+        probes: calls that the service counted beyond those of the asks, in the outage.
+        back_s: from its return until it was asked again; infinite: it never was.
+    """
+
+    before: list[Asked]
+    during: list[Asked]
+    without: list[Asked]
+    probes: int
+    back_s: float
+
+    @property
+    def late_calls(self) -> int:
+        """Queries beyond the first 20 of the outage that called it."""
+        return sum(asked.called for asked in self.during[_NOTICED:])
+
+    def difference(self) -> tuple[float, float]:
+        """Accuracy after the first 20 queries minus that of the others alone, and its standard error, in points."""
+        pairs = zip(self.during[_NOTICED:], self.without[_NOTICED:], strict=True)
+        gains = [100.0 * (mine.right - theirs.right) for mine, theirs in pairs]
+        return statistics.mean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+
+
+class _Asking:
+    """Asks an ensemble the questions of a stream, so many a second."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], questions: Iterator[Question], deadline_s: float) -> None:
+        self.ensemble = AsyncEnsemble(endpoints, price_of_money=0.01, deadline_s=deadline_s, seed=0)
+        self._questions = questions
+
+    async def many(self, count: int, a_second: float) -> list[Asked]:
+        began = time.perf_counter()
+        tasks = []
+        for number in range(count):
+            await asyncio.sleep(max(0.0, number / a_second - (time.perf_counter() - began)))
+            tasks.append(asyncio.create_task(self.one()))
+        return list(await asyncio.gather(*tasks))
+
+    async def one(self) -> Asked:
+        question = next(self._questions)
+        began = time.perf_counter()
+        answer = await self.ensemble.ask(question.text, choices=question.choices)
+        seconds = time.perf_counter() - began
+        await self.ensemble.feedback(answer, label=question.label)
+        called = any(call.endpoint == BEST and call.attempts for call in answer.receipt.calls)
+        return Asked(answer.choice == question.label, called, seconds)
+
+
+async def run(
+    pool: SimulatedPool, down: Fault, *, before: int, during: int, a_second: float, deadline_s: float, patience_s: float
+) -> Outcome:
+    """Ask, take the best endpoint down, ask on, bring it back, and ask until it is in use."""
+    full = _Asking(pool.endpoints, stream(10**6, seed=2), deadline_s)
+    others = _Asking([one for one in pool.endpoints if one.name != BEST], stream(10**6, seed=2), deadline_s)
+    async with full.ensemble, others.ensemble:
+        first = await full.many(before, math.inf)
+        await others.many(before, math.inf)
+        pool.set(BEST, faults=down)
+        calls = pool.stats()[BEST].calls
+        during_it, without = await asyncio.gather(full.many(during, a_second), others.many(during, a_second))
+        calls = pool.stats()[BEST].calls - calls
+        pool.set(BEST, faults=[])
+        returned = time.perf_counter()
+        back_s = math.inf
+        while back_s == math.inf and time.perf_counter() - returned < patience_s:
+            (asked,) = await full.many(1, math.inf)
+            if asked.called:
+                back_s = time.perf_counter() - returned
+            await asyncio.sleep(1 / a_second)
+    attempts = sum(asked.called for asked in during_it)
+    return Outcome(first, during_it, without, max(0, calls - attempts), back_s)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures; fail if they are not what they must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=int, default=400)
+    parser.add_argument("--during", type=int, default=520)
+    parser.add_argument("--a-second", type=float, default=8.0, help="queries, in the outage and after it")
+    parser.add_argument("--deadline", type=float, default=4.0, help="of an ask, seconds")
+    given = parser.parse_args(arguments)
+    columns = ("the best endpoint", "asked before", "queries of the first 20 that called it", "of the next 500",
+               "probes", "accuracy of these beside an ensemble without it, points", "slowest of these, s",
+               "back in use after, s")  # fmt: skip
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+    failed = []
+    for name, fault in DOWN.items():
+        with SimulatedPool(default_models()) as pool:
+            outcome = asyncio.run(
+                run(
+                    pool,
+                    fault,
+                    before=given.before,
+                    during=given.during,
+                    a_second=given.a_second,
+                    deadline_s=given.deadline,
+                    patience_s=90,
+                )
+            )
+        gain, error = outcome.difference()
+        cells = (
+            name,
+            f"in {statistics.mean(asked.called for asked in outcome.before):.0%}",
+            str(sum(asked.called for asked in outcome.during[:_NOTICED])),
+            str(outcome.late_calls),
+            str(outcome.probes),
+            f"{gain:+.1f} +- {error:.1f}",
+            f"{max(asked.seconds for asked in outcome.during[_NOTICED:]):.2f}",
+            f"{outcome.back_s:.1f}",
+        )
+        print("| " + " | ".join(cells) + " |", flush=True)
+        if outcome.late_calls or gain < -2 * error or outcome.back_s > 60:
+            failed.append(name)
+    assert not failed, failed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Endpoints that go out of use and come back, over real HTTP and a real store: who is asked, and who knows of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from focalroute import Answer, Budget, Endpoint, Ensemble
+from tests.loopback import Server, completion, json_reply, serving
+from tests.policies import ask_the_cheapest
+
+
+class Service:
+    """Answers, but for the calls of a model that is down."""
+
+    def __init__(self) -> None:
+        self.down: set[str] = set()
+        self.calls: dict[str, int] = {}
+
+    async def handle(self, _: web.Request, body: Any) -> web.StreamResponse:
+        name = body["model"]
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return json_reply(completion("42"), 503 if name in self.down else 200)
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def server(service: Service) -> Iterator[Server]:
+    with serving(service.handle) as running:
+        yield running
+
+
+@pytest.fixture
+def settings(server: Server, tmp_path: Path) -> dict[str, Any]:
+    """Two endpoints of which the policy asks the first; one call to a member."""
+    pool = [
+        Endpoint(name, base_url=server.url, model=name, input_usd_per_1m=1 + i, output_usd_per_1m=1 + i)
+        for i, name in enumerate(("first", "second"))
+    ]
+    return {
+        "endpoints": pool, "policy": ask_the_cheapest(tmp_path / "policy"), "store": tmp_path / "s.db",
+        "explore": False, "attempts": 1,
+    }  # fmt: skip
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def ask(ensemble: Ensemble, times: int = 1) -> list[Answer]:
+    return [ensemble.ask("?", answer="number") for _ in range(times)]
+
+
+def asked(answer: Answer) -> list[str]:
+    return [call.endpoint for call in answer.receipt.calls]
+
+
+def breaker(ensemble: Ensemble) -> str:
+    return ensemble.stats().endpoints["first"].breaker
+
+
+def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_that_nobody_waits_for(
+    service: Service, settings: dict[str, Any]
+) -> None:
+    """The probe is on the ledger, and on no receipt."""
+    with Ensemble(**settings, budget=Budget(usd_total=1)) as ensemble:
+        service.down.add("first")
+        during = ask(ensemble, 12)
+        assert [asked(answer) for answer in during] == [["first", "second"]] * 5 + [["second"]] * 7
+        assert during[-1].degraded == ("breaker open: first could not be asked",)
+        assert service.calls["first"] == 5
+        health = ensemble.stats().endpoints["first"].health
+        assert (health.breaker, health.ejections) == ("open", 1)
+        assert 0 < health.probe_in_s <= 2
+        service.down.clear()
+        until(lambda: breaker(ensemble) != "open")
+        assert asked(ask(ensemble)[0]) == ["second"]  # this one only starts the probe
+        until(lambda: breaker(ensemble) == "closed")
+        assert service.calls["first"] == 6
+        assert ensemble.stats().endpoints["first"].calls == 6
+        after = ask(ensemble)[0]
+    assert asked(after) == ["first"]
+    assert after.degraded == ()
+
+
+def test_every_process_on_the_store_knows_who_is_out_and_who_is_back(
+    service: Service, settings: dict[str, Any]
+) -> None:
+    with Ensemble(**settings) as one, Ensemble(**settings) as other:
+        service.down.add("first")
+        ask(one, 5)
+        until(lambda: asked(ask(other)[0]) == ["second"])
+        assert breaker(other) == "open"
+        with Ensemble(**settings) as later:
+            assert asked(ask(later)[0]) == ["second"]
+        service.down.clear()
+        until(lambda: breaker(one) != "open")
+        ask(one)
+        until(lambda: breaker(one) == "closed")
+        calls = service.calls["first"]
+        until(lambda: asked(ask(other)[0]) == ["first"])
+        assert service.calls["first"] <= calls + 2  # at most a probe of its own, and the ask
+
+
+def test_the_last_endpoint_is_never_out(service: Service, settings: dict[str, Any]) -> None:
+    service.down |= {"first", "second"}
+    with Ensemble(**settings) as ensemble:
+        for _ in range(12):
+            with pytest.raises(Exception, match="HTTP 503"):
+                ask(ensemble)
+        states = [one.breaker for one in ensemble.stats().endpoints.values()]
+        assert sorted(states) == ["closed", "open"]
+        service.down.clear()
+        assert ask(ensemble)[0].value == "42"

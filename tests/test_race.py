@@ -1,0 +1,207 @@
+"""A round under way, over real HTTP: who is late is raced, who is needless is given up, down to the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from focalroute import Answer, Endpoint, Ensemble
+from tests.loopback import Server, completion, json_reply, serving
+from tests.policies import ask_everybody, ask_the_cheapest
+
+LONG_S = 20.0
+
+
+class Service:
+    """Answers each model's calls with what it is told to; those of a model that hangs, not at all."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, str] = {}
+        self.status: dict[str, int] = {}
+        self.hanging: set[str] = set()
+        self.calls: list[str] = []
+        self.left = threading.Event()
+
+    async def handle(self, _: web.Request, body: Any) -> web.StreamResponse:
+        name = body["model"]
+        self.calls.append(name)
+        try:
+            await asyncio.sleep(LONG_S if name in self.hanging else 0.001)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        return json_reply(completion(self.says.get(name, "42")), self.status.get(name, 200))
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def server(service: Service) -> Iterator[Server]:
+    with serving(service.handle) as running:
+        yield running
+
+
+def pool(server: Server, *names: str) -> list[Endpoint]:
+    """The first is the cheapest, and so on."""
+    return [
+        Endpoint(name, base_url=server.url, model=name, input_usd_per_1m=1 + i, output_usd_per_1m=1 + i)
+        for i, name in enumerate(names)
+    ]
+
+
+def warm_up(ensemble: Ensemble) -> None:
+    """The first ask loads libraries, for which no deadline below shall pay."""
+    ensemble.ask("?", answer="number")
+
+
+def kinds(answer: Answer) -> dict[str, str]:
+    return {call.endpoint: call.error.kind if call.error else "ok" for call in answer.receipt.calls}
+
+
+# -- nobody has answered yet -----------------------------------------------------------------------------------------
+
+
+def test_a_lone_member_that_hangs_does_not_cost_the_answer(service: Service, server: Server, tmp_path: Path) -> None:
+    """At half of the time somebody else is asked."""
+    with Ensemble(pool(server, "a", "b"), policy=ask_the_cheapest(tmp_path), explore=False) as ensemble:
+        warm_up(ensemble)
+        service.hanging.add("a")
+        answer = ensemble.ask("?", answer="number", deadline_s=1.2)
+    assert kinds(answer) == {"a": "cancelled", "b": "ok"}
+    assert answer.receipt.calls[1].hedge_of == "a"
+    assert answer.receipt.calls[0].cost_source == "unknown"  # given up: nobody knows
+    assert answer.receipt.latency_s >= 0.6
+    assert service.left.wait(10)  # the service saw the connection close
+    assert answer.degraded == ()
+
+
+def test_who_fails_in_its_place_is_followed_by_the_next_at_once(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    with Ensemble(pool(server, *"abcd"), policy=ask_the_cheapest(tmp_path), explore=False) as ensemble:
+        warm_up(ensemble)
+        service.hanging.add("a")
+        service.status |= {"b": 400, "c": 400}
+        answer = ensemble.ask("?", answer="number", deadline_s=4.0)
+    assert kinds(answer) == {"a": "cancelled", "b": "status", "c": "status", "d": "ok"}
+    assert answer.receipt.latency_s < 3.0  # with a wait for the next half it would be 3.5
+
+
+def test_once_somebody_has_answered_nobody_is_asked_besides(service: Service, server: Server, tmp_path: Path) -> None:
+    members = pool(server, "a", "b")
+    with Ensemble(members, policy=ask_everybody(tmp_path), explore=False, max_rounds=1) as ensemble:
+        warm_up(ensemble)
+        service.hanging.add("a")
+        answer = ensemble.ask("?", answer="number", deadline_s=0.8)
+    assert kinds(answer) == {"a": "timeout", "b": "ok"}
+    assert any(note.startswith("deadline hit") for note in answer.degraded)
+
+
+def test_nobody_waits_long_to_find_out_what_an_endpoint_can_do(server: Server, service: Service) -> None:
+    """The probe hangs; so the question is put plainly."""
+    service.hanging.add("a")
+    answered: list[Answer] = []
+    with Ensemble(pool(server, "a")) as ensemble:
+        asking = threading.Thread(
+            target=lambda: answered.append(ensemble.ask("?", choices=["red", "blue"], deadline_s=4.0))
+        )
+        asking.start()
+        while not service.calls:
+            asking.join(0.01)
+        service.hanging.clear()  # the probe's first call hangs on
+        service.says["a"] = "red"
+        asking.join()
+    assert answered[0].text == "red"
+    assert answered[0].receipt.calls[0].method == "parsed"
+
+
+# -- later than usual --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hedge_after", [0.95, None])
+def test_who_takes_longer_than_usual_is_raced_if_that_is_wanted(
+    service: Service, server: Server, tmp_path: Path, hedge_after: float | None
+) -> None:
+    settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False, "hedge_after": hedge_after}
+    with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
+        for _ in range(20):
+            assert kinds(ensemble.ask("?", answer="number")).get("b") is None
+        service.hanging.add("a")
+        answer = ensemble.ask("?", answer="number", deadline_s=3.0)
+        ledger = ensemble.stats().endpoints
+    assert kinds(answer) == {"a": "cancelled", "b": "ok"}
+    assert (answer.receipt.latency_s < 1.5) == (hedge_after is not None)
+    assert (ledger["a"].calls, ledger["b"].calls) == (21, 1)
+
+
+def test_a_member_is_raced_once_for_every_retry_that_is_left(service: Service, server: Server, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False, "attempts": 1}
+    with Ensemble(pool(server, "a", "b"), hedge_after=0.95, **settings) as ensemble:
+        for _ in range(20):
+            ensemble.ask("?", answer="number")
+        service.hanging.add("a")
+        answer = ensemble.ask("?", answer="number", deadline_s=1.2)
+    assert answer.receipt.latency_s >= 0.6  # only at half of the time: there is no retry to race it with
+
+
+def test_who_loses_such_races_again_and_again_is_put_out(service: Service, server: Server, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False, "hedge_after": 0.95}
+    with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
+        for _ in range(20):
+            ensemble.ask("?", answer="number")
+        service.hanging.add("a")
+        answers = [ensemble.ask("?", answer="number") for _ in range(6)]
+        assert ensemble.stats().endpoints["a"].breaker == "open"
+    assert kinds(answers[-1]) == {"b": "ok"}
+    assert answers[-1].degraded == ("breaker open: a could not be asked",)
+
+
+# -- needless --------------------------------------------------------------------------------------------------------
+
+
+def test_who_cannot_change_the_answer_is_given_up(service: Service, server: Server, tmp_path: Path) -> None:
+    service.hanging.add("c")
+    members = pool(server, "a", "b", "c")
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    with Ensemble(members, early_stop=True, **settings) as ensemble:
+        answer = ensemble.ask("?", answer="number", deadline_s=LONG_S, max_usd=1)
+        assert kinds(answer) == {"a": "ok", "b": "ok", "c": "cancelled"}
+        assert answer.degraded == ()
+        assert answer.receipt.calls[2].cost_source == "reserved"  # it may have been paid for
+        assert service.left.wait(10)
+        assert ensemble.stats().endpoints["c"].breaker == "closed"  # it is not to blame
+    assert answer.receipt.latency_s < LONG_S / 2
+
+
+@pytest.mark.parametrize("second", ["42", "43"])
+def test_who_could_is_waited_for(service: Service, server: Server, tmp_path: Path, second: str) -> None:
+    """With two that disagree the third decides; and so it does with only one reply there."""
+    service.says["b"] = second
+    members = pool(server, "a", "b", "c")
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    with Ensemble(members, early_stop=True, **settings) as ensemble:
+        warm_up(ensemble)
+        service.hanging |= {"c"} if second == "43" else {"b", "c"}
+        answer = ensemble.ask("?", answer="number", deadline_s=0.8)
+    assert kinds(answer)["c"] == "timeout"
+
+
+def test_with_choices_every_vote_and_every_mass_is_tried(service: Service, server: Server, tmp_path: Path) -> None:
+    service.says |= {"a": "A", "b": "A", "c": "B"}
+    service.hanging.add("c")
+    plain = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": False, "stream_usage": False}
+    members = [Endpoint(name, base_url=server.url, model=name, **plain) for name in "abc"]  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    with Ensemble(members, early_stop=True, **settings) as ensemble:
+        answer = ensemble.ask("?", choices=["red", "blue"], deadline_s=LONG_S)
+    assert answer.choice == 0
+    assert kinds(answer)["c"] == "cancelled"
