@@ -114,6 +114,7 @@ def train(
     ] = None,
     backend: Annotated[Literal["numpy", "torch"], typer.Option(help="What runs the networks.")] = "numpy",
     device: Annotated[str | None, typer.Option(help="Where torch computes, such as cuda.")] = None,
+    show_task: Annotated[bool, typer.Option("--show-task", help="Let the policy see the log's tasks.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print how it went as JSON.")] = False,
 ) -> None:
@@ -129,6 +130,7 @@ def train(
         iterations=iterations,
         backend=backend,
         device=device,
+        show_task=show_task,
         resume=resume,
         as_json=as_json,
     )

@@ -42,6 +42,7 @@ def train_command(
     iterations: int | None = None,
     backend: str = "numpy",
     device: str | None = None,
+    show_task: bool = False,
     resume: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -55,6 +56,7 @@ def train_command(
         seeds: how many.
         iterations: of the policy gradient; None: the default.
         backend: see `focalroute.learn.passes.passes`; ``device`` likewise.
+        show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
         resume: go on from what an earlier, killed process kept.
         as_json: print JSON.
 
@@ -78,6 +80,7 @@ def train_command(
             seeds=seeds,
             settings=settings,
             passes=engine,
+            show_task=show_task,
             advance=advance,
             folder=out,
             resume=resume,

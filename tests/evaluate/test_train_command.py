@@ -98,3 +98,21 @@ def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path],
     with pytest.raises(ConfigError, match=r"\.training-0\.npz: is damaged"):
         train_command(log, pool, out, iterations=1, resume=True)
     assert versions(out) == ()
+
+
+@pytest.mark.parametrize("show_task", [True, False])
+def test_tasks_are_learned_only_where_they_are_shown(
+    given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], show_task: bool
+) -> None:
+    """What the endpoints' probabilities are worth is kept for each task, or for all together alone."""
+    lines = [json.loads(line) for line in given[0].read_text().splitlines()]
+    for n, line in enumerate(lines):
+        line["task"] = ("law", "physics")[n % 2]
+        for said in line["outputs"].values():
+            said["probabilities"] = [0.7 if choice == said["answer"] else 0.1 for choice in range(len(line["choices"]))]
+    log = write_log(tmp_path / "log.jsonl", lines)
+    train_command(log, given[1], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
+    capsys.readouterr()
+    experience = load(tmp_path / "policy").experience
+    assert experience is not None
+    assert experience.book.keys() == ({None, "law", "physics"} if show_task else {None})
