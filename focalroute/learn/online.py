@@ -27,7 +27,7 @@ from focalroute.policy import bundle
 from focalroute.policy.publish import publish
 from focalroute.store.base import Store
 
-__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "WINDOW", "UpdateReport", "update_policy"]
+__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "STARTING", "WINDOW", "UpdateReport", "update_policy"]
 
 #: The latest rewarded answers that an update reads.
 WINDOW = 1_000
@@ -35,8 +35,10 @@ WINDOW = 1_000
 MAX_LAG = 3
 #: How many updates may learn from an episode.
 MAX_USES = 3
-#: How a trained policy goes on learning: a thousand answers of its own say much less than what it was trained on.
-REFINING = Hyperparameters(decider_rate=5e-4, target_kl=0.005, fusion_rate=1.5e-3)
+#: How the shipped policy goes on learning: its Fusion knows nothing of this pool yet, its Decider is meant for any.
+STARTING = Hyperparameters(decider_rate=5e-4, target_kl=0.005)
+#: How one that was trained on recorded answers does: a thousand answers of its own say much less than these.
+REFINING = replace(STARTING, fusion_rate=1.5e-3)
 
 _NOTHING = "no decision was sampled, and no other Fusion is likely better: the old policy stays"
 _HELD_OUT = 5  # one in so many is held out for the gate
@@ -81,7 +83,7 @@ def update_policy(
     Args:
         store: where answers and their feedback are.
         root: the folder of bundles; the shipped policy is the start as long as it holds none.
-        settings: how to learn; None: `REFINING`.
+        settings: how to learn; None: `STARTING`, or `REFINING` a policy that brings experience along.
         seed: for the split and the minibatches; None: new chance every time. The same seed, store and folder give the
             same weights.
 
@@ -96,7 +98,7 @@ def update_policy(
 def _updated(store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None) -> UpdateReport:
     rng = np.random.default_rng(seed)
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
-    settings = settings or REFINING
+    settings = settings or (STARTING if policy.experience is None else REFINING)
     state = _state(root, policy.version)
     rows = rewarded(store.recent(_REACH))[-WINDOW:]
     costs = Costs.of(answer for answer, _ in rows)

@@ -31,8 +31,8 @@ class OfflineSettings:
     rounds: int = 3
     window: int = 500
     validation: float = 0.2
-    fusion_epochs: int = 6
-    fusion_rate: float = 2e-3
+    fusion_epochs: int = 12
+    fusion_rate: float = 3e-3
     decider_rate: float = 1.5e-3
     iterations: int = 400
     queries: int = 128
