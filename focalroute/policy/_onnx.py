@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ Inputs: TypeAlias = Mapping[str, NDArray[Any]]
 
 _SILENT = 4  # log nothing below "fatal": failures are raised, and onnxruntime would print them as well
 _OUTPUT = ["logits"]
+_NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
 
 class Session:
@@ -58,10 +60,7 @@ class Session:
 
 def _open(model: bytes) -> Any:
     """An onnxruntime session on one thread: at these sizes handing work to another costs more than doing it."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise PolicyError(f"onnxruntime cannot be imported: {error}") from None
+    onnxruntime = _runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
@@ -70,6 +69,23 @@ def _open(model: bytes) -> Any:
         return onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=0)  # which prints
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
         raise PolicyError(f"onnxruntime cannot open it: {error}") from None
+
+
+def _runtime() -> Any:
+    """The module without its telemetry: from 1.31 on it keeps a device id, and reports to its makers what it runs.
+
+    The variable is read once, while it is imported. Who has set it, or has imported onnxruntime before, has decided.
+    """
+    said = os.environ.get(_NO_TELEMETRY)
+    os.environ.setdefault(_NO_TELEMETRY, "1")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise PolicyError(f"onnxruntime cannot be imported: {error}") from None
+    finally:
+        if said is None:
+            os.environ.pop(_NO_TELEMETRY, None)
+    return onnxruntime
 
 
 def _shape(shape: list[int | str | None]) -> tuple[int | None, ...]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +130,18 @@ def test_output_that_is_not_finite_is_a_policy_error() -> None:
     session = Session(model.SerializeToString(), DECIDER)
     with pytest.raises(PolicyError, match="not finite"):
         session.run(inputs(2))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_runtime_reports_nothing_to_its_makers_unless_that_was_wanted(tmp_path: Path, wanted: bool) -> None:
+    """In a process of its own, outside of what the runtime takes for CI: no device id, no events kept to be sent."""
+    script = (
+        "import os; from focalroute.policy.bundle import cold; from focalroute.policy._onnx import Session\n"
+        "cold()\n"
+        "print(os.environ.get('ORT_DISABLE_TELEMETRY'))"
+    )
+    asked = {"ORT_DISABLE_TELEMETRY": "0"} if wanted else {}
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **asked}
+    said = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == ("0" if wanted else "None")
+    assert wanted or not list(tmp_path.iterdir())
