@@ -52,7 +52,8 @@ class Ask:
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
         late: whether the deadline has passed.
-        left_out: name -> why it could not be asked, of endpoints that failed before or were over a rate limit.
+        left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
+            limit.
         price_of_money: the lambda of its latest observation.
     """
 
@@ -235,8 +236,10 @@ class Ask:
         failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
         if failed:
             said.append(f"fewer members: {', '.join(failed)} failed")
-        for reason in sorted(set(self.left_out.values())):
-            names = [name for name, why in self.left_out.items() if why == reason]
+        asked = {reply.endpoint for reply in self.replies}
+        left_out = {name: why for name, why in self.left_out.items() if name not in asked}
+        for reason in sorted(set(left_out.values())):
+            names = [name for name, why in left_out.items() if why == reason]
             said.append(f"{reason}: {', '.join(names)} could not be asked")
         return said
 

@@ -25,6 +25,7 @@ __all__ = ["Health", "Rolling", "Throttle", "Turn", "pause_of"]
 _MINUTE_S = 60.0
 _LONGEST_PAUSE_S = 60.0  # a service that asks for more is asked again after this
 _CROWDED = 2.0  # calls that want in, under way or waiting, in units of those that may be under way
+_LONGEST_VALUE = 64  # of a header; matching a longer one against `_SPAN` would take time with its square
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -204,12 +205,13 @@ class Throttle:
         Raises:
             CallFailed: the wait would be longer.
         """
+        until = time.monotonic() + within_s
         gate = self._gate()
         await gate.enter(self)
         turn = Turn(time.monotonic(), gate)
         if self._rated or self._paused_until > turn.started:
             try:
-                await self._wait(turn, tokens, turn.started + within_s)
+                await self._wait(turn, tokens, until)
             except BaseException:
                 gate.leave(self)
                 raise
@@ -300,7 +302,7 @@ def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -
     """
     said: dict[str, str] | None = None
     for name, value in headers:
-        if name[:12].lower() == b"x-ratelimit-":
+        if name[:12].lower() == b"x-ratelimit-" and len(value) <= _LONGEST_VALUE:
             said = {} if said is None else said
             said[name[12:].decode("latin-1").lower()] = value.decode("latin-1").strip()
     if said is None:

@@ -18,7 +18,7 @@ from focalroute.errors import CallFailed
 from focalroute.limits import Rolling, Throttle, pause_of
 from focalroute.records import Failure
 from tests.loopback import completion, json_reply, serving
-from tests.policies import ask_everybody
+from tests.policies import ask_everybody, ask_the_cheapest
 
 FULL = Failure("status", "HTTP 429", 429)
 
@@ -153,6 +153,20 @@ def test_refused_again_and_again_it_is_down_to_one_and_no_further() -> None:
     turns(work, max_concurrency=8)
 
 
+def test_the_wait_for_a_place_counts_towards_the_time_that_a_wait_is_worth() -> None:
+    """The call before ends a tenth of a second later, and its service then wants none for 10 seconds."""
+
+    async def work(throttle: Throttle) -> None:
+        first = await throttle.enter(0, 10)
+        second = asyncio.create_task(throttle.enter(0, 10.05))
+        await asyncio.sleep(0.1)
+        throttle.leave(first, None, Failure("status", "HTTP 503", 503, 10.0))
+        with pytest.raises(CallFailed, match="limit"):
+            await asyncio.wait_for(second, 5)
+
+    turns(work, max_concurrency=1)
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
@@ -167,9 +181,13 @@ def test_refused_again_and_again_it_is_down_to_one_and_no_further() -> None:
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "soon"}, 0.0),
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "-1"}, 0.0),
         ({"x-ratelimit-remaining-requests": "nan", "x-ratelimit-reset-requests": "1e999"}, 0.0),
+        (
+            {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1" * 100_000},
+            0.0,
+        ),  # more would take time with its square
         ({"content-type": "application/json"}, 0.0),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:100],
 )
 def test_what_a_service_says_is_left_is_understood(headers: dict[str, str], seconds: float) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -199,6 +217,25 @@ def test_an_endpoint_over_its_rate_is_left_out_and_the_answer_says_so(tmp_path: 
         assert [len(names) for names in asked] == [2, 2, 2, 1, 1]
         assert answers[-1].degraded == ("rate limited: a could not be asked",)
         assert answers[0].degraded == ()
+
+
+def test_who_was_asked_is_not_said_to_have_been_left_out_for_the_rounds_after(tmp_path: Path) -> None:
+    """Its only call of the minute fails, and somebody else is asked then."""
+
+    async def handler(_: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion("42"), 400 if body["model"] == "a" else 200)
+
+    with serving(handler) as server:
+        pool = [
+            Endpoint(
+                "a", base_url=server.url, model="a", requests_per_minute=1, input_usd_per_1m=1, output_usd_per_1m=1
+            ),
+            Endpoint("b", base_url=server.url, model="b", input_usd_per_1m=2, output_usd_per_1m=2),
+        ]
+        with Ensemble(pool, policy=ask_the_cheapest(tmp_path), explore=False) as ensemble:
+            answer = ensemble.ask("?", answer="number")
+    assert [call.endpoint for call in answer.receipt.calls] == ["a", "b"]
+    assert answer.degraded == ("fewer members: a failed",)
 
 
 def test_where_nobody_else_is_left_to_answer_an_endpoint_is_waited_for(tmp_path: Path) -> None:

@@ -101,6 +101,13 @@ HEADERS = (
     "21 Nov 26 1:2 EST",
     "1e400",
 )
+LIMITS = (
+    b"x-ratelimit-remaining-requests:0\nx-ratelimit-reset-requests:1.5s\nx-ratelimit-remaining-tokens:149984",
+    b"X-RateLimit-Remaining-Tokens:0\nX-RateLimit-Reset-Tokens:6m0s\nx-ratelimit-reset-requests:20ms",
+    b"x-ratelimit-remaining: 0\nx-ratelimit-reset: 2",
+    b"X-RateLimit-Limit:60\nX-RateLimit-Remaining:0\nX-RateLimit-Reset:1700000003000",
+    b"x-ratelimit-remaining:0\nx-ratelimit-reset:1d2h",
+)
 CAPABILITIES = {"logprobs": True, "top_logprobs": 5, "n": True, "structured_choice": False, "stream_usage": True}
 POOL = b"""
 [[endpoint]]

@@ -23,6 +23,7 @@ from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, ConfigError, PolicyError, StoreError
 from focalroute.evaluate.outcomes import read_log
 from focalroute.learn.checkpoint import Checkpoint
+from focalroute.limits import Throttle, pause_of
 from focalroute.policy._inspect import inspect
 from focalroute.policy.bundle import digest, load_folder
 from focalroute.prices import read_listing
@@ -102,6 +103,15 @@ def headers(data: bytes) -> None:
     for named in ({"Retry-After": said}, {"retry-after-ms": said}):
         failure = refusal(429, named, {"error": {"code": said}}, ("secret",))
         assert failure.retry_after_s is None or 0 <= failure.retry_after_s < float("inf")
+
+
+def limits(data: bytes) -> None:
+    """Raw response headers, one a line."""
+    said = [(name, value) for name, _, value in (line.partition(b":") for line in data.split(b"\n"))]
+    assert 0 <= pause_of(said, now=1_700_000_000) < float("inf")
+    throttle = Throttle(Endpoint("e", model="m", base_url="http://localhost:1/v1"))
+    throttle.heed(said)
+    assert 0 <= throttle.paused_s <= 60
 
 
 def listing(data: bytes) -> None:
@@ -279,12 +289,13 @@ def steady(read: Read) -> Callable[[], Any]:
 def _targets() -> Iterator[Target]:
     trajectories, sound = seeds.trajectory_bytes(), seeds.database()
     record_seed = [["k1", "k2"], "choice", 0, [0.5, 0.5], {"a": [1, 0, 5, 0.25, "0.001"]}]
-    yield Target("whole replies, read in every way", 420_000, from_json(seeds.REPLIES), steady(reply))
+    yield Target("whole replies, read in every way", 370_000, from_json(seeds.REPLIES), steady(reply))
     yield Target("streams, in pieces of any size", 250_000, from_json(seeds.STREAMS, seeds.sse), steady(stream))
     yield Target("texts of replies", 150_000, from_bytes(*(said.encode() for said in seeds.TEXTS)), steady(text))
     yield Target(
         "error replies and Retry-After", 50_000, from_bytes(*(h.encode() for h in seeds.HEADERS)), steady(headers)
     )
+    yield Target("what services say of their limits", 50_000, from_bytes(*seeds.LIMITS), steady(limits))
     yield Target("price listings", 30_000, from_json(seeds.LISTINGS), steady(listing))
     yield Target("stored capabilities", 20_000, from_json([seeds.CAPABILITIES]), steady(remembered))
     yield Target("stored records", 20_000, from_json([record_seed]), steady(record))
