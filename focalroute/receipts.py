@@ -24,9 +24,9 @@ class Call:
             came back (``cost_source`` "reserved"): the most it can have cost.
         evidence: the weight of its vote by its record, in log-odds, as the Fusion saw it; None without a vote.
         saved: of a call that was cancelled, as it was no longer needed: USD that it would have gone on to cost. An
-            estimate, not taken off ``cost``: the endpoint's mean cost, times the share of its mean latency that was
-            left. It holds where a service bills no more once the connection is closed. None: it was not cancelled, or
-            no call of this endpoint is known.
+            estimate, not taken off ``cost``: the endpoint's expected cost (the mean of its calls, with its listed price
+            as five more), times the share of its mean latency that was left. It holds where a service bills no more
+            once the connection is closed. None: it was not cancelled, or no call of this endpoint is known.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
     """
 

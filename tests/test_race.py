@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from focalroute import Answer, Endpoint, Ensemble
+from focalroute import Answer, Budget, Endpoint, Ensemble
+from focalroute.store.sqlite import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving
 from tests.policies import ask_everybody, ask_the_cheapest
 
 LONG_S = 20.0
+USAGE = {
+    "prompt_tokens": 200,
+    "completion_tokens": 100,
+    "total_tokens": 300,
+}  # of a typical call, as the price list says
 
 
 class Service:
@@ -25,6 +33,7 @@ class Service:
         self.says: dict[str, str] = {}
         self.status: dict[str, int] = {}
         self.hanging: set[str] = set()
+        self.delays: dict[str, float] = {}
         self.calls: list[str] = []
         self.left = threading.Event()
 
@@ -32,11 +41,11 @@ class Service:
         name = body["model"]
         self.calls.append(name)
         try:
-            await asyncio.sleep(LONG_S if name in self.hanging else 0.001)
+            await asyncio.sleep(LONG_S if name in self.hanging else self.delays.get(name, 0.001))
         except asyncio.CancelledError:
             self.left.set()
             raise
-        return json_reply(completion(self.says.get(name, "42")), self.status.get(name, 200))
+        return json_reply(completion(self.says.get(name, "42"), usage=USAGE), self.status.get(name, 200))
 
 
 @pytest.fixture
@@ -163,6 +172,55 @@ def test_who_loses_such_races_again_and_again_is_put_out(service: Service, serve
         assert ensemble.stats().endpoints["a"].breaker == "open"
     assert kinds(answers[-1]) == {"b": "ok"}
     assert answers[-1].degraded == ("breaker open: a could not be asked",)
+
+
+# -- what it saves -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [None, Budget(usd_total=1)], ids=["no budget", "a budget"])
+@pytest.mark.parametrize("rule", [{"early_stop": True}, {"hedge_after": 0.95}], ids=str)
+def test_what_was_cancelled_is_said_to_be_saved_and_settled_to_the_same_cents_everywhere(
+    service: Service, server: Server, tmp_path: Path, rule: dict[str, Any], budget: Budget | None
+) -> None:
+    """Without a budget nothing bounds what the cancelled call can have cost, so it is unknown everywhere."""
+    late, policy, asks = ("c", ask_everybody, 1) if "early_stop" in rule else ("a", ask_the_cheapest, 20)
+    service.says |= {"a": "41", "b": "42", "c": "43"}  # so nobody is needless at first
+    service.delays["c"] = 0.5
+    path = tmp_path / "s.db"
+    settings: dict[str, Any] = {"policy": policy(tmp_path / "policy"), "explore": False, "max_rounds": 1, "store": path}
+    with Ensemble(pool(server, "a", "b", "c"), budget=budget, probe_share=0, **settings, **rule) as ensemble:
+        answers = [ensemble.ask("?", answer="number") for _ in range(asks)]
+        for answer in answers:
+            ensemble.feedback(answer, label=42)
+        before = ensemble.stats().endpoints[late]
+        assert before.latency_s is not None
+        service.says.clear()
+        service.hanging.add(late)
+        answers.append(ensemble.ask("?", answer="number", deadline_s=LONG_S))
+        stats = ensemble.stats()
+    receipt = answers[-1].receipt
+    (given_up,) = [call for call in receipt.calls if call.error is not None]
+    left = max(0.0, 1 - given_up.latency_s / before.latency_s)
+    assert (given_up.endpoint, kinds(answers[-1])[late]) == (late, "cancelled")
+    assert (
+        receipt.saved
+        == given_up.saved
+        == pytest.approx(before.cost / before.calls * Decimal(left), abs=Decimal("1e-11"))
+    )
+    assert given_up.cost_source == ("reserved" if budget else "unknown")
+    assert (receipt.cost is None) == (budget is None)
+
+    with closing(SqliteStore(path)) as store:
+        ledger = {row.key: row for row in store.ledger("endpoint")}
+        assert store.verify() == ()
+    calls = [call for answer in answers for call in answer.receipt.calls]
+    for name in ledger:
+        paid = sum((call.cost or Decimal(0) for call in calls if call.endpoint == name), Decimal(0))
+        assert ledger[name].cost == stats.endpoints[name].cost == paid
+        assert ledger[name].estimated_cost == (given_up.cost if budget and name == late else 0)
+        assert ledger[name].unpriced == stats.endpoints[name].unpriced == (budget is None and name == late)
+        assert ledger[name].held == 0
+    assert sum(row.calls for row in ledger.values()) == len(calls)
 
 
 # -- needless --------------------------------------------------------------------------------------------------------
