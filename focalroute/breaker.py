@@ -64,7 +64,7 @@ class Breaker:
         self.ejections = 0
         self.since = self.answered = -math.inf
         self._pool = pool
-        self._lock = threading.Lock()
+        self._lock = pool.lock
         self._open_until: float | None = None
         self._failures = 0
         self._history = 0
@@ -248,6 +248,7 @@ class Breakers:
         self, size: int, listener: Callable[[int, Breaker], None] | None = None, clock: Clock = time.monotonic
     ) -> None:
         self.clock = clock
+        self.lock = threading.Lock()  # one for all: two put out at once could be the last two
         self._listener = listener
         self._most_out = min(size - 1, max(1, int(_MOST_OUT * size)))
         self.all = tuple(Breaker(self) for _ in range(size))

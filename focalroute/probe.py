@@ -77,7 +77,7 @@ class Prober:
     async def aclose(self) -> None:
         """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""
         self._closed = True
-        here = [task for task in self._tasks if task.get_loop() is asyncio.get_running_loop()]
+        here = [task for task in tuple(self._tasks) if task.get_loop() is asyncio.get_running_loop()]
         for task in here:
             task.cancel()
         await asyncio.gather(*here, return_exceptions=True)

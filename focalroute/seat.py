@@ -186,7 +186,7 @@ class Seat:
         """Give up what is under way in the background of this loop."""
         loop = asyncio.get_running_loop()
         probe = self._probes.pop(loop, None)
-        tasks: list[asyncio.Task[object]] = [task for task in self._looking if task.get_loop() is loop]
+        tasks: list[asyncio.Task[object]] = [task for task in tuple(self._looking) if task.get_loop() is loop]
         tasks += [] if probe is None else [probe]
         for task in tasks:
             task.cancel()
