@@ -165,5 +165,5 @@ def show(result: DemoResult) -> None:
         f"learned {result.policy_version} updates" if result.policy_version else "had too little feedback to learn"
     )
     console.print(
-        f"focalroute started from weights set by hand and {learned} from the labels, each given after its answer."
+        f"focalroute started from the policy it ships with and {learned} from the labels, each given after its answer."
     )

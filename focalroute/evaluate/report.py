@@ -307,7 +307,7 @@ def show(report: Report) -> None:
         if count:
             console.print(f"{name} answered {count} questions by plurality: more choices than any in training.")
     if report.policy == "cold":
-        console.print("focalroute served its cold start: nothing trained, one operating point.")
+        console.print("focalroute served its cold start: trained on no recorded answers, one operating point.")
 
 
 def named(row: Score) -> str:

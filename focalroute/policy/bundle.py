@@ -134,7 +134,7 @@ class Policy:
 
 
 def cold() -> Policy:
-    """The policy that is shipped: hand-set weights, sensible from the very first query."""
+    """The policy that is shipped, trained on made-up logs alone (see `focalroute.learn.shipped`): the cold start."""
     return load_folder(COLD)
 
 
