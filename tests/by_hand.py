@@ -10,10 +10,10 @@ import numpy as np
 from focalroute.learn.nets import F32, DeciderNet
 from focalroute.observe import layout
 
-__all__ = ["cold_decider"]
+__all__ = ["linear_decider"]
 
 
-def cold_decider() -> DeciderNet:
+def linear_decider() -> DeciderNet:
     """Asks about three, rather the accurate, the cheap and the unknown; later two more where replies disagree.
 
     z = 1.3 (ln 5.75 - ln N), that is 2.6 to 3.4 of 6 to 64 endpoints, less below; from round 2 on another 0.35 less,

@@ -11,7 +11,7 @@ from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices
 from focalroute.policy.publish import publish
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 
 
 def ask_everybody(root: Path) -> Path:
@@ -25,32 +25,32 @@ def thrifty(root: Path) -> Path:
 
 
 def _first_round_only(root: Path, **weights: float) -> Path:
-    cold = cold_decider()
-    context = np.zeros_like(cold.skip_context)
+    linear = linear_decider()
+    context = np.zeros_like(linear.skip_context)
     for name, weight in weights.items():
         context[slices(CONTEXT)[name]] = weight
     bias = np.full(1, -20, np.float32)
-    decider = replace(cold, skip_context=context, skip_endpoint=np.zeros_like(cold.skip_endpoint), bias=bias)
+    decider = replace(linear, skip_context=context, skip_endpoint=np.zeros_like(linear.skip_endpoint), bias=bias)
     publish(root, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return root
 
 
 def ask_the_cheapest(root: Path) -> Path:
     """A folder whose policy asks the cheapest endpoint in round 1 and nobody after; to be served greedily."""
-    cold = cold_decider()
-    flat = {name: np.zeros_like(getattr(cold, name)) for name in ("skip_context", "skip_endpoint")}
-    decider = decider_model(replace(cold, **flat, bias=np.full(1, -20, np.float32)))
+    linear = linear_decider()
+    flat = {name: np.zeros_like(getattr(linear, name)) for name in ("skip_context", "skip_endpoint")}
+    decider = decider_model(replace(linear, **flat, bias=np.full(1, -20, np.float32)))
     publish(root, decider=decider, fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return root
 
 
 def ask_the_affordable(root: Path) -> Path:
     """A folder whose policy asks, in round 1, all endpoints that take at most a tenth from the reward; greedily."""
-    cold = cold_decider()
-    endpoint = np.zeros_like(cold.skip_endpoint)
+    linear = linear_decider()
+    endpoint = np.zeros_like(linear.skip_endpoint)
     endpoint[slices(ENDPOINT)["log_toll"]] = -20.0
-    context = np.zeros_like(cold.skip_context)
+    context = np.zeros_like(linear.skip_context)
     context[slices(CONTEXT)["first"]] = 40.0
-    decider = replace(cold, skip_context=context, skip_endpoint=endpoint, bias=np.full(1, -60, np.float32))
+    decider = replace(linear, skip_context=context, skip_endpoint=endpoint, bias=np.full(1, -60, np.float32))
     publish(root, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return root

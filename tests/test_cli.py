@@ -21,10 +21,10 @@ from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
 from focalroute.store.sqlite import SqliteStore
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
-from tests.learn.made import cold_learner, play
+from tests.learn.made import linear_learner, play
 from tests.loopback import completion, json_reply, serving
 
 
@@ -142,8 +142,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store of rewarded answers, ``s.db``, their policy, ``o``, and one that asks more, ``p``."""
     folder = tmp_path_factory.mktemp("told")
     with closing(SqliteStore(folder / "s.db")) as store:
-        store.write(*[row for pair in play(cold_learner(), 120, 0) for row in pair]).result()
-    decider, fusion = cold_decider(), fusion_model(cold_fusion())
+        store.write(*[row for pair in play(linear_learner(), 120, 0) for row in pair]).result()
+    decider, fusion = linear_decider(), fusion_model(cold_fusion())
     more = replace(decider, bias=decider.bias + np.float32(0.3))
     for name, net in (("o", decider), ("p", more)):
         publish(folder / name, decider=decider_model(net), fusion=fusion, names=(), parent=None)

@@ -28,7 +28,7 @@ import json, logging, sys
 from pathlib import Path
 from focalroute import Ensemble, PolicyError, StoreError
 from focalroute.learn.cold import cold_fusion
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish
 
@@ -42,7 +42,7 @@ def caught(kind, act):
         return str(error)
 
 def put():
-    models = decider_model(cold_decider()), fusion_model(cold_fusion())
+    models = decider_model(linear_decider()), fusion_model(cold_fusion())
     return publish(disk / "policy", decider=models[0], fusion=models[1], names=(), parent=None)
 
 put()

@@ -56,7 +56,7 @@ from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store import sqlite
 from focalroute.store.base import StoredAnswer
 from focalroute.store.sqlite import SqliteStore
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from tests.interruptible import heed_interrupts
 from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_everybody
@@ -96,9 +96,9 @@ def plain(name: str, url: str, **settings: Any) -> Endpoint:
     return Endpoint(name, base_url=url, model=name, input_usd_per_1m=1, output_usd_per_1m=1, **settings)
 
 
-def publish_cold(root: Path, parent: int | None = None) -> int:
-    """Publish the cold start once more, as a new version."""
-    decider, fusion = decider_model(cold_decider()), fusion_model(cold_fusion())
+def publish_linear(root: Path, parent: int | None = None) -> int:
+    """Publish the nets set by hand, as a new version."""
+    decider, fusion = decider_model(linear_decider()), fusion_model(cold_fusion())
     return publish(root, decider=decider, fusion=fusion, names=(), parent=parent)
 
 
@@ -585,7 +585,7 @@ def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_alo
     names = tuple(endpoint.name for endpoint in pool.endpoints)
     half, unknown = np.full(3, 0.5, np.float32), np.full(3, np.nan, np.float32)
     past = Experience(names, half, unknown, np.zeros((0, 256), np.float32), np.zeros((0, 3), np.float32))
-    files = decider_model(cold_decider()), fusion_model(cold_fusion())
+    files = decider_model(linear_decider()), fusion_model(cold_fusion())
     publish(tmp_path / "policy", decider=files[0], fusion=files[1], names=(), parent=None, experience=past)
     steps = replace(trajectory(), features=text_features(QUESTION))
     members = {name: Member(1, candidate, 5, 0.1, None) for candidate, name in enumerate(("small", "large"))}
@@ -691,14 +691,14 @@ def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(
 ) -> None:
     """Every answer is stamped with one version that was served and stored under it, nothing fails and none is lost."""
     root, store = tmp_path / "policy", tmp_path / "s.db"
-    published = [publish_cold(root)]
+    published = [publish_linear(root)]
 
     async def run() -> list[Answer | BaseException]:
         async with AsyncEnsemble(pool.endpoints, policy=root, store=store, seed=0) as ensemble:
             asks = [{"query": q.text, "choices": q.choices} for q in stream(2000, seed=10)]
             asking = asyncio.create_task(ensemble.ask_many(asks, concurrency=1000))
             for _ in range(20):
-                published.append(await asyncio.to_thread(publish_cold, root))
+                published.append(await asyncio.to_thread(publish_linear, root))
                 await ensemble.reload()
                 await asyncio.sleep(0.1)
             return await asking
@@ -720,8 +720,8 @@ def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(
 
 def test_what_another_process_publishes_or_rolls_back_is_served(pool: SimulatedPool, tmp_path: Path) -> None:
     async def run() -> list[int]:
-        first = publish_cold(tmp_path)
-        second = publish_cold(tmp_path, parent=first)
+        first = publish_linear(tmp_path)
+        second = publish_linear(tmp_path, parent=first)
         async with AsyncEnsemble(pool.endpoints, policy=tmp_path) as ensemble:
             served = [(await ensemble.ask(QUESTION, choices=CHOICES)).receipt.policy_version]
             assert served == [second]
@@ -734,7 +734,7 @@ def test_what_another_process_publishes_or_rolls_back_is_served(pool: SimulatedP
 
 
 def test_a_broken_bundle_is_not_served_and_every_answer_says_so(pool: SimulatedPool, tmp_path: Path) -> None:
-    publish_cold(tmp_path)
+    publish_linear(tmp_path)
     (tmp_path / "v000001" / "fusion.onnx").write_bytes(b"broken")
     with Ensemble(pool.endpoints, policy=tmp_path) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)

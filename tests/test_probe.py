@@ -18,7 +18,7 @@ from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from tests.loopback import Server, completion, json_reply, serving
 from tests.policies import ask_the_cheapest
 
@@ -231,7 +231,7 @@ def test_a_change_is_said_once(settings: dict[str, Any], caplog: pytest.LogCaptu
 
 def narrow(root: Path) -> Path:
     """A policy that asks hardly more than the one that was right most often."""
-    decider = cold_decider()
+    decider = linear_decider()
     decider.bias[:] -= 3
     publish(root, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return root

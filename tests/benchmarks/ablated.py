@@ -33,7 +33,7 @@ from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, 
 from focalroute.observe import layout
 from focalroute.observe.sight import vote_weight
 from focalroute.policy.bundle import cold
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 
 __all__ = ["Policy", "Variant", "Windows", "branching", "train", "trunk_pass"]
 
@@ -262,7 +262,7 @@ def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng
         names[0] = 0
         fresh = replace(fresh, names=names)
     if not variant.looks_ahead:
-        return replace(cold_decider(), names=fresh.names)
+        return replace(linear_decider(), names=fresh.names)
     return look_ahead(
         branching(fresh, n, rng) if variant.branches else fresh,
         fusion,

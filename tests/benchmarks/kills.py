@@ -40,7 +40,7 @@ from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
 from focalroute.store.base import Account
 from focalroute.store.sqlite import SqliteStore
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 
 CONCURRENCY = 8
 EARLY = 0.1  # the share of kills at a point of the start, before any feedback
@@ -85,8 +85,8 @@ def say(*words: object) -> None:
 
 
 def publish_for_ever(root: Path) -> None:
-    """A new version of the cold start, again and again."""
-    decider, fusion = decider_model(cold_decider()), fusion_model(cold_fusion())
+    """A new version of the nets set by hand, again and again."""
+    decider, fusion = decider_model(linear_decider()), fusion_model(cold_fusion())
     while True:
         say("published", publish(root, decider=decider, fusion=fusion, names=(), parent=None))
         time.sleep(0.05)

@@ -17,7 +17,7 @@ from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.trajectory import grown
 from focalroute.policy.bundle import load, versions
 from focalroute.policy.publish import publish
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from tests.evaluate.logs import stream, table_of
 
 PRICES = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
@@ -26,7 +26,7 @@ BEFORE = {"a": 0.9, "b": 0.6, "c": 0.5, "d": 0.4}
 
 def believing_in(first: int, root: Path) -> Path:
     """A policy that asks everybody and believes one endpoint, as if it had been trained where that one is right."""
-    decider, fusion = cold_decider(), cold_fusion()
+    decider, fusion = linear_decider(), cold_fusion()
     decider.bias[:] += 30  # never less than everybody
     names, rng = tuple(PRICES), np.random.default_rng(0)
     decider, fusion = grown(decider, len(names), rng), grown(fusion, len(names), rng)
@@ -94,7 +94,9 @@ def test_it_sees_only_what_it_asked_for(tmp_path: Path, kind: type[Online | Refi
     table = table_of(tmp_path, stream(400, BEFORE), PRICES)
     roots = [tmp_path / "one", tmp_path / "other"]
     for root in roots:
-        publish(root, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+        publish(
+            root, decider=decider_model(linear_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None
+        )
     with kind(roots[0], table.endpoints, seed=0, every=100) as strategy:
         first = play(strategy, table, np.arange(400))
     lines = stream(400, BEFORE)
@@ -116,7 +118,9 @@ def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
     found = []
     for name in ("one", "other"):
         root = tmp_path / name
-        publish(root, decider=decider_model(cold_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None)
+        publish(
+            root, decider=decider_model(linear_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None
+        )
         _, played = online(root, table, 450, explore=True)
         found.append((load(root).version, load(root).decider_onnx, played.asked.tolist()))
     assert found[0] == found[1]

@@ -23,7 +23,7 @@ from focalroute.policy.publish import publish
 from focalroute.records import Answer
 from focalroute.sim import Question, SimulatedPool
 from focalroute.sim import stream as questions
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from tests.evaluate.logs import Line, closed, output, stream, table_of, write_log
 from tests.policies import ask_everybody, ask_the_affordable
 
@@ -176,8 +176,8 @@ def turning(tmp_path: Path, before: dict[str, float], after: dict[str, float]) -
 
 
 def narrow(tmp_path: Path) -> Policy:
-    """The cold start, but it hardly asks more than the one that was right most often."""
-    decider = cold_decider()
+    """The nets set by hand, but they hardly ask more than the one that was right most often."""
+    decider = linear_decider()
     decider.bias[:] -= 3
     publish(tmp_path, decider=decider_model(decider), fusion=fusion_model(cold_fusion()), names=(), parent=None)
     return load(tmp_path)

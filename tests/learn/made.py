@@ -22,7 +22,7 @@ from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slic
 from focalroute.policy.decider import decide
 from focalroute.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 
 Net = TypeVar("Net", DeciderNet, FusionNet, CriticNet)
 
@@ -86,10 +86,10 @@ def fresh_learner(seed: int = 0, vocabulary: int = 3) -> Learner:
     return Learner.fresh(replace(decider, names=names), replace(fusion, names=names), CriticNet.initial(rng))
 
 
-def cold_learner() -> Learner:
+def linear_learner() -> Learner:
     """The nets set by hand, with rows for the small world's names."""
     rng = np.random.default_rng(0)
-    return Learner.fresh(grown(cold_decider(), 3, rng), grown(cold_fusion(), 3, rng), CriticNet.initial(rng))
+    return Learner.fresh(grown(linear_decider(), 3, rng), grown(cold_fusion(), 3, rng), CriticNet.initial(rng))
 
 
 def context(x: float, price_of_money: float = PRICE_OF_MONEY) -> Any:

@@ -26,7 +26,7 @@ from focalroute.learn.rollout import Played, roll
 from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.learn.valuation import valued
 from focalroute.learn.views import Masks, Views, long_run, random_masks
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from tests.learn.histories import Kind, history, random_history
 from tests.learn.made import randomised
 
@@ -95,10 +95,10 @@ def reward(played: Played, price: float) -> float:
 @pytest.mark.parametrize(
     ("kinds", "optimum", "gain"), [(SPECIALISTS, 0.95, 0.05), (CHEAP, 0.85, 0.0)], ids=["specialists", "cheap"]
 )
-def test_it_finds_the_known_optimum_and_beats_the_cold_start(kinds: list[Kind], optimum: float, gain: float) -> None:
+def test_it_finds_the_known_optimum_and_beats_nets_set_by_hand(kinds: list[Kind], optimum: float, gain: float) -> None:
     """The specialist of the topic, told by the text, alone; the cheap good one alone and never the dear useless one.
 
-    The latter the cold start does as well, once the long run is known.
+    The latter those do as well, once the long run is known.
     """
     log, other = (history(kinds, 500, seed=seed) for seed in (0, 1))
     trained = train(log, seed=0, settings=TINY)
@@ -106,11 +106,11 @@ def test_it_finds_the_known_optimum_and_beats_the_cold_start(kinds: list[Kind], 
     _, prior = long_run(log, np.arange(len(log)))
     played = asked_of(other, trained.decider, trained.fusion, price, prior)
     rng = np.random.default_rng(0)
-    cold = asked_of(other, grown(cold_decider(), n, rng), grown(cold_fusion(), n, rng), price, prior)
+    by_hand = asked_of(other, grown(linear_decider(), n, rng), grown(cold_fusion(), n, rng), price, prior)
     share = kinds[0].usd / sum(kind.usd for kind in kinds)
     best = 2 * optimum - 1 - price * share
     assert reward(played, price) > best - 0.12
-    assert reward(played, price) >= reward(cold, price) + gain
+    assert reward(played, price) >= reward(by_hand, price) + gain
     assert (played.first | played.later)[:, -1].mean() < 0.1
     point = next(point for point in trained.curve if point.price_of_money == 0.25)
     assert point.accuracy > optimum - 0.1

@@ -20,7 +20,7 @@ from focalroute.policy.publish import publish, rollback
 from focalroute.records import Feedback
 from focalroute.store import open_store
 from focalroute.store.base import Store, StoredAnswer
-from tests.learn.made import NAMES, OPTIMUM, cold_learner, learned, play, value
+from tests.learn.made import NAMES, OPTIMUM, learned, linear_learner, play, value
 
 SETTINGS = Hyperparameters(minibatch=64, decider_rate=0.02, fusion_rate=0.02)
 
@@ -39,10 +39,10 @@ def fill(store: Store, played: list[tuple[StoredAnswer, Feedback]]) -> None:
 def current(root: Path) -> Learner:
     """What the folder serves, as a player of the small world."""
     if not bundle.versions(root):
-        return cold_learner()
+        return linear_learner()
     policy = bundle.load(root)
     assert policy.names == NAMES
-    return replace(cold_learner(), decider=decider_net(policy.decider_onnx), fusion=fusion_net(policy.fusion_onnx))
+    return replace(linear_learner(), decider=decider_net(policy.decider_onnx), fusion=fusion_net(policy.fusion_onnx))
 
 
 def put(root: Path, learner: Learner, state: Mapping[str, ArrayLike] | None = None) -> None:
@@ -60,7 +60,7 @@ def test_an_empty_store_is_insufficient(store: Store, tmp_path: Path) -> None:
 
 def test_too_little_evidence_keeps_the_old_policy(store: Store, tmp_path: Path) -> None:
     """A fifth of 100 answers cannot have an effective sample size of 50."""
-    fill(store, play(cold_learner(), 100, 0))
+    fill(store, play(linear_learner(), 100, 0))
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
     assert (report.status, report.version, report.episodes, report.held_out) == ("insufficient", 0, 80, 20)
     assert "under 50" in report.reason
@@ -68,8 +68,8 @@ def test_too_little_evidence_keeps_the_old_policy(store: Store, tmp_path: Path) 
 
 
 def test_a_policy_that_passes_is_published_with_what_it_came_from(store: Store, tmp_path: Path) -> None:
-    put(tmp_path, cold_learner())
-    fill(store, play(cold_learner(), 500, 0, version=1))
+    put(tmp_path, linear_learner())
+    fill(store, play(linear_learner(), 500, 0, version=1))
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
     policy = bundle.load(tmp_path)
     assert (report.status, report.version, report.parent) == ("published", 2, 1)
@@ -88,8 +88,8 @@ def test_a_policy_that_passes_is_published_with_what_it_came_from(store: Store, 
 
 def test_from_update_to_update_it_finds_the_optimum(tmp_path: Path) -> None:
     """The whole loop, from nets set by hand: play, store, learn, pass the gate, serve, play on."""
-    put(tmp_path, cold_learner())
-    before, version = value(cold_learner()), 1
+    put(tmp_path, linear_learner())
+    before, version = value(linear_learner()), 1
     for number in range(14):
         with_store = open_store(None)
         try:
@@ -110,7 +110,7 @@ def test_an_update_keeps_what_its_policy_brought_along(store: Store, tmp_path: P
         np.eye(2, dtype=np.float32),
         np.ones((2, 3), "f4"),
     )
-    start = cold_learner()
+    start = linear_learner()
     files = decider_model(start.decider), fusion_model(start.fusion)
     publish(tmp_path, decider=files[0], fusion=files[1], names=NAMES, parent=None, experience=past)
     fill(store, play(start, 400, 0, version=1))
@@ -122,9 +122,9 @@ def test_an_update_keeps_what_its_policy_brought_along(store: Store, tmp_path: P
 
 
 def test_the_same_seed_gives_the_same_weights(store: Store, tmp_path: Path) -> None:
-    fill(store, play(cold_learner(), 400, 0, version=1))
+    fill(store, play(linear_learner(), 400, 0, version=1))
     for root, seed in (("a", 1), ("b", 1), ("c", 2)):
-        put(tmp_path / root, cold_learner())
+        put(tmp_path / root, linear_learner())
         assert update_policy(store, tmp_path / root, settings=SETTINGS, seed=seed).status == "published"
     a, b, c = (bundle.load(tmp_path / root) for root in "abc")
     assert (a.decider_onnx, a.fusion_onnx) == (b.decider_onnx, b.fusion_onnx)
@@ -135,8 +135,8 @@ def test_it_goes_on_from_the_learners_state_and_uses_an_episode_three_times_at_m
     store: Store, tmp_path: Path
 ) -> None:
     """Without new answers it stops by itself: the old ones are used up, or of too old a version."""
-    put(tmp_path, cold_learner())
-    fill(store, play(cold_learner(), 600, 0, version=1))
+    put(tmp_path, linear_learner())
+    fill(store, play(linear_learner(), 600, 0, version=1))
     gentle = replace(SETTINGS, decider_rate=0.001, fusion_rate=0.001)
     reports: list[UpdateReport] = []
     steps = []
@@ -170,7 +170,7 @@ def test_a_policy_that_is_surely_worse_is_rejected(store: Store, tmp_path: Path)
 
 def test_greedy_serving_teaches_the_fusion_alone(store: Store, tmp_path: Path) -> None:
     """Nothing was sampled, so the Decider stays, bit by bit; what the members are worth is learned and passes."""
-    start = cold_learner()
+    start = linear_learner()
     put(tmp_path, start)
     fill(store, play(start, 500, 0, version=1, explore=False))
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
@@ -197,7 +197,7 @@ def test_a_broken_fusion_is_not_taken(store: Store, tmp_path: Path) -> None:
 
 
 def test_only_judged_answers_of_a_policy_count_and_a_user_outranks_a_judge(store: Store, tmp_path: Path) -> None:
-    played = play(cold_learner(), 40, 0)
+    played = play(linear_learner(), 40, 0)
     fill(store, played[:20])
     store.write(*[answer for answer, _ in played[20:30]]).result()
     fill(store, [(replace(answer, trajectory=None), said) for answer, said in played[30:]])
@@ -210,9 +210,9 @@ def test_only_judged_answers_of_a_policy_count_and_a_user_outranks_a_judge(store
 
 def test_episodes_of_far_versions_are_for_the_gate_only(store: Store, tmp_path: Path) -> None:
     """Also after a rollback, when their version is the later one."""
-    fill(store, play(cold_learner(), 50, 0, version=0))
-    fill(store, play(cold_learner(), 50, 1, version=MAX_LAG))
-    fill(store, play(cold_learner(), 50, 2, version=MAX_LAG + 1))
+    fill(store, play(linear_learner(), 50, 0, version=0))
+    fill(store, play(linear_learner(), 50, 1, version=MAX_LAG))
+    fill(store, play(linear_learner(), 50, 2, version=MAX_LAG + 1))
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
     assert report.held_out == 30
     assert 70 < report.episodes < 90
@@ -221,8 +221,8 @@ def test_episodes_of_far_versions_are_for_the_gate_only(store: Store, tmp_path: 
 def test_a_damaged_learner_state_costs_the_critic_only(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(tmp_path, cold_learner())
-    fill(store, play(cold_learner(), 500, 0, version=1))
+    put(tmp_path, linear_learner())
+    fill(store, play(linear_learner(), 500, 0, version=1))
     assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 2
     (tmp_path / "v000002" / "learner.npz").write_bytes(b"nonsense")
     with caplog.at_level(logging.WARNING, "focalroute"):
@@ -234,8 +234,8 @@ def test_a_damaged_learner_state_costs_the_critic_only(
 def test_a_state_of_other_shapes_costs_the_critic_only(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(tmp_path, cold_learner(), {"critic.hidden": np.zeros((3, 3))})
-    fill(store, play(cold_learner(), 500, 0, version=1))
+    put(tmp_path, linear_learner(), {"critic.hidden": np.zeros((3, 3))})
+    fill(store, play(linear_learner(), 500, 0, version=1))
     with caplog.at_level(logging.WARNING, "focalroute"):
         assert update_policy(store, tmp_path, settings=SETTINGS, seed=1).version == 2
     assert "the critic starts anew" in caplog.text
@@ -243,8 +243,8 @@ def test_a_state_of_other_shapes_costs_the_critic_only(
 
 def test_a_new_endpoint_gets_a_row_and_the_others_keep_theirs(store: Store, tmp_path: Path) -> None:
     """Names seen earlier keep their place, and Adam remembers them."""
-    put(tmp_path, cold_learner())
-    fill(store, play(cold_learner(), 500, 0, version=1))
+    put(tmp_path, linear_learner())
+    fill(store, play(linear_learner(), 500, 0, version=1))
     assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).version == 2
     renamed = [
         (replace(answer, trajectory=replace(answer.trajectory, endpoints=("left", "new", "useless"))), said)
@@ -261,8 +261,8 @@ def test_a_new_endpoint_gets_a_row_and_the_others_keep_theirs(store: Store, tmp_
 
 
 def test_a_broken_bundle_is_an_error_and_a_rolled_back_one_the_start(store: Store, tmp_path: Path) -> None:
-    put(tmp_path, cold_learner())
-    fill(store, play(cold_learner(), 500, 0, version=1))
+    put(tmp_path, linear_learner())
+    fill(store, play(linear_learner(), 500, 0, version=1))
     for seed in range(2):
         update_policy(store, tmp_path, settings=SETTINGS, seed=seed)
     assert rollback(tmp_path) == 2
@@ -274,7 +274,7 @@ def test_a_broken_bundle_is_an_error_and_a_rolled_back_one_the_start(store: Stor
 
 
 def test_what_is_packed_is_unpacked_if_it_fits() -> None:
-    learner = cold_learner()
+    learner = linear_learner()
     used = {"a": 1, "b": 3}
     arrays = pack(learner, used)
     again = unpack(arrays, learner.decider, learner.fusion)

@@ -13,7 +13,7 @@ from focalroute.learn.shipped import ShippedSettings, shipped, views_of
 from focalroute.learn.views import Views, nearest
 from focalroute.observe import layout
 from focalroute.policy.bundle import cold
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 
 SHORT = ShippedSettings(worlds=2, queries=200, fusion_steps=3, lookahead_steps=3, iterations=4, renewals=2)
 QUERIES, WARM = 400, 150
@@ -80,7 +80,7 @@ def test_it_does_better_on_new_worlds_than_nets_set_by_hand(
     def reward(found: Played) -> float:
         return float((2 * found.worth - 1 - price * found.shares.sum(axis=0)).mean())
 
-    by_hand = cold_decider(), cold_fusion()
+    by_hand = linear_decider(), cold_fusion()
     gains = np.array([reward(played(nets, one, price)) - reward(played(by_hand, one, price)) for one in worlds])
     assert gains.mean() > 0
     assert (gains > 0).mean() > 0.5

@@ -14,7 +14,7 @@ from focalroute.learn.trajectory import grown
 from focalroute.learn.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.sight import signal_column
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 from tests.learn.histories import random_history
 
 _SIGNAL, _TOLL = (slices(ENDPOINT)[name].start for name in ("signal", "toll"))
@@ -70,7 +70,7 @@ def test_a_view_is_the_hindsight_of_its_masks() -> None:
 def test_renewed_views_hold_what_the_policy_asks_at_their_price() -> None:
     """A policy that minds the money asks ever fewer; whom it does not ask is probed as often as said."""
     log = random_history(300)
-    decider = cold_decider()
+    decider = linear_decider()
     weights = decider.skip_endpoint.copy()
     weights[_TOLL] = -60.0
     rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
 from focalroute.policy.slot import PolicySlot
 from focalroute.records import Observation
-from tests.by_hand import cold_decider
+from tests.by_hand import linear_decider
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
 
@@ -189,7 +189,7 @@ def test_refresh_soon_swaps_in_the_background_and_close_waits_for_it(tmp_path: P
 
 def test_a_swap_under_reading_threads_gives_each_read_one_whole_policy(tmp_path: Path) -> None:
     """Each policy's logits tell its version: what was read as one version always computes as that version."""
-    net = cold_decider()
+    net = linear_decider()
     for version in (1, 2):
         net.skip_context[:], net.bias[:] = 0, version
         again(tmp_path, decider=decider_model(net))
