@@ -32,6 +32,7 @@ _BAD_SHARE = 0.5
 _SIGMAS = 3.0
 _SLOW_FACTOR, _SLOW_S = 5.0, 1.0  # slow: this many times its own median, and at least so long
 _FIRST_S, _LONGEST_S = 2.0, 30.0
+_DOUBLINGS = 10  # from the first to beyond the longest; an outage of hours has more ejections than a float has powers
 _RELAPSE_S = 60.0  # who fails again so soon after a return is out for longer than the last time
 _MOST_OUT = 0.75
 _SAME_S = 0.01  # news of our own, come back through the store
@@ -193,7 +194,7 @@ class Breaker:
         now = self._pool.clock()
         lasting = self.ejections and (self._open_until is not None or now - self.since < _RELAPSE_S)
         self.ejections = self.ejections + 1 if lasting else 1
-        self._set(now + min(_FIRST_S * 2 ** (self.ejections - 1), _LONGEST_S), now)
+        self._set(now + min(_FIRST_S * 2 ** min(self.ejections - 1, _DOUBLINGS), _LONGEST_S), now)
         self._pool.changed(self)
 
     def _close(self) -> None:
@@ -233,7 +234,8 @@ class Breaker:
             if open_for_s is not None and self._open_until is None and not self._pool.may_eject():
                 return
             self.ejections = ejections
-            self._set(None if open_for_s is None else self._pool.clock() + open_for_s, since)
+            # at the longest: its clock may be another one
+            self._set(None if open_for_s is None else self._pool.clock() + min(open_for_s, _LONGEST_S), since)
 
 
 class Breakers:

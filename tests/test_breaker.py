@@ -153,6 +153,14 @@ def test_slow_but_below_a_second_is_not_slow() -> None:
     assert bench.changes == []
 
 
+def test_an_outage_of_hours_is_probed_as_seldom_as_one_of_minutes() -> None:
+    bench = Bench()
+    bench.call(times=5)
+    for _ in range(1100):
+        bench.probe(False)
+    assert (bench.breaker.ejections, bench.out_s()) == (1101, 30)
+
+
 # -- out and back ------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +288,12 @@ def test_news_of_another_process_open_and_close_it() -> None:
     bench.breaker.hear(None, 2, bench.now)
     assert bench.breaker.state == "closed"
     assert bench.changes == []  # they know
+
+
+def test_another_clock_puts_it_out_for_no_longer_than_its_own() -> None:
+    bench = Bench()
+    bench.breaker.hear(5000.0, 1, bench.now)
+    assert bench.out_s() == 30
 
 
 def test_older_news_than_its_own_are_none() -> None:

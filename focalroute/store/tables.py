@@ -189,8 +189,9 @@ def find_capabilities(db: sqlite3.Connection, key: str) -> CapabilityRow | None:
 
 
 def find_health(db: sqlite3.Connection) -> dict[str, HealthRow]:
-    """What is known of the endpoints, by key."""
-    rows = db.execute("SELECT key, open_until, ejections, changed_at FROM health").fetchall()
+    """What is known of the endpoints, by key; damaged rows are none."""
+    sound = "typeof(open_until) IN ('real', 'null') AND typeof(ejections) = 'integer' AND typeof(changed_at) = 'real'"
+    rows = db.execute(f"SELECT key, open_until, ejections, changed_at FROM health WHERE {sound}").fetchall()  # noqa: S608 - constants
     return {row[0]: HealthRow(*row) for row in rows}
 
 

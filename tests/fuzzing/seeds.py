@@ -14,7 +14,7 @@ import numpy as np
 from focalroute.observe.experience import Experience
 from focalroute.policy.bundle import COLD
 from focalroute.policy.publish import publish
-from focalroute.store.base import CapabilityRow
+from focalroute.store.base import CapabilityRow, HealthRow
 from focalroute.store.codec import pack
 from focalroute.store.sqlite import SqliteStore
 from tests.loopback import completion
@@ -180,5 +180,5 @@ def database() -> bytes:
         path = Path(name) / "s.db"
         with closing(SqliteStore(path)) as store:
             store.write(*(answer(name, steps=trajectory(n=3, decisions=1)) for name in "abc"), bill()).result(10)
-            store.write(judge("a"), CapabilityRow("k", 1.0, CAPABILITIES)).result(10)
+            store.write(judge("a"), CapabilityRow("k", 1.0, CAPABILITIES), HealthRow("k", 2.0, 1, 1.0)).result(10)
         return path.read_bytes()

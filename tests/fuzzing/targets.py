@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from focalroute import capabilities
 from focalroute.answers import KINDS, normal_form
+from focalroute.breaker import Breakers
 from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint, load_pool
 from focalroute.elicit import plan
@@ -28,6 +29,7 @@ from focalroute.policy._inspect import inspect
 from focalroute.policy.bundle import digest, load_folder
 from focalroute.prices import read_listing
 from focalroute.records import Query
+from focalroute.store.base import HealthRow
 from focalroute.store.codec import read_answer
 from focalroute.store.sqlite import SqliteStore
 from focalroute.wire import Completion, Request, StreamDecoder, decode_bytes, refusal
@@ -185,6 +187,15 @@ def resumed() -> Any:
     return at_path("training.npz", lambda path: Checkpoint(path, {}).read(), ConfigError)
 
 
+def heard(news: Mapping[str, HealthRow]) -> None:
+    """As a pool takes it."""
+    breaker = Breakers(2, clock=lambda: 1000.0).all[0]
+    for row in news.values():
+        breaker.hear(None if row.open_until is None else row.open_until - 1000.0, row.ejections, row.changed_at)
+        assert breaker.left_s <= 30
+        breaker.probed(False)
+
+
 def read_store(path: Path) -> None:
     with closing(SqliteStore(path, poll_s=60)) as store:
         for look in (
@@ -193,6 +204,7 @@ def read_store(path: Path) -> None:
             lambda: list(store.recent(9)),
             lambda: store.capabilities("k"),
             lambda: store.ledger("day"),
+            lambda: heard(store.health().result(10)),
         ):
             with suppress(StoreError):
                 look()

@@ -84,6 +84,16 @@ def test_of_an_endpoints_health_the_latest_news_are_kept(store: SqliteStore) -> 
     assert store.health().result(10) == {"k": back, "other": HealthRow("other", 12.5, 1, 10.5)}
 
 
+def test_a_damaged_row_of_health_is_none(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        done(store.write(HealthRow("k", 12.0, 2, 10.0), *(HealthRow(key, None, 1, 1.0) for key in "abc")))
+    with closing(sqlite3.connect(tmp_path / "s.db")) as db, db:
+        for key, column in zip("abc", ("open_until", "ejections", "changed_at"), strict=True):
+            db.execute(f"UPDATE health SET {column} = 'never' WHERE key = ?", (key,))
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        assert store.health().result(10).keys() == {"k"}
+
+
 def test_a_call_that_fails_fails_alone(store: SqliteStore) -> None:
     """None of its rows is left, all of its neighbours' are, within one commit."""
     done(store.write(answer("x")))
