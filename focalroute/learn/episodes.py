@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from focalroute.learn.reward import outranks
 from focalroute.observe import layout
@@ -123,12 +124,19 @@ def _fits(trajectory: Trajectory) -> bool:
 
 
 def _calls(answer: StoredAnswer) -> list[tuple[str, int, float | None]]:
-    """(endpoint, round, USD or None) of every call made: from the receipt, else of the members that replied."""
+    """(endpoint, round, USD or None) of every call made: from the receipt, else of the members that replied.
+
+    What was reserved for a call that was given up counts as unknown: it is many times what a call costs.
+    """
     calls = json.loads(answer.receipt).get("calls")
     if calls is None:
         return [(name, m.round, None if m.usd is None else float(m.usd)) for name, m in answer.members.items()]
     return [
-        (call["endpoint"], call["round"], None if call["cost"] is None else float(call["cost"]))
+        (call["endpoint"], call["round"], None if call["cost"] is None or _given_up(call) else float(call["cost"]))
         for call in calls
         if call["attempts"] or call["cost"] is not None
     ]
+
+
+def _given_up(call: Mapping[str, Any]) -> bool:
+    return call["error"] is not None and call["cost_source"] == "reserved"

@@ -13,8 +13,9 @@ from tests.learn.made import NAMES, USD, fresh_learner, play
 ANSWER, SAID = play(fresh_learner(), 1, 0)[0]
 
 
-def call(endpoint: str, round: int, cost: str | None, attempts: int = 1) -> dict[str, object]:
-    return {"endpoint": endpoint, "round": round, "cost": cost, "attempts": attempts}
+def call(endpoint: str, round: int, cost: str | None, attempts: int = 1, **rest: object) -> dict[str, object]:
+    made = {"endpoint": endpoint, "round": round, "cost": cost, "attempts": attempts}
+    return made | {"cost_source": "price", "error": None} | rest
 
 
 def receipt(*calls: dict[str, object]) -> str:
@@ -36,6 +37,16 @@ def test_an_unknown_cost_is_the_typical_one_and_a_call_never_made_costs_nothing(
     answer = replace(ANSWER, receipt=receipt(call("left", 1, None), call("right", 1, None, attempts=0)))
     assert ANSWER.trajectory is not None
     assert Costs(USD).shares(answer, ANSWER.trajectory) == pytest.approx((0.3,))
+
+
+def test_what_was_reserved_for_a_call_that_was_given_up_is_not_taken_for_its_cost() -> None:
+    """Of one whose service never says its usage it is the best that is known."""
+    given_up = call("left", 1, "50", cost_source="reserved", error={"kind": "cancelled"})
+    silent = call("right", 1, "0.3", cost_source="reserved")
+    answer = replace(ANSWER, receipt=receipt(call("left", 1, "0.2"), given_up, silent))
+    assert ANSWER.trajectory is not None
+    assert Costs.of([answer]).usd == pytest.approx({"left": 0.2, "right": 0.3})
+    assert Costs(USD).shares(answer, ANSWER.trajectory) == pytest.approx((0.2 + USD["left"] + 0.3,))
 
 
 def test_without_any_price_a_call_costs_an_nth_and_a_free_pool_nothing() -> None:
