@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
 
+#: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
+_LAST_S = 0.02
+
 _log = logging.getLogger("focalroute")
 
 CLOSED = "this ensemble is closed; make a new one"
@@ -229,7 +232,7 @@ class AsyncEnsemble:
             policy=Guarded(policy, self._names),
             sight=self._observer.begin(asked),
             purse=self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s),
-            deadline=asyncio.get_running_loop().time() + settings.deadline_s,
+            deadline=asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100),
             rng=self._dice(),
         )
         price_of_money = self._pacer.begin()
