@@ -7,7 +7,6 @@ import inspect
 import itertools
 import logging
 import random
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -19,8 +18,8 @@ from focalroute.ask import Ask
 from focalroute.budget import BudgetGuard
 from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
 from focalroute.cost import typical_cost
-from focalroute.errors import ConfigError, FeedbackError, StoreError, UnknownAnswer
-from focalroute.learn.reward import USER, credit, judged, outranks
+from focalroute.errors import ConfigError, StoreError
+from focalroute.feedback import USER, Listener
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.pacing import paced
@@ -32,11 +31,11 @@ from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
 from focalroute.query import Prompt, make_query
 from focalroute.race import Rules
-from focalroute.records import Answer, Feedback
+from focalroute.records import Answer
 from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
-from focalroute.store.base import Row, StoredAnswer
+from focalroute.store.base import Row
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
@@ -147,10 +146,8 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
-        self._sources: dict[str, str] = {}
         self._closed = False
         serving = chosen(policy, self._names, seed)
-        self._started = False  # what the store holds from before is known, but not news
         self._store = open_store(store, durability=durability)
         try:
             self._guard = BudgetGuard(budget, self.endpoints, self._store)
@@ -159,7 +156,7 @@ class AsyncEnsemble:
             self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
-            self._store.subscribe(self._absorb, last=window)
+            self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window)
             rules = Rules(attempts, hedge_after, early_stop)
             self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
             share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
@@ -167,7 +164,6 @@ class AsyncEnsemble:
         except BaseException:
             self._store.close()
             raise
-        self._started = True
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
@@ -323,15 +319,7 @@ class AsyncEnsemble:
             StoreError: it could not be stored.
         """
         answer_id = answer.id if isinstance(answer, Answer) else answer
-        if not isinstance(answer_id, str) or not isinstance(source, str) or not source:
-            raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")
-        stored = await asyncio.to_thread(self._store.answer, answer_id)  # it may have to be read
-        if stored is None:
-            raise UnknownAnswer(
-                f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
-            )
-        said, key = judged(stored, reward=reward, label=label)
-        await asyncio.wrap_future(self._store.write(Feedback(answer_id, said, key, source, time.time())))
+        await self._listener.give(answer_id, reward=reward, label=label, source=source)
 
     async def update(self) -> UpdateReport:
         """Learn from the feedback in the store now, off the event loop, and serve the outcome if it passes its gate.
@@ -344,27 +332,6 @@ class AsyncEnsemble:
         """
         self._check_open()
         return await asyncio.to_thread(self._updater.run)
-
-    def _absorb(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
-        """Feedback was committed, here or by another process: let the observer learn each outcome."""
-        news = 0
-        for stored, feedback in rows:
-            known = self._sources.get(stored.id)
-            if known is None or outranks(feedback.source, known):
-                changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
-                if known != feedback.source and self._slot.name is not None:
-                    self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))
-                self._remember(stored.id, feedback.source)
-                for name, change in changes.items() if self._started else ():
-                    _log.info("endpoint %r changed: %s", name, change)
-            news += known != feedback.source  # one that comes again, because of a probe, is none
-        if self._started:
-            self._updater.heard(news)
-
-    def _remember(self, answer_id: str, source: str) -> None:
-        self._sources[answer_id] = source
-        if len(self._sources) > 2 * self._settings.window:
-            del self._sources[next(iter(self._sources))]
 
     # -- looking after it --------------------------------------------------------------------------------------------
 

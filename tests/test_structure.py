@@ -49,6 +49,7 @@ BEYOND = {
     "elicit": {"answers", "capabilities", "wire"},
     "endpoint": {"wire"},
     "evaluate": {"ask", "budget", "cost", "learn", "observe", "pacing", "policy", "probe", "progress", "store"},
+    "feedback": {"learn", "observe", "policy", "store", "updates"},
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
     "observe": {"answers"},
