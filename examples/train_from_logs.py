@@ -1,45 +1,28 @@
-"""Train a policy on recorded answers, then serve it: what `focalroute train LOG --pool POOL --out policy/` does."""
+"""From a dataset to a trained policy: what `focalroute collect` and `focalroute train` do, then the policy served."""
 
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from focalroute import Ensemble
+from focalroute.collect.command import collect_command
 from focalroute.evaluate.train_command import train_command
-from focalroute.sim import SimulatedModel, SimulatedPool, default_models, stream
-from focalroute.sim.models import distribution
+from focalroute.sim import SimulatedPool, stream
+from focalroute.sim.process import pool_toml
 
-
-def outputs(
-    models: tuple[SimulatedModel, ...], question: str, topic: str, choices: list[str], label: int
-) -> dict[str, Any]:
-    """What each model answers, as a log holds it."""
-    found: dict[str, Any] = {}
-    for model in models:
-        mass = distribution(model, question, topic, choices, label)
-        answer = mass.index(max(mass))
-        found[model.name] = {"answer": answer, "probabilities": mass, "prompt_tokens": 80, "completion_tokens": 4}
-    return found
-
-
-models = default_models()
-with tempfile.TemporaryDirectory() as name:
+with tempfile.TemporaryDirectory() as name, SimulatedPool() as pool:
     folder = Path(name)
-    lines, tables = [], []
-    for number, q in enumerate(stream(300, seed=1)):
-        line = {"id": str(number), "prompt": q.text, "choices": q.choices, "label": q.label}
-        lines.append(json.dumps(line | {"outputs": outputs(models, q.text, q.topic, list(q.choices), q.label)}))
-    (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
-    for model in models:
-        tables.append(f'[[endpoint]]\nname = "{model.name}"\nmodel = "{model.name}"\n')
-        tables.append(f"input_usd_per_1m = {model.input_usd_per_1m}\noutput_usd_per_1m = {model.output_usd_per_1m}\n")
-    (folder / "pool.toml").write_text("".join(tables))
+    questions = [{"id": q.id, "prompt": q.text, "choices": q.choices, "label": q.label} for q in stream(300, seed=1)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
 
+    # focalroute collect questions.jsonl --pool pool.toml --out log.jsonl --max-usd 1
+    collect_command(str(folder / "questions.jsonl"), folder / "pool.toml", folder / "log.jsonl", max_usd="1")
+    # focalroute train log.jsonl --pool pool.toml --out policy/
     train_command(folder / "log.jsonl", folder / "pool.toml", folder / "policy", iterations=40)
 
     right, usd, calls, asked = 0, 0.0, 0, list(stream(60, seed=2))
-    with SimulatedPool(models) as pool, Ensemble(pool.endpoints, policy=folder / "policy", seed=0) as ensemble:
+    with Ensemble(pool.endpoints, policy=folder / "policy", seed=0) as ensemble:
         for q in asked:
             answer = ensemble.ask(q.text, choices=q.choices)
             right += answer.choice == q.label

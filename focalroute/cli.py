@@ -1,4 +1,4 @@
-"""The command line: ``focalroute demo``, ``ask``, ``train``, ``update``, ``eval``, ``policy``, ``ledger``, ``pool``."""
+"""The command line, ``focalroute``; each command is a function here, and calls the module that does the work."""
 
 from __future__ import annotations
 
@@ -134,6 +134,43 @@ def train(
         resume=resume,
         as_json=as_json,
     )
+
+
+@app.command()
+def collect(
+    dataset: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or hf:NAME[:CONFIG][:SPLIT].")],
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    column: Annotated[
+        list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers: number, short or text.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
+    max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the log already.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+) -> None:
+    """Ask every endpoint a dataset whose answers are known, and write the log that train and eval read.
+
+    Exit code 1 if it stopped before the last question.
+    """
+    from focalroute.collect.command import collect_command
+
+    whole = collect_command(
+        dataset,
+        pool,
+        out,
+        columns=column or (),
+        answer=answer,
+        limit=limit,
+        concurrency=concurrency,
+        max_usd=max_usd,
+        resume=resume,
+        as_json=as_json,
+    )
+    if not whole:
+        raise typer.Exit(1)
 
 
 @app.command()

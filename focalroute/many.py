@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
 from typing import Any
 
 from focalroute.errors import ConfigError
@@ -12,7 +12,7 @@ from focalroute.progress import progress_bar
 from focalroute.query import Prompt
 from focalroute.records import Answer
 
-__all__ = ["ask_all"]
+__all__ = ["ask_all", "together"]
 
 Item = Prompt | Mapping[str, Any]
 
@@ -53,14 +53,19 @@ async def ask_all(
 
     total = len(queries) if isinstance(queries, Sized) else None
     with progress_bar("asking", total, shown=progress) as advance:
-        workers = [asyncio.ensure_future(work(advance)) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await together(work(advance) for _ in range(concurrency))
     return [answers[number] for number in sorted(answers)]
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run them at the same time; the first exception cancels the others, and none is left behind."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _arguments(number: int, item: Item, known: set[str]) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ ENGINES = {
     "tenacity": {"retries.py"},
     "typer": {"cli.py"},
     "torch": {"learn/_torch.py"},
+    "datasets": {"collect/dataset.py"},
     "genai_prices": {"price_library.py"},
     "matplotlib": {"evaluate/html/_plots.py"},
 }
@@ -44,6 +45,7 @@ BEYOND = {
     "breaker": {"latency"},
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
+    "collect": {"amounts", "answers", "budget", "evaluate", "many", "pool", "progress", "query", "race", "store"},
     "config": {"amounts", "keys"},
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "wire"},
@@ -95,6 +97,7 @@ BEYOND = {
 # Engines and everything heavy come with the first use, never with `import focalroute`.
 LAZY = {
     "aiohttp",
+    "datasets",
     "genai_prices",
     "httpx",
     "httpx_aiohttp",

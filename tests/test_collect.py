@@ -1,0 +1,304 @@
+"""Collecting an outcome log: datasets read, every endpoint asked over HTTP, nothing paid twice or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from focalroute import ConfigError, Endpoint
+from focalroute.collect import Question, collect, read_dataset
+from focalroute.config import load_pool
+from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.table import join
+from focalroute.sim import SimulatedPool, stream
+from focalroute.sim.process import pool_toml
+from tests.loopback import Server, completion, json_reply, serving
+from tests.test_cli import focalroute
+
+ROWS: list[dict[str, Any]] = [
+    {"id": q.id, "prompt": q.text, "choices": list(q.choices), "label": q.label, "task": q.topic} for q in stream(40)
+]
+
+
+def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    with SimulatedPool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return written(tmp_path / "questions.jsonl", ROWS)
+
+
+# -- datasets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_is_the_same_from_jsonl_gzip_and_csv(tmp_path: Path) -> None:
+    words = [row for row in ROWS if not any(choice.isdecimal() for choice in row["choices"])]
+    dataset = written(tmp_path / "questions.jsonl", words)
+    zipped, table = tmp_path / "questions.jsonl.gz", tmp_path / "questions.csv"
+    zipped.write_bytes(gzip.compress(dataset.read_bytes()))
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]))
+        writer.writeheader()
+        writer.writerows({**row, "choices": json.dumps(row["choices"])} for row in words)
+    read = read_dataset(dataset)
+    assert read == read_dataset(zipped) == read_dataset(table)
+    assert [one.label for one in read] == [row["label"] for row in words]
+
+
+@pytest.mark.parametrize(
+    ("row", "label"),
+    [
+        ({"question": "?", "choices": ["red", "blue"], "answer": "blue"}, 1),
+        ({"question": "?", "choices": ["red", "blue"], "answer": 1}, 1),
+        ({"question": "?", "choices": ["1", "3"], "answer": 1}, 1),  # a number is an index, a text a choice
+        ({"question": "?", "choices": ["1", "3"], "answer": "1"}, 0),
+        ({"question": "?", "choices": ["red", "blue"], "answer": "1"}, 1),
+        ({"question": "?", "choices": {"text": ["red", "blue"], "label": ["A", "B"]}, "answerKey": "B"}, 1),
+        ({"question": "?", "answer": "about 1,000"}, "1000"),
+    ],
+)
+def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], label: int | str) -> None:
+    (question,) = read_dataset(written(tmp_path / "one.jsonl", [row]), kind="number")
+    assert question.label == label
+    assert question.messages == ({"role": "user", "content": "?"},)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"answer": "x"}, "prompt, messages"),
+        ({"prompt": "?"}, "label: is missing"),
+        ({"prompt": 7, "label": "x"}, "prompt: give a text"),
+        ({"prompt": "?", "choices": ["a", "b"], "label": 2}, "label: '2'"),
+        ({"prompt": "?", "choices": ["a", "b"], "label": True}, "label: 'True'"),
+        ({"prompt": "?", "choices": "red, blue", "label": 0}, "choices: give a list"),
+        ([1], "is not an object"),
+    ],
+)
+def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: Any, says: str) -> None:
+    good = {"prompt": "?", "label": "x"}
+    with pytest.raises(ConfigError, match=r"wrong\.jsonl:2: ") as error:
+        read_dataset(written(tmp_path / "wrong.jsonl", [good, row]))
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("missing.jsonl", "cannot be read"),
+        ("data.parquet", "give a .jsonl or .csv"),
+        ("empty.jsonl", "holds no question"),
+        ("torn.jsonl", "line 1 is not JSON"),
+        ("wide.csv", "more cells"),
+        ("unclear.csv", "one choice and the index of another"),
+        ("twice.jsonl", "not unique"),
+    ],
+)
+def test_a_dataset_that_cannot_be_read_is_named(tmp_path: Path, source: str, says: str) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "torn.jsonl").write_text('{"prompt": ')
+    (tmp_path / "wide.csv").write_text("prompt,label\n?,x,y\n")
+    (tmp_path / "unclear.csv").write_text('prompt,choices,label\n?,"[""1"", ""3""]",1\n')
+    written(tmp_path / "twice.jsonl", [{"id": 1, "prompt": "?", "label": "x"}] * 2)
+    with pytest.raises(ConfigError, match=source.replace(".", r"\.")) as error:
+        read_dataset(tmp_path / source)
+    assert says in str(error.value)
+
+
+def test_columns_of_other_names_and_fields_that_do_not_exist(tmp_path: Path) -> None:
+    path = written(tmp_path / "other.jsonl", [{"q": "?", "gold": "x", "prompt": "not this"}])
+    (question,) = read_dataset(path, columns={"prompt": "q", "label": "gold"})
+    assert (question.prompt, question.label) == ("?", "x")
+    with pytest.raises(ConfigError, match="unknown field 'labels'"):
+        read_dataset(path, columns={"labels": "gold"})
+
+
+def test_a_hugging_face_dataset_without_the_package_says_what_to_install() -> None:
+    try:
+        import datasets  # noqa: F401
+    except ImportError:
+        with pytest.raises(ConfigError, match="pip install datasets"):
+            read_dataset("hf:cais/mmlu:all:test")
+    else:
+        pytest.skip("the package datasets is installed")
+
+
+# -- collecting ------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_was_collected_can_be_evaluated(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
+    """Lines in the dataset's order though answers come in any, costs and tokens as the service said."""
+    out = tmp_path / "log.jsonl"
+    collected = asyncio.run(collect(pool.endpoints, read_dataset(dataset), out))
+    queries = read_log(out)
+    assert [query.id for query in queries] == [row["id"] for row in ROWS]
+    assert all(len(query.outputs) == len(pool.endpoints) for query in queries)
+    outputs = [output for query in queries for output in query.outputs.values()]
+    assert all(output.probabilities for output in outputs)
+    assert float(collected.usd) == pytest.approx(sum(output.cost_usd or 0 for output in outputs))
+    pool_file = tmp_path / "pool.toml"
+    pool_file.write_text(pool_toml(pool.endpoints))
+    table = join(queries, load_pool(pool_file), out)
+    right = table.value.sum(axis=0)
+    assert [collected.right[name] for name in table.names] == right.tolist()
+    assert collected.answered.total() == 40 * len(pool.endpoints)
+
+
+def test_what_ended_early_is_resumed_and_nobody_is_asked_twice(
+    tmp_path: Path, pool: SimulatedPool, dataset: Path
+) -> None:
+    questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
+    asyncio.run(collect(pool.endpoints, questions[:15], out))
+    before = {name: stats.calls for name, stats in pool.stats().items()}
+    with out.open("ab") as file:
+        file.write(b'{"id": "half a li')
+    collected = asyncio.run(collect(pool.endpoints, questions, out, resume=True))
+    asked = {name: stats.calls - before[name] for name, stats in pool.stats().items()}
+    assert (collected.before, collected.asked) == (15, 25)
+    assert all(25 <= calls <= 25 + 7 for calls in asked.values())  # what it can do is probed anew
+    assert [query.id for query in read_log(out)] == [row["id"] for row in ROWS]
+
+
+def test_a_log_of_something_else_is_left_alone(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
+    questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
+    asyncio.run(collect(pool.endpoints[:1], questions[:2], out))
+    there = out.read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        asyncio.run(collect(pool.endpoints, questions, out))
+    with pytest.raises(ConfigError, match="not in the dataset"):
+        asyncio.run(collect(pool.endpoints, questions[5:], out, resume=True))
+    with pytest.raises(ConfigError, match="name that ends in"):
+        asyncio.run(collect(pool.endpoints, questions, tmp_path / "log.txt"))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        asyncio.run(collect(pool.endpoints, questions, tmp_path / "no" / "log.jsonl"))
+    assert out.read_bytes() == there
+
+
+def test_the_budget_holds_over_all_resumptions(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
+    questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
+    whole = asyncio.run(collect(pool.endpoints, questions, tmp_path / "whole.jsonl")).usd
+    cap = whole / 2
+    first = asyncio.run(collect(pool.endpoints, questions, out, max_usd=cap, concurrency=4))
+    assert first.stopped is not None
+    assert 0 < first.asked < 40
+    assert len(read_log(out)) == first.asked
+    second = asyncio.run(collect(pool.endpoints, questions, out, max_usd=cap, resume=True))
+    assert first.usd + second.usd <= cap
+    third = asyncio.run(collect(pool.endpoints, questions, out, max_usd=2 * whole, resume=True))
+    assert third.stopped is None
+    assert len(read_log(out)) == 40
+
+
+def test_free_form_answers_are_written_in_normal_form(tmp_path: Path, pool: SimulatedPool) -> None:
+    rows = [{"prompt": q.text, "label": q.answer} for q in stream(10, topics=["arithmetic"])]
+    questions = read_dataset(written(tmp_path / "free.jsonl", rows), kind="number")
+    collected = asyncio.run(collect(pool.endpoints, questions, tmp_path / "log.jsonl", kind="number"))
+    queries = read_log(tmp_path / "log.jsonl")
+    right = sum(out.answer == query.label for query in queries for out in query.outputs.values())
+    assert right == collected.right.total() > 0
+    assert {type(out.answer) for query in queries for out in query.outputs.values()} <= {str, type(None)}
+
+
+def _endpoints(server: Server, *names: str) -> list[Endpoint]:
+    return [Endpoint(name, base_url=server.url, model=name) for name in names]
+
+
+def _question(number: int) -> Question:
+    return Question(str(number), ({"role": "user", "content": f"{number}?"},), f"{number}?", None, "42", None)
+
+
+def test_a_failed_call_and_a_reply_without_an_answer_are_told_apart(tmp_path: Path) -> None:
+    async def handler(_: web.Request, body: Any) -> web.StreamResponse:
+        if body["model"] == "broken":
+            return web.json_response({"error": {"message": "no"}}, status=400)
+        return json_reply(completion("42" if body["model"] == "good" else "I cannot say."))
+
+    with serving(handler) as server:
+        endpoints = _endpoints(server, "good", "vague", "broken")
+        collected = asyncio.run(collect(endpoints, [_question(0)], tmp_path / "log.jsonl", kind="number"))
+    outputs = read_log(tmp_path / "log.jsonl")[0].outputs
+    assert (outputs["good"].answer, outputs["vague"].answer, outputs["vague"].error) == ("42", None, None)
+    assert outputs["broken"].error is not None
+    assert outputs["broken"].error.startswith("status: ")
+    assert (dict(collected.answered), dict(collected.failed)) == ({"good": 1, "vague": 1}, {"broken": 1})
+    assert collected.right["good"] == 1
+    assert collected.right["vague"] == 0
+
+
+def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "who are you?"}}, status=401)
+
+    with serving(handler) as server:
+        questions = [_question(number) for number in range(100)]
+        endpoints = _endpoints(server, "a", "b")
+        collected = asyncio.run(collect(endpoints, questions, tmp_path / "log.jsonl", concurrency=1))
+    assert collected.asked == 10
+    assert "every call failed" in (collected.stopped or "")
+    assert collected.usd == Decimal(0)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_collect_from_the_command_line(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
+    pool_file, out = tmp_path / "pool.toml", tmp_path / "log.jsonl"
+    pool_file.write_text(pool_toml(pool.endpoints))
+    common = ("collect", str(dataset), "--pool", str(pool_file), "--out", str(out))
+    short = focalroute(*common, "--limit", "5")
+    assert short.returncode == 0
+    assert "5 questions asked for $" in short.stdout
+    again = focalroute(*common, "--limit", "8", "--resume", "--json")
+    said = json.loads(again.stdout)
+    assert (said["before"], said["asked"], said["stopped"]) == (5, 3, None)
+    assert {one["answered"] for one in said["endpoints"]} == {3}
+    for arguments, says in (((), "is there already"), (("--resume", "--column", "label"), "FIELD=COLUMN")):
+        wrong = focalroute(*common, *arguments)
+        assert wrong.returncode == 2
+        assert says in wrong.stderr
+    spent = focalroute(*common, "--resume", "--max-usd", "0.0000001")
+    assert spent.returncode == 1
+    assert "stopped: the budget" in spent.stdout
+
+
+def test_a_killed_process_loses_no_line(tmp_path: Path, pool: SimulatedPool) -> None:
+    rows = [{"id": q.id, "prompt": q.text, "choices": list(q.choices), "label": q.label} for q in stream(3000, seed=7)]
+    source, pool_file, out = written(tmp_path / "q.jsonl", rows), tmp_path / "pool.toml", tmp_path / "log.jsonl"
+    pool_file.write_text(pool_toml(pool.endpoints))
+    code = "from focalroute.cli import main; main()"
+    arguments = ["collect", str(source), "--pool", str(pool_file), "--out", str(out), "--json"]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments])
+    while process.poll() is None and (not out.exists() or out.stat().st_size < 20_000):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    lines = out.read_bytes().count(b"\n")
+    limit = str(lines + 20)
+    assert 0 < lines < 2900
+    resumed = focalroute(*arguments, "--resume", "--limit", limit)
+    assert resumed.returncode in (0, 2)  # lines beyond the limit may be there: then they are not of this dataset
+    whole = focalroute(*arguments, "--resume", "--limit", str(lines + 60))
+    assert whole.returncode == 0, whole.stderr
+    assert json.loads(whole.stdout)["before"] >= lines
+    assert len({query.id for query in read_log(out)}) == lines + 60
