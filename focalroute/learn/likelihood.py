@@ -83,11 +83,12 @@ def likelihood(logits: Floats, heads: Heads) -> Likelihood:
     entropy = np.where(heads.eligible, -p * z - log_out, 0)
     d_log_pi = np.where(heads.eligible, heads.picked - p, 0) - np.where(heads.visited, pull * p, 0)
     d_entropy = np.where(heads.eligible, -z * p * (1 - p), 0)
+    share = _share(logits, heads)
     return Likelihood(
         log_pi=chosen - np.log(somebody),
-        d_log_pi=_lowered(d_log_pi, logits, heads),
+        d_log_pi=_lowered(d_log_pi, share),
         entropy=entropy.sum(axis=1),
-        d_entropy=_lowered(d_entropy, logits, heads),
+        d_entropy=_lowered(d_entropy, share),
     )
 
 
@@ -103,9 +104,14 @@ def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
     return found
 
 
-def _lowered(gradient: Floats, logits: Floats, heads: Heads) -> Floats:
-    """From derivatives by raised logits to those by the logits themselves: what raises them hangs on all visited."""
+def _share(logits: Floats, heads: Heads) -> Floats:
+    """By how much each logit lowers the raised logits, (S, P): its share of the odds; 0 where nothing was raised."""
     log_sum = _log_sum(logits, heads.visited, heads.must_pick)
     share: Floats = np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
+    return share
+
+
+def _lowered(gradient: Floats, share: Floats) -> Floats:
+    """From derivatives by raised logits to those by the logits themselves: what raises them hangs on all visited."""
     lowered: Floats = gradient - share * gradient.sum(axis=1, keepdims=True)
     return lowered
