@@ -63,17 +63,26 @@ class Views:
         masks: who was asked, for each view.
         window: T.
         probed: share of queries on which an endpoint that was not asked is looked at all the same.
+        passes: forward, when windows are renewed.
 
     Attributes:
         masks: who was asked, for each view.
     """
 
     def __init__(
-        self, recorded: Recorded, prior: LongRun, ids: I64, masks: Sequence[Masks], *, window: int, probed: float
+        self,
+        recorded: Recorded,
+        prior: LongRun,
+        ids: I64,
+        masks: Sequence[Masks],
+        *,
+        window: int,
+        probed: float,
+        passes: Passes = NUMPY,
     ) -> None:
         self.recorded = recorded
         self.ids = ids
-        self._prior, self._window, self._probed = prior, window, probed
+        self._prior, self._window, self._probed, self._passes = prior, window, probed, passes
         self._similar = similar(recorded)
         self._calibration = calibration(recorded)
         self._everyone = np.arange(len(recorded))
@@ -87,13 +96,7 @@ class Views:
         return seen_by(self.recorded, self._hindsight[view], self._similar, rows, self.ids, self._calibration)
 
     def renew(
-        self,
-        decider: DeciderNet,
-        fusion: FusionNet,
-        everybody: float,
-        rounds: int,
-        rng: np.random.Generator,
-        passes: Passes = NUMPY,
+        self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
     ) -> None:
         """Look through what these nets ask, as far as the present windows let them."""
         for view, price in enumerate(PRICES):
@@ -109,7 +112,7 @@ class Views:
                     rounds=rounds,
                     samples=1,
                     rng=rng,
-                    passes=passes,
+                    passes=self._passes,
                 )
                 first[rows], later[rows] = played.first, played.later
             probes = (rng.random(first.shape) < self._probed) & ~first & ~later

@@ -148,24 +148,14 @@ class Windows(Views):
         self._variant, self._full = variant, full
         ids = np.arange(1, len(recorded.names) + 1) * variant.named
         settings = variant.settings
-        super().__init__(recorded, prior, ids, masks, window=settings.window, probed=settings.probed)
+        super().__init__(
+            recorded, prior, ids, masks, window=settings.window, probed=settings.probed, passes=variant.passes
+        )
         self._everyone = self._everyone[since:]
 
     def at(self, view: int, rows: I64) -> Seen:
         """What the networks may see before these queries, in this view."""
         return self._variant.hidden(super().at(view, rows))
-
-    def renew(
-        self,
-        decider: DeciderNet,
-        fusion: FusionNet,
-        everybody: float,
-        rounds: int,
-        rng: np.random.Generator,
-        passes: Passes | None = None,
-    ) -> None:
-        """Look through what these nets ask, through the variant's own passes."""
-        super().renew(decider, fusion, everybody, rounds, rng, passes or self._variant.passes)
 
     def _put(self, view: int, mask: Masks) -> None:
         if self._full:
