@@ -154,12 +154,13 @@ class Throttle:
     @property
     def ready(self) -> bool:
         """Whether a call that comes now would be let in without a long wait."""
-        if self._paused_until and self._paused_until > time.monotonic():
-            return False
-        if self.limit < math.inf and self._crowded():
-            return False
         now = time.monotonic()
-        return not self._rated or self._slot(1, now) <= now
+        if self._paused_until > now or (self.limit < math.inf and self._crowded()):
+            return False
+        if not self._rated:
+            return True
+        with self._lock:
+            return self._earliest(1, now) <= now
 
     @property
     def paused_s(self) -> float:
@@ -184,10 +185,9 @@ class Throttle:
             gate = self._gates[loop] = _Gate()
         return gate
 
-    def _slot(self, tokens: float, now: float) -> float:
-        """When a call of so many tokens may go, at the earliest."""
-        with self._lock:
-            return max(rate.earliest(amount, now) for rate, amount in self._uses(tokens))
+    def _earliest(self, tokens: float, now: float) -> float:
+        """When a call of so many tokens may go; the lock is held."""
+        return max(rate.earliest(amount, now) for rate, amount in self._uses(tokens))
 
     def _uses(self, tokens: float) -> Iterable[tuple[Rolling, float]]:
         if self._requests is not None:
@@ -228,7 +228,7 @@ class Throttle:
 
     async def _use(self, turn: Turn, tokens: float, now: float, until: float) -> None:
         with self._lock:
-            when = max(rate.earliest(amount, now) for rate, amount in self._uses(tokens))
+            when = self._earliest(tokens, now)
             if when >= until:
                 raise _limited()
             turn.uses = [(rate, rate.use(amount, when)) for rate, amount in self._uses(tokens)]
