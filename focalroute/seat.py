@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -50,6 +51,14 @@ class Call:
     started: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
     outrun: bool = False
+
+
+@dataclass(slots=True)
+class _Outlay:
+    """What a call that no query asked for came to: its usage, and what else is written down with it."""
+
+    usage: Usage | None = None
+    rows: list[Row] = field(default_factory=list)
 
 
 class Seat:
@@ -108,24 +117,15 @@ class Seat:
             probe.exception()
 
     async def _probe(self) -> Capabilities:
-        bound = upper_bound(capabilities.PROBE, self.endpoint)
-        purse = self._guard.open_purse(PROBE)
-        hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
-        if hold is None:
-            raise _not_affordable()
-        bill = self._bill(None, bound)
-        rows: list[Row] = []
-        try:
-            measured, usage = await capabilities.probe(self._client)
-            bill = self._bill(usage, bound)
-            rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
-        except CallFailed as error:
-            self.breaker.leave(self.breaker.enter(), error.failure)
-            bill = self._bill(error.usage, bound, free=error.free)
-            raise
-        finally:
-            purse.settle(hold, bill)
-            self._store.write(*rows, *purse.unwritten)
+        async with self._reserved(capabilities.PROBE) as outlay:
+            if outlay is None:
+                raise _not_affordable()
+            try:
+                measured, outlay.usage = await capabilities.probe(self._client)
+            except CallFailed as error:
+                self.breaker.leave(self.breaker.enter(), error.failure)
+                raise
+            outlay.rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
         self._capabilities = capabilities.override(self.endpoint, measured)
         return self._capabilities
 
@@ -163,24 +163,32 @@ class Seat:
             self.breaker.probed(alive)
 
     async def _sign_of_life(self) -> bool:
-        bound = upper_bound(_SIGN_OF_LIFE, self.endpoint)
+        async with self._reserved(_SIGN_OF_LIFE) as outlay:
+            if outlay is not None:
+                completion = await self._client.complete(
+                    _SIGN_OF_LIFE, timeout_s=min(_SIGN_OF_LIFE_S, self.endpoint.timeout_s)
+                )
+                outlay.usage = completion.usage
+        return True
+
+    @asynccontextmanager
+    async def _reserved(self, request: Request) -> AsyncIterator[_Outlay | None]:
+        """Reserve for a call that no query asked for, then settle it and write it down; None: it is not affordable."""
+        bound = upper_bound(request, self.endpoint)
         purse = self._guard.open_purse(PROBE)
         hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
         if hold is None:
-            return True
-        bill = self._bill(None, bound)
+            yield None
+            return
+        outlay, free = _Outlay(), False
         try:
-            completion = await self._client.complete(
-                _SIGN_OF_LIFE, timeout_s=min(_SIGN_OF_LIFE_S, self.endpoint.timeout_s)
-            )
-            bill = self._bill(completion.usage, bound)
+            yield outlay
         except CallFailed as error:
-            bill = self._bill(error.usage, bound, free=error.free)
+            outlay.usage, free = error.usage, error.free
             raise
         finally:
-            purse.settle(hold, bill)
-            self._store.write(*purse.unwritten)
-        return True
+            purse.settle(hold, self._bill(outlay.usage, bound, free=free))
+            self._store.write(*outlay.rows, *purse.unwritten)
 
     async def aclose(self) -> None:
         """Give up what is under way in the background of this loop."""
