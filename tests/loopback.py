@@ -7,13 +7,14 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-__all__ = ["Received", "Server", "completion", "json_reply", "serving", "sse"]
+__all__ = ["Received", "Server", "completion", "json_reply", "serving", "sse", "until"]
 
 Handler = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
 
@@ -103,3 +104,11 @@ async def sse(request: web.Request, *events: Any, end: bool = True) -> web.Strea
         return response
     await response.write_eof()
     return response
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what happens in the background."""
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)

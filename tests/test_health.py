@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, Budget, Endpoint, Ensemble
-from tests.loopback import Server, completion, json_reply, serving
+from tests.loopback import Server, completion, json_reply, serving, until
 from tests.policies import ask_the_cheapest
 
 
@@ -50,13 +49,6 @@ def settings(server: Server, tmp_path: Path) -> dict[str, Any]:
         "endpoints": pool, "policy": ask_the_cheapest(tmp_path / "policy"), "store": tmp_path / "s.db",
         "explore": False, "attempts": 1,
     }  # fmt: skip
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def ask(ensemble: Ensemble, times: int = 1) -> list[Answer]:

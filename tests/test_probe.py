@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from tests.by_hand import linear_decider
-from tests.loopback import Server, completion, json_reply, serving
+from tests.loopback import Server, completion, json_reply, serving, until
 from tests.policies import ask_the_cheapest
 
 USAGE = {"prompt_tokens": 200, "completion_tokens": 100, "total_tokens": 300}
@@ -66,14 +66,6 @@ def settings(server: Server, tmp_path: Path) -> dict[str, Any]:
         "endpoints": pool, "policy": ask_the_cheapest(tmp_path / "policy"), "store": tmp_path / "s.db",
         "explore": False, "probe_share": 1.0, "attempts": 1,
     }  # fmt: skip
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens in the background."""
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def seen(ensemble: Ensemble, name: str) -> int:

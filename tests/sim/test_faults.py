@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from focalroute.errors import ConfigError
 from focalroute.sim import Fault
 from focalroute.sim.faults import BILLED, KINDS
+from tests.loopback import until
 from tests.sim.conftest import Client
 
 ASKED = "What is 17 + 25?\n\nA. 32\nB. 42\n\nAnswer with the letter of one choice only."
@@ -66,7 +66,7 @@ def test_a_hanging_call_ends_without_an_answer_and_a_client_may_leave_it(own: Cl
     body = {"model": "sure", "messages": [{"role": "user", "content": ASKED}]}
     with pytest.raises(httpx.ReadTimeout):
         own.http.post(url, json=body, timeout=0.2)
-    _wait_for_cancelled(own, 1)
+    until(lambda: own.pool.stats()["sure"].cancelled == 1)
 
 
 def test_a_client_that_leaves_a_slow_stream_is_seen(own: Client) -> None:
@@ -75,7 +75,7 @@ def test_a_client_that_leaves_a_slow_stream_is_seen(own: Client) -> None:
     body = {"model": "wordy", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": True}
     with pytest.raises(httpx.ReadTimeout):
         own.http.post(url, json=body, timeout=0.2)
-    _wait_for_cancelled(own, 1, "wordy")
+    until(lambda: own.pool.stats()["wordy"].cancelled == 1)
 
 
 def test_a_dripping_reply_is_right_in_the_end(own: Client) -> None:
@@ -158,10 +158,3 @@ def test_a_fault_is_billed_only_where_a_service_would(own: Client) -> None:
 def test_a_wrong_fault_is_a_config_error_that_names_the_field(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Fault(**{"kind": "status", **wrong})
-
-
-def _wait_for_cancelled(client: Client, n: int, model: str = "sure") -> None:
-    give_up = time.monotonic() + 10
-    while client.pool.stats()[model].cancelled < n:
-        assert time.monotonic() < give_up, "the server never noticed that its client had left"
-        time.sleep(0.02)

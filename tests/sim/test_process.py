@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -22,6 +21,7 @@ from focalroute.errors import ConfigError
 from focalroute.sim import Fault, ModelStats, SimulatedModel, SimulatedPool, default_models, stream
 from focalroute.sim.process import pool_toml
 from tests.interruptible import heed_interrupts
+from tests.loopback import until
 from tests.sim.conftest import Client
 
 ASKED = "What is 17 + 25?\n\nA. 32\nB. 42\n\nAnswer with the letter of one choice only."
@@ -31,13 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def closed(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def wait_until_closed(port: int) -> None:
-    give_up = time.monotonic() + 10
-    while not closed(port):
-        assert time.monotonic() < give_up, "the server outlived its parent"
-        time.sleep(0.02)
 
 
 def test_accounts_add_up_exactly_under_concurrency(own: Client) -> None:
@@ -195,7 +188,7 @@ def test_the_server_ends_when_its_parent_is_killed() -> None:
         assert not closed(port)
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
-        wait_until_closed(port)
+        until(lambda: closed(port))
 
 
 def test_a_pool_can_be_used_from_async_code() -> None:
