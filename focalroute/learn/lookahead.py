@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
 from focalroute.learn.passes import Passes
 from focalroute.learn.recorded import F32, I64, Bools
 from focalroute.learn.rollout import Seen, fused, members_of, observed
@@ -133,8 +133,6 @@ def _decider(net: DeciderNet) -> DeciderNet:
     arrays = {name: parameters(net)[name] * scale for name in linear}
     arrays["skip_endpoint"][_ENDPOINT["toll"].start] = -_KAPPA
     arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST
-    arrays["hidden_context"] = net.hidden_context.copy()
-    arrays["hidden_context"][_CONTEXT["price_of_money"]] = 0
-    arrays["hidden_endpoint"] = net.hidden_endpoint.copy()
-    arrays["hidden_endpoint"][_TOLLS] = 0
+    arrays["hidden_context"] = zeroed(net.hidden_context, _CONTEXT["price_of_money"])
+    arrays["hidden_endpoint"] = zeroed(net.hidden_endpoint, _TOLLS)
     return replace(net, **arrays)

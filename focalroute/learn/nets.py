@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from focalroute.observe import layout
 
-__all__ = ["DeciderNet", "FusionNet", "Net", "between", "parameters"]
+__all__ = ["DeciderNet", "FusionNet", "Net", "between", "parameters", "zeroed"]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -163,6 +163,13 @@ def between(start: Net, end: Net, share: float) -> Net:
     """The net whose weights lie so far on the straight line from one net, 0, to another of the same sizes, 1."""
     old, new = parameters(start), parameters(end)
     return replace(end, **{name: old[name] + np.float32(share) * (new[name] - old[name]) for name in old})
+
+
+def zeroed(weights: F32, rows: int | slice) -> F32:
+    """A copy of the weights that takes no notice of the features in these rows."""
+    changed = weights.copy()
+    changed[rows] = 0
+    return changed
 
 
 def _dense(x: F32, weights: F32) -> F32:

@@ -20,7 +20,7 @@ from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.hindsight import LongRun
 from focalroute.learn.lookahead import look_ahead
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
 from focalroute.learn.passes import NUMPY
 from focalroute.learn.reinforce import PolicyGradient, improved
 from focalroute.learn.settings import OfflineSettings
@@ -85,9 +85,7 @@ def shipped(settings: ShippedSettings | None = None, seed: int = _SEED) -> tuple
 
 def _untimed(net: DeciderNet) -> DeciderNet:
     """Without weights for latencies, which no made-up log has: training leaves them as they are."""
-    hidden = net.hidden_endpoint.copy()
-    hidden[layout.slices(layout.ENDPOINT)["latency"]] = 0
-    return replace(net, hidden_endpoint=hidden)
+    return replace(net, hidden_endpoint=zeroed(net.hidden_endpoint, layout.slices(layout.ENDPOINT)["latency"]))
 
 
 def views_of(rng: np.random.Generator, queries: int) -> Views:

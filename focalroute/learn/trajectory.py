@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from focalroute.learn.critic import STATE, decider_state, fusion_state
 from focalroute.learn.episodes import Episode
 from focalroute.learn.likelihood import Bools, Heads
-from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet, Net
+from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet, Net, zeroed
 from focalroute.observe import layout
 from focalroute.records import Decision, Observation
 
@@ -138,15 +138,9 @@ def unlimited(net: DeciderNet) -> DeciderNet:
         net,
         bias=net.bias + net.skip_context[_LEFT],
         hidden_bias=net.hidden_bias + net.hidden_context[_LEFT],
-        skip_context=_zeroed(net.skip_context, _LEFT),
-        hidden_context=_zeroed(net.hidden_context, _LEFT),
+        skip_context=zeroed(net.skip_context, _LEFT),
+        hidden_context=zeroed(net.hidden_context, _LEFT),
     )
-
-
-def _zeroed(weights: F32, row: int) -> F32:
-    changed = weights.copy()
-    changed[row] = 0
-    return changed
 
 
 def batch(episodes: Sequence[Episode], names: Sequence[str], *, price_of_money: float | None = None) -> Batch:
