@@ -141,6 +141,19 @@ class Ask:
             self.fused = Fused(evidence, posterior(self.policy.fusion_logits(evidence)))
             self.sight.see(self.fused.posterior)
 
+    def goes_on(self, *, most: int, askable: int) -> bool:
+        """Whether another round follows the last one.
+
+        As long as nobody has answered it goes on to others: there is nothing to stop with.
+
+        Args:
+            most: how many rounds at the most.
+            askable: how many endpoints can be asked, those already asked included.
+        """
+        if not self.rounds[-1].replies or len(self.sight.asked) == askable:
+            return False
+        return len(self.rounds) < most or not self.sight.backs
+
     def answer(self) -> Answer:
         """The candidate with the most posterior mass, the first of equals; the failure where nobody answered."""
         if self.fused is None:

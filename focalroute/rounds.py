@@ -34,10 +34,7 @@ class Rounds:
         self._decision: Decision | None = None
 
     async def step(self, price_of_money: float) -> bool:
-        """Do one round; whether another is to follow.
-
-        As long as nobody has answered it goes on to others: there is nothing to stop with.
-        """
+        """Do one round; whether another is to follow."""
         ask = self._ask
         if not await self._bounded():
             return False
@@ -51,9 +48,7 @@ class Rounds:
         replies = await self._pool.ask(decision.picked, self._terms, self)
         ask.take(Round(observation, decision, replies))
         ask.late = self._terms.left_s <= 0
-        if ask.late or not replies or len(ask.sight.asked) == len(self._order):
-            return False
-        return len(ask.rounds) < self._most or not ask.sight.backs
+        return not ask.late and ask.goes_on(most=self._most, askable=len(self._order))
 
     def _leave_out(self) -> None:
         """Some cannot be asked now; but where nobody else is left to answer, those over a rate limit are waited for."""

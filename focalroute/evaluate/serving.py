@@ -82,13 +82,12 @@ class Serving:
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
         ask, price = self._begin(turn), self._pacer.begin()
-        while turn.available and (len(ask.rounds) < self._max_rounds or not ask.sight.backs):
+        going = bool(turn.available)
+        while going:
             observation = ask.observe(price)
             decision = self._decide(ask, observation, turn)
-            replies = tuple(self._reply(turn, i) for i in decision.picked)
-            ask.take(Round(observation, decision, replies))
-            if not replies or len(ask.sight.asked) == len(turn.available):
-                break
+            ask.take(Round(observation, decision, tuple(self._reply(turn, i) for i in decision.picked)))
+            going = ask.goes_on(most=self._max_rounds, askable=len(turn.available))
         self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
         answer = self._end(ask, turn)
         if self.stored is not None:
