@@ -108,7 +108,7 @@ async def sse(request: web.Request, *events: Any, end: bool = True) -> web.Strea
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what happens in the background."""
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60  # for a machine that is slow
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.01)

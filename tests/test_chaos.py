@@ -20,12 +20,15 @@ def pool() -> Iterator[SimulatedPool]:
 
 
 def test_with_a_third_of_all_calls_faulted_asks_are_answered_and_nothing_is_left(pool: SimulatedPool) -> None:
-    """Replies of many megabytes are left to the long run."""
+    """Replies of many megabytes are left to the long run.
+
+    So few asks at a time that they stay within the deadline on a machine that is ten times slower, too.
+    """
     kinds = [kind for kind in KINDS if kind not in ("huge", "flood", "bomb")]
     for model in pool.models:
         pool.set(model.name, faults=chaos.faults(0.3, kinds))
-    outcome = asyncio.run(chaos.run(pool, 150, deadline_s=2.5, concurrency=24, early_stop=True, hedge_after=0.9))
-    assert outcome.asks["answered"] >= 148
+    outcome = asyncio.run(chaos.run(pool, 120, deadline_s=5, concurrency=8, early_stop=True, hedge_after=0.9))
+    assert outcome.asks["answered"] >= 116
     assert outcome.struck[0] > 60
     assert outcome.hedges > 0
     assert outcome.left == {"tasks": 0, "threads": 0, "descriptors": 0}

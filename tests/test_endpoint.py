@@ -344,13 +344,13 @@ def test_a_slow_reply_times_out_and_hangs_up(through: Through) -> None:
 
     async def twice(client: EndpointClient) -> None:
         await client.complete(REQUEST)  # what is made once, the connection too, is there before the limit runs
-        await client.complete(REQUEST, timeout_s=0.1)
+        await client.complete(REQUEST, timeout_s=0.5)
 
     with serving(only_once) as server:
         with pytest.raises(CallFailed) as caught:
             through(server.url, twice)
         assert len(server.received) == 2
-        assert server.cut.wait(5)
+        assert server.cut.wait(30)
     assert caught.value.failure.kind == "timeout"
     assert not caught.value.failure.retryable
 
@@ -369,7 +369,7 @@ def test_a_reply_that_drips_times_out_too() -> None:
 
     async def twice(client: EndpointClient) -> None:
         await client.complete(REQUEST)  # what is made once is there before the limit runs
-        await client.complete(REQUEST, timeout_s=0.1)
+        await client.complete(REQUEST, timeout_s=0.5)
 
     with serving(drip) as server:
         with pytest.raises(CallFailed) as caught:
@@ -389,7 +389,7 @@ def test_cancelling_reaches_the_socket(through: Through) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert await asyncio.to_thread(server.cut.wait, 5)
+            assert await asyncio.to_thread(server.cut.wait, 30)
 
         through(server.url, cancel)
 
@@ -427,17 +427,23 @@ def test_an_error_within_a_stream_is_that_failure(through: Through) -> None:
 def test_a_stream_that_stalls_times_out_with_the_usage_so_far(through: Through) -> None:
     """The limit holds between pieces too."""
 
-    async def stall(request: web.Request, _: Any) -> web.StreamResponse:
+    async def stall(request: web.Request, body: Any) -> web.StreamResponse:
+        if len(server.received) == 1:
+            return await ok(request, body)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(f"data: {json.dumps(chunk('Sat', usage=USAGE))}\n\n".encode())
         await asyncio.sleep(60)
         return response
 
+    async def after_another(client: EndpointClient) -> list[str | Completion]:
+        await client.complete(REQUEST, timeout_s=60)  # what is made once is there before the limit runs
+        return await collect(client)
+
     with serving(stall) as server:
         with pytest.raises(CallFailed) as caught:
-            through(server.url, collect, timeout_s=0.3)
-        assert server.cut.wait(5)
+            through(server.url, after_another, timeout_s=0.5)
+        assert server.cut.wait(30)
     assert caught.value.failure.kind == "timeout"
     assert caught.value.usage == Usage(10, 1)
 
@@ -460,7 +466,7 @@ def test_closing_a_stream_early_hangs_up(through: Through) -> None:
                 return await anext(pieces)
 
         assert through(server.url, first) == "x"
-        assert server.cut.wait(5)
+        assert server.cut.wait(30)
 
 
 def test_a_server_that_hangs_up_after_a_stream_does_not_break_the_next_call() -> None:

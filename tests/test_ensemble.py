@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -58,7 +57,7 @@ from focalroute.store.base import StoredAnswer
 from focalroute.store.sqlite import SqliteStore
 from tests.by_hand import linear_decider
 from tests.interruptible import heed_interrupts
-from tests.loopback import completion, json_reply, serving
+from tests.loopback import Server, completion, json_reply, serving, until
 from tests.policies import ask_everybody
 from tests.store.made import trajectory
 
@@ -295,30 +294,32 @@ def test_when_everybody_fails_the_error_holds_every_reply() -> None:
 
 
 def test_the_deadline_holds_for_the_whole_ask() -> None:
-    with SimulatedPool([SimulatedModel("slow", latency_s=5)]) as pool, Ensemble(pool.endpoints) as ensemble:
+    with SimulatedPool([SimulatedModel("slow")]) as pool, Ensemble(pool.endpoints) as ensemble:
+        ensemble.ask(QUESTION, answer="number")  # loads libraries, for which no deadline below shall pay
+        pool.set("slow", latency_s=60)
         with pytest.raises(DeadlineExceeded) as caught:
-            ensemble.ask(QUESTION, answer="number", deadline_s=0.2)
+            ensemble.ask(QUESTION, answer="number", deadline_s=0.5)
         assert caught.value.replies[0].error is not None
         assert caught.value.replies[0].error.kind == "timeout"
 
 
-def test_what_has_arrived_by_the_deadline_is_fused() -> None:
-    models = [SimulatedModel("quick"), SimulatedModel("slow", latency_s=5)]
-    with SimulatedPool(models) as pool, Ensemble(pool.endpoints, seed=0, max_rounds=1) as ensemble:
-        asks = [{"query": QUESTION, "answer": "number", "deadline_s": 0.3}] * 6
-        answers = ensemble.ask_many(asks, return_exceptions=True)
-    both = [a for a in answers if isinstance(a, Answer) and len(a.replies) == 2]
-    late = [a for a in both if not any(reply.hedge_of for reply in a.replies)]
-    assert late
-    assert all(any("deadline" in note for note in a.degraded) for a in late)
+def test_what_has_arrived_by_the_deadline_is_fused(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    models = [SimulatedModel("quick"), SimulatedModel("slow")]
+    with SimulatedPool(models) as pool, Ensemble(pool.endpoints, **settings) as ensemble:
+        ensemble.ask(QUESTION, answer="number")
+        pool.set("slow", latency_s=60)
+        answer = ensemble.ask(QUESTION, answer="number", deadline_s=1.0)
+    assert {reply.endpoint: reply.ok for reply in answer.replies} == {"quick": True, "slow": False}
+    assert any("deadline" in note for note in answer.degraded)
 
 
 def test_a_cancelled_ask_leaves_its_costs_in_the_ledger(tmp_path: Path) -> None:
     async def run() -> None:
-        with SimulatedPool([SimulatedModel("slow", latency_s=5, skill=1.0)]) as pool:
+        with SimulatedPool([SimulatedModel("slow", latency_s=60, skill=1.0)]) as pool:
             async with AsyncEnsemble(pool.endpoints, store=tmp_path / "s.db", budget=Budget(usd_total=1)) as ensemble:
                 task = asyncio.create_task(ensemble.ask(QUESTION, answer="number"))
-                await asyncio.sleep(0.2)
+                await asyncio.to_thread(until, lambda: pool.stats()["slow"].calls == 1)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -335,7 +336,7 @@ def test_when_an_ask_raises_no_member_is_left_running_and_all_is_in_the_ledger(t
 
     async def handler(_: web.Request, body: Any) -> web.StreamResponse:
         if body["model"] == "slow":
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)
         return json_reply(completion())
 
     def number(_: str) -> Any:
@@ -356,34 +357,44 @@ def test_when_an_ask_raises_no_member_is_left_running_and_all_is_in_the_ledger(t
 
 
 def test_who_only_waited_for_a_place_has_cost_nothing_and_the_endpoint_is_not_to_blame() -> None:
+    waited = threading.Event()
+
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
-        await asyncio.sleep(1)
+        await asyncio.to_thread(waited.wait)
         return json_reply(completion())
 
-    async def run(url: str) -> None:
-        async with AsyncEnsemble([plain("busy", url, max_concurrency=1)], budget=Budget(usd_total=1)) as ensemble:
+    async def run(server: Server) -> None:
+        busy = plain("busy", server.url, max_concurrency=1)
+        async with AsyncEnsemble([busy], budget=Budget(usd_total=1)) as ensemble:
             first = asyncio.create_task(ensemble.ask(QUESTION))
-            await asyncio.sleep(0.1)
-            waiting = [ensemble.ask(QUESTION, deadline_s=0.1) for _ in range(6)]
+            await asyncio.to_thread(server.arrived.wait)
+            waiting = [ensemble.ask(QUESTION, deadline_s=0.2) for _ in range(6)]
             ended = await asyncio.gather(*waiting, return_exceptions=True)
             assert all(isinstance(one, DeadlineExceeded) for one in ended)
             assert ensemble.stats().endpoints["busy"].breaker == "closed"
             assert ensemble.stats().cost == 0
-            assert (await first).cost == ensemble.stats().cost
+            waited.set()
+            assert (await first).cost == ensemble.stats().cost > 0
 
     with serving(handler) as server:
-        asyncio.run(run(server.url))
+        asyncio.run(run(server))
 
 
 def test_a_probe_that_fails_when_nobody_waits_any_more_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    given_up = threading.Event()
+
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
-        await asyncio.sleep(0.3)
+        if len(server.received) == 1:
+            return json_reply(completion())
+        await asyncio.to_thread(given_up.wait)
         return json_reply({}, 401)
 
     async def run(url: str) -> None:
         async with AsyncEnsemble([plain("locked", url)]) as ensemble:
+            await ensemble.ask(QUESTION)  # loads libraries, and probes nobody
             with pytest.raises(DeadlineExceeded):
-                await ensemble.ask(QUESTION, choices=CHOICES, deadline_s=0.1)
+                await ensemble.ask(QUESTION, choices=CHOICES, deadline_s=0.5)
+            given_up.set()
             await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
     with serving(handler) as server:
@@ -396,7 +407,7 @@ def test_an_interrupted_ask_ends_at_once_and_pays_for_no_more() -> None:
     """Ctrl-C while a blocking ensemble waits."""
 
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
-        await asyncio.sleep(20)
+        await asyncio.sleep(120)
         return json_reply(completion())
 
     code = """
@@ -409,10 +420,8 @@ with Ensemble([Endpoint("slow", base_url=sys.argv[1], model="m")]) as ensemble:
         command = [sys.executable, "-c", code, server.url]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
         assert server.arrived.wait(30)
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
-        assert time.monotonic() - began < 10
+        assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
         assert len(server.received) == 1
 
 
@@ -656,16 +665,10 @@ from focalroute import Endpoint, Ensemble
 with Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none")], store=sys.argv[1]) as reviewer:
     reviewer.feedback(sys.argv[2], label="42")
 """
-    heard = threading.Event()
     with Ensemble(pool.endpoints, store=tmp_path / "s.db") as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "s.db"), answer.id], check=True)
-        for _ in range(100):
-            if any(e.seen for e in ensemble.stats().endpoints.values()):
-                heard.set()
-                break
-            heard.wait(0.05)
-    assert heard.is_set()
+        until(lambda: any(endpoint.seen for endpoint in ensemble.stats().endpoints.values()))
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
@@ -692,18 +695,26 @@ def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(
     """Every answer is stamped with one version that was served and stored under it, nothing fails and none is lost."""
     root, store = tmp_path / "policy", tmp_path / "s.db"
     published = [publish_linear(root)]
+    questions = stream(2000, seed=10)
 
-    async def run() -> list[Answer | BaseException]:
-        async with AsyncEnsemble(pool.endpoints, policy=root, store=store, seed=0) as ensemble:
-            asks = [{"query": q.text, "choices": q.choices} for q in stream(2000, seed=10)]
-            asking = asyncio.create_task(ensemble.ask_many(asks, concurrency=1000))
+    async def run() -> list[Answer]:
+        async with AsyncEnsemble(pool.endpoints, policy=root, store=store, seed=0, deadline_s=600) as ensemble:
+
+            def begin(count: int) -> list[asyncio.Task[Answer]]:
+                return [
+                    asyncio.create_task(ensemble.ask(question.text, choices=question.choices))
+                    for question in itertools.islice(questions, count)
+                ]
+
+            asking = begin(1000)
             for _ in range(20):
+                await asyncio.sleep(0.1)
                 published.append(await asyncio.to_thread(publish_linear, root))
                 await ensemble.reload()
-                await asyncio.sleep(0.1)
-            return await asking
+                asking += begin(50)
+            return await asyncio.gather(*asking)
 
-    answers = [answer for answer in asyncio.run(run()) if isinstance(answer, Answer)]
+    answers = asyncio.run(run())
     kept = SqliteStore(store)
     for answer in answers:
         row = kept.answer(answer.id)
@@ -712,8 +723,7 @@ def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(
         assert row.trajectory.version == answer.receipt.policy_version
     assert len({answer.id for answer in answers}) == 2000
     served = {answer.receipt.policy_version for answer in answers}
-    assert len(served) > 2
-    assert served <= set(published)
+    assert served == set(published)
     assert kept.verify() == ()
     kept.close()
 
@@ -770,11 +780,7 @@ def test_an_update_is_learned_published_and_served(pool: SimulatedPool, tmp_path
 def test_updates_in_the_background_happen_every_so_many_feedbacks(pool: SimulatedPool, tmp_path: Path) -> None:
     with Ensemble(pool.endpoints, policy=tmp_path, update_every=200, seed=0) as ensemble:
         taught(ensemble, 420)
-        for _ in range(200):
-            if ensemble.stats().policy_version:
-                break
-            threading.Event().wait(0.05)
-        assert ensemble.stats().policy_version >= 1
+        until(lambda: ensemble.stats().policy_version >= 1)
 
 
 def test_an_update_needs_a_folder_to_publish_to(pool: SimulatedPool) -> None:

@@ -69,8 +69,8 @@ def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_that_nobody_wai
     """The probe is on the ledger, and on no receipt."""
     with Ensemble(**settings, budget=Budget(usd_total=1)) as ensemble:
         service.down.add("first")
-        during = ask(ensemble, 12)
-        assert [asked(answer) for answer in during] == [["first", "second"]] * 5 + [["second"]] * 7
+        during = ask(ensemble, 7)
+        assert [asked(answer) for answer in during] == [["first", "second"]] * 5 + [["second"]] * 2
         assert during[-1].degraded == ("breaker open: first could not be asked",)
         assert service.calls["first"] == 5
         health = ensemble.stats().endpoints["first"].health
@@ -94,7 +94,7 @@ def test_every_process_on_the_store_knows_who_is_out_and_who_is_back(
         service.down.add("first")
         ask(one, 5)
         until(lambda: asked(ask(other)[0]) == ["second"])
-        assert breaker(other) == "open"
+        assert breaker(other) != "closed"
         with Ensemble(**settings) as later:
             assert asked(ask(later)[0]) == ["second"]
         service.down.clear()
@@ -113,6 +113,6 @@ def test_the_last_endpoint_is_never_out(service: Service, settings: dict[str, An
             with pytest.raises(Exception, match="HTTP 503"):
                 ask(ensemble)
         states = [one.breaker for one in ensemble.stats().endpoints.values()]
-        assert sorted(states) == ["closed", "open"]
+        assert [state == "closed" for state in sorted(states)] == [True, False]
         service.down.clear()
         assert ask(ensemble)[0].value == "42"

@@ -60,16 +60,17 @@ def dated(seconds: float) -> str:
 
 @pytest.mark.parametrize("header", ["Retry-After", "retry-after-ms", "a date that is past"])
 def test_a_service_is_not_called_again_before_it_wants_to_be(header: str) -> None:
-    value = {"Retry-After": "0.3", "retry-after-ms": "300"}.get(header)
+    value = {"Retry-After": "0.5", "retry-after-ms": "500"}.get(header)
     asked = {"Retry-After": dated(-5)} if value is None else {header: value}
     with saying((429, asked)) as server, Ensemble(endpoints(server.url)) as ensemble:
         answer = ensemble.ask("?", answer="number")
     assert answer.receipt.calls[0].attempts == 2
-    assert answer.receipt.calls[0].latency_s >= (0.0 if value is None else 0.3)
+    if value is not None:  # of its own accord it would wait for 0.25 seconds at the most
+        assert answer.receipt.calls[0].latency_s > 0.4
 
 
 @pytest.mark.parametrize(
-    ("form", "seconds", "deadline_s"), [(str, 50, 5.0), (dated, 50, 5.0), (str, 61, 300.0)], ids=["s", "date", "long"]
+    ("form", "seconds", "deadline_s"), [(str, 50, 15.0), (dated, 50, 15.0), (str, 61, 300.0)], ids=["s", "date", "long"]
 )
 def test_nobody_waits_beyond_the_deadline_nor_for_more_than_a_minute(
     form: Callable[[int], str], seconds: int, deadline_s: float
@@ -85,7 +86,7 @@ def test_nobody_waits_beyond_the_deadline_nor_for_more_than_a_minute(
         assert first.error.status == 503
         assert health[first.endpoint].health.paused_s > 20
         assert health[second.endpoint].health.paused_s == 0
-        assert answer.receipt.latency_s < 5
+        assert answer.receipt.latency_s < 30
 
 
 def calls_in_an_outage(members: int, attempts: int, folder: Path) -> tuple[int, Sequence[int]]:

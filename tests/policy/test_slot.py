@@ -120,14 +120,14 @@ def test_two_refreshes_at_once_end_with_the_newest(tmp_path: Path, monkeypatch: 
         policy = load(root)
         if policy.version == 1:
             begun.set()
-            go_on.wait(5)
+            go_on.wait(30)
         return policy
 
     monkeypatch.setattr(slot_module, "load", slow)
     again(tmp_path)
     first, second = threading.Thread(target=slot.refresh), threading.Thread(target=slot.refresh)
     first.start()
-    begun.wait(5)
+    begun.wait(30)
     again(tmp_path, parent=1)
     second.start()
     second.join(0.2)
