@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.table import Table
 from focalroute.evaluate.training import Training, best_setting
-from focalroute.evaluate.votes import Vote, elect, evidence_weight, prior_counts
+from focalroute.evaluate.votes import Accuracies, Vote, elect, evidence_weight
 
 __all__ = ["Cascade", "cascade", "focal_diversities", "plurality_accuracies", "static_subset"]
 
@@ -137,7 +137,7 @@ class Cascade:
         usd = table.usd[rows].sum(axis=0) / np.maximum(there, 1)
         self._rank = training.rank
         self._order = tuple(sorted(training.rank[:size], key=lambda i: float(usd[i])))
-        self._total, self._count = prior_counts(training)
+        self._accuracies = Accuracies(training)
 
     def answer(self, turn: Turn) -> int:
         """Ask on until it is sure."""
@@ -146,7 +146,7 @@ class Cascade:
         for i in there:
             candidate = turn.ask(i).candidate
             if candidate >= 0:
-                weight = evidence_weight(self._total[i] / self._count[i], turn.choices or 10)
+                weight = evidence_weight(self._accuracies[i], turn.choices or 10)
                 scores[candidate] = scores.get(candidate, 0.0) + weight
                 if _sureness(scores, turn.choices) >= self._threshold:
                     break
@@ -154,9 +154,7 @@ class Cascade:
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Count."""
-        for i, value in revealed.values.items():
-            self._total[i] += value
-            self._count[i] += 1
+        self._accuracies.learn(revealed)
 
 
 def _sureness(scores: dict[int, float], choices: int) -> float:

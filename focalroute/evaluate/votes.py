@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from focalroute.evaluate.replay import Heard, Revealed, Turn, play
 from focalroute.evaluate.training import Training, best_setting
 
-__all__ = ["LogLinear", "Mean", "Vote", "Weighted", "elect", "evidence_weight", "log_linear_online", "prior_counts"]
+__all__ = ["Accuracies", "LogLinear", "Mean", "Vote", "Weighted", "elect", "evidence_weight", "log_linear_online"]
 
 F64 = NDArray[np.float64]
 _PRIOR = 10.0
@@ -36,13 +36,25 @@ def evidence_weight(accuracy: float, candidates: int) -> float:
     return math.log((max(candidates, 2) - 1) * a / (1 - a))
 
 
-def prior_counts(training: Training) -> tuple[list[float], list[float]]:
-    """Each endpoint's (sum of values, number of them) on the training part, a prior of 10 at the pool's mean added."""
-    table, rows = training.table, training.rows
-    known = table.there[rows] & ~table.failed[rows]
-    total, count = np.where(known, table.value[rows], 0.0).sum(axis=0), known.sum(axis=0)
-    mean = total.sum() / max(count.sum(), 1)
-    return (total + _PRIOR * mean).tolist(), (count + _PRIOR).tolist()
+class Accuracies:
+    """Each endpoint's accuracy so far, training part included, with a prior of 10 answers at the pool's mean."""
+
+    def __init__(self, training: Training) -> None:
+        table, rows = training.table, training.rows
+        known = table.there[rows] & ~table.failed[rows]
+        total, count = np.where(known, table.value[rows], 0.0).sum(axis=0), known.sum(axis=0)
+        mean = total.sum() / max(count.sum(), 1)
+        self._total: list[float] = (total + _PRIOR * mean).tolist()
+        self._count: list[float] = (count + _PRIOR).tolist()
+
+    def __getitem__(self, endpoint: int) -> float:
+        return self._total[endpoint] / self._count[endpoint]
+
+    def learn(self, revealed: Revealed) -> None:
+        """Count what its answers were worth."""
+        for i, value in revealed.values.items():
+            self._total[i] += value
+            self._count[i] += 1
 
 
 class Vote:
@@ -96,16 +108,14 @@ class Weighted(Vote):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training.rank)
-        self._total, self._count = prior_counts(training)
+        self._accuracies = Accuracies(training)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Count."""
-        for i, value in revealed.values.items():
-            self._total[i] += value
-            self._count[i] += 1
+        self._accuracies.learn(revealed)
 
     def _weight(self, endpoint: int, turn: Turn) -> float:
-        return evidence_weight(self._total[endpoint] / self._count[endpoint], _candidates(turn))
+        return evidence_weight(self._accuracies[endpoint], _candidates(turn))
 
 
 class LogLinear(Vote):
