@@ -2,8 +2,9 @@
 
 What real pools have in common is in them, and how much of it is drawn anew for each: some questions are harder than
 others; who is better overall is not better everywhere; topics come in blocks or mixed; endpoints of one family err
-together, and wrong answers have favourites; the dearer tend to be better, but not always; long replies go with hard
-questions. Endpoints may fail, be absent for a while, or change half-way.
+together, and wrong answers have favourites; some endpoints lean to certain places among the choices; the dearer tend to
+be better, but not always; long replies go with hard questions. Endpoints may fail, be absent for a while, or change
+half-way.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def world(rng: np.random.Generator, size: int) -> Recorded:
     mass = None
     if questions.kind == "choices":
         candidate, truth, logits = _mixed(rng, questions, candidate, logits)
+        logits += _leanings(rng, n, logits.shape[2])
+        candidate = np.where(candidate >= 0, logits.argmax(axis=2), -1)
         worth, sizes = (np.arange(logits.shape[2]) == truth[:, None]).astype(np.float32), questions.size
         mass = _masses(rng, logits, candidate) if rng.random() < 0.4 else None
     elif questions.kind == "short":
@@ -121,8 +124,14 @@ def _mixed(rng: np.random.Generator, questions: _Questions, candidate: I64, logi
     return moved, place[:, 0], np.take_along_axis(logits, order[:, None, :], axis=2)
 
 
+def _leanings(rng: np.random.Generator, n: int, width: int) -> F64:
+    """(N, K) how much each endpoint likes each place, whatever stands there."""
+    leanings: F64 = rng.normal(0, rng.choice((0, 0, 0.3, 1.0)), (n, width))
+    return leanings
+
+
 def _masses(rng: np.random.Generator, logits: F64, candidate: I64) -> F32:
-    sharp = np.exp(rng.normal(0, 0.5, (1, logits.shape[1], 1)))
+    sharp = np.exp(rng.normal(rng.uniform(0, 1.2), 0.5, (1, logits.shape[1], 1)))  # many are surer than they should be
     q = np.exp(sharp * (logits - logits.max(axis=2, keepdims=True)))
     mass = (q / q.sum(axis=2, keepdims=True)).astype(np.float32)
     return np.where(candidate[..., None] < 0, np.float32(np.nan), mass)
