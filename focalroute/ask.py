@@ -115,7 +115,7 @@ class Ask:
         """Whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
 
         Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
-        all of its mass, where choices are given. Where that were too many trials, it is not settled.
+        all of its mass, where there are choices or several samples. Where that were too many trials, it is not settled.
         """
         trial = self.sight.fork()
         for reply in replies:
@@ -124,7 +124,7 @@ class Ask:
         if not trial.backs or (options + 1) ** len(pending) > _MOST_TRIALS:
             return False
         best = posterior(self.policy.fusion_logits(trial.evidence())).argmax()
-        for sure in (False, True) if self.query.choices else (False,):
+        for sure in (False, True) if self.query.choices or (self.query.samples or 1) > 1 else (False,):
             for votes in itertools.product((None, *range(options)), repeat=len(pending)):
                 evidence = trial.supposing(zip(pending, votes, strict=True), len(self.rounds) + 1, sure=sure)
                 if posterior(self.policy.fusion_logits(evidence)).argmax() != best:

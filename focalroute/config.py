@@ -26,6 +26,7 @@ from focalroute.errors import ConfigError
 from focalroute.keys import KeyUse, misdirected
 
 __all__ = [
+    "MOST_SAMPLES",
     "RESERVED_PARAMS",
     "Budget",
     "Dialect",
@@ -51,6 +52,9 @@ _KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20
 
 #: Request fields that are ours to set.
 RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
+
+#: No service gives more samples in one call.
+MOST_SAMPLES = 128
 
 _HIGHEST_PRICE = Decimal(100_000)
 
@@ -290,7 +294,7 @@ class Settings:
     attempts: Annotated[int, Field(ge=1, le=10)]
     hedge_after: Annotated[float, Field(ge=0.5, lt=1)] | None
     early_stop: bool
-    samples: Annotated[int, Field(ge=1, le=128)]
+    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
     update_every: Annotated[int, Field(ge=1)] | None
     probe_share: Annotated[float, Field(ge=0, le=1)]
     store_text: bool

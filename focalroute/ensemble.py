@@ -188,6 +188,7 @@ class AsyncEnsemble:
         *,
         choices: Sequence[str] | None = None,
         answer: AnswerKind | None = None,
+        samples: int | None = None,
         task: str | None = None,
         tags: Sequence[str] = (),
         max_usd: Decimal | float | str | None = None,
@@ -200,8 +201,12 @@ class AsyncEnsemble:
         Args:
             query: the question as text, or OpenAI chat messages.
             choices: the closed set of answers; None: a free-form question.
-            answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply
-                to its normal form. Replies of one normal form are one candidate.
+            answer: the kind of a free-form answer: "number", "short", "yes-no", "date", "math", "text" (default), see
+                `focalroute.answers`; or a callable that maps a reply to its normal form. Replies of one normal form are
+                one candidate.
+            samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
+                one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
+                wherever samples are what is drawn. A member that cannot give several at once gives one.
             task: a topic name; the policies that are shipped do not look at it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
@@ -218,7 +223,14 @@ class AsyncEnsemble:
         self._check_open()
         settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
-            query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
+            query,
+            choices=choices,
+            answer=answer,
+            samples=samples,
+            task=task,
+            tags=tags,
+            metadata=metadata,
+            params=params,
         )
         self._slot.refresh_soon()
         policy = self._slot.current

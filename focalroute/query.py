@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from focalroute.answers import AnswerKind, normaliser
-from focalroute.config import RESERVED_PARAMS
+from focalroute.config import MOST_SAMPLES, RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Query
 
@@ -28,6 +28,7 @@ def make_query(
     *,
     choices: Sequence[str] | None = None,
     answer: AnswerKind | None = None,
+    samples: int | None = None,
     task: str | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
@@ -42,6 +43,8 @@ def make_query(
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
     if answer is not None:
         normaliser(answer)
+    if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
+        raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -57,6 +60,7 @@ def make_query(
         messages=messages,
         choices=None if choices is None else _choices(choices),
         answer=answer,
+        samples=samples,
         task=task,
         tags=_tags(tags),
         params=dict(params or {}),

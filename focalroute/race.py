@@ -112,7 +112,8 @@ class Race:
         return tuple([member.reply for member in self._members if member.reply is not None])
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
-        call = Call(self._plan, self._terms.query.choices is not None, self._terms)
+        query = self._terms.query
+        call = Call(self._plan, query.choices is not None or (query.samples or 1) > 1, self._terms)
         task = asyncio.get_running_loop().create_task(self._ask(self._seats[index], call, hedge_of))
         self._members.append(_Member(index, group, call, task, hedge_of))
 
@@ -211,6 +212,8 @@ def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, com
         model=completion.model,
         response_id=completion.id,
         finish_reason=reading.finish_reason,
+        shares=reading.shares,
+        samples=reading.samples,
     )
 
 

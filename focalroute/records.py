@@ -64,6 +64,8 @@ class Query:
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
         answer: the kind of a free-form answer: "number", "short", "text", or a callable that maps a reply's text to its
             normal form (None: no answer in it).
+        samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
+            the ensemble's setting.
         task: a topic name the caller gives; None unless given.
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
@@ -74,6 +76,7 @@ class Query:
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
     choices: tuple[str, ...] | None = field(default=None, repr=False)
     answer: Any = None
+    samples: int | None = None
     task: str | None = None
     tags: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -148,7 +151,8 @@ class Reply:
     """What one member gave back.
 
     Attributes:
-        text: the reply's text (the first of several samples), None on failure.
+        text: the reply's text, None on failure; of several samples the first, to a free-form question the first that
+            gives the most frequent answer.
         choice: index of the most probable choice; None for a free-form question or on failure.
         probabilities: mass on each choice, shape (K,), sums to at most 1; the rest is unknown, not zero.
         method: how ``probabilities`` were elicited.
@@ -157,6 +161,10 @@ class Reply:
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
+        shares: of several samples of a free-form answer, the text of the first sample of each different answer and the
+            share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
+            reply.
+        samples: how many ``shares`` were counted from.
     """
 
     endpoint: str
@@ -174,11 +182,18 @@ class Reply:
     finish_reason: str | None = None
     error: Failure | None = None
     hedge_of: str | None = None
+    shares: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
+    samples: int = 1
 
     @property
     def ok(self) -> bool:
         """Whether the member gave a usable answer."""
         return self.error is None
+
+    @property
+    def length(self) -> int:
+        """Its completion tokens, those of one sample on average where ``shares`` were counted; 0 if unknown."""
+        return self.usage.completion_tokens // self.samples if self.usage else 0
 
 
 @dataclass(frozen=True, slots=True)
