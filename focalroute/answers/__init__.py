@@ -1,0 +1,105 @@
+"""When two free-form answers are the same answer, and how a candidate is named without storing its text.
+
+A normaliser maps a whole reply, reasoning and all, to the normal form of its final answer (None: there is none). Every
+one but "text" looks for that where `final` says. Two replies are one candidate if their forms are equal, and a label is
+right if its form is.
+
+- "number": one number, see `number`;
+- "short": a name, a place, a word or a few, see `short`;
+- "yes-no": yes or no, see `verdict`;
+- "date": a day, month or year, see `date`;
+- "math": an expression, list, set, tuple, interval, equation or inequality, see `math`;
+- "text": open text, the same only if equal up to spacing;
+- a callable of the caller's own.
+
+All are idempotent, never raise, and take time in proportion to the reply's length, or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+from focalroute.answers.dates import date
+from focalroute.answers.final import final
+from focalroute.answers.formulas import math
+from focalroute.answers.numbers import number
+from focalroute.answers.short import short
+from focalroute.answers.verdicts import verdict
+from focalroute.errors import ConfigError
+
+__all__ = [
+    "KINDS",
+    "AnswerKind",
+    "NormaliserFailed",
+    "candidate_key",
+    "date",
+    "final",
+    "math",
+    "normal_form",
+    "normaliser",
+    "number",
+    "short",
+    "verdict",
+]
+
+Normaliser = Callable[[str], str | None]
+#: A name in `KINDS`, or the caller's own normaliser.
+AnswerKind = str | Normaliser
+
+
+def _text(text: str) -> str | None:
+    """Open text: the same only if equal up to spacing."""
+    return " ".join(text.split()) or None
+
+
+#: The kinds of free-form answers by name; each says what it reads, and as what.
+KINDS: dict[str, Normaliser] = {
+    "number": number,
+    "short": short,
+    "text": _text,
+    "yes-no": verdict,
+    "date": date,
+    "math": math,
+}
+
+
+def normaliser(kind: AnswerKind | None) -> Normaliser:
+    """The function that maps a reply's text to its normal form (None: no answer in it); "text" by default.
+
+    Raises:
+        ConfigError: ``kind`` is not a known kind nor a callable.
+    """
+    if callable(kind):
+        return kind
+    try:
+        return KINDS["text" if kind is None else kind]
+    except (KeyError, TypeError):
+        raise ConfigError(f"answer: unknown kind {kind!r}; use one of {', '.join(KINDS)} or a callable") from None
+
+
+class NormaliserFailed(ConfigError):
+    """The caller's own normaliser failed on a text."""
+
+
+def normal_form(text: str, kind: AnswerKind | None) -> str | None:
+    """The text's normal form; None if it holds no answer.
+
+    Raises:
+        NormaliserFailed: the caller's own normaliser raised an exception.
+        ConfigError: it gave something else than a string or None.
+    """
+    try:
+        form = normaliser(kind)(text)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise NormaliserFailed(f"answer: the callable failed on a reply ({type(error).__name__})") from error
+    if form is not None and not isinstance(form, str):
+        raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
+    return form
+
+
+def candidate_key(candidate: str) -> str:
+    """A short digest that names a candidate: labels are compared by it, so that the store need not hold any text."""
+    return blake2b(candidate.encode(errors="surrogatepass"), digest_size=8).hexdigest()
