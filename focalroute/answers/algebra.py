@@ -180,7 +180,9 @@ class Algebra:
             return written(value)
         if lowest.under == _ONE:
             return _sum_text(lowest.over)
-        return f"({_sum_text(lowest.over)})/({_sum_text(lowest.under)})"
+        over, under = _sum_text(lowest.over), _sum_text(lowest.under)
+        over = f"({over})" if len(lowest.over) > 1 or "/" in over else over
+        return f"{over}/({under})" if len(lowest.under) > 1 or "*" in under else f"{over}/{under}"
 
     def _reduced(self, over: Polynomial, under: Polynomial) -> tuple[Polynomial, Polynomial]:
         if not over:

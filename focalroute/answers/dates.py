@@ -18,7 +18,7 @@ _MONTH = rf"(?P<month>(?:{'|'.join(m[:3] + (f'(?:{m[3:]})?' if m[3:] else '') fo
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>\d{4})"
 _NOT_WITHIN = r"(?<![\w/.-])"
-_ENDS = r"(?![\w/]|[-.]\d)"
+_ENDS = r"(?!(?!T\d)\w|/|[-.]\d)"
 # How much each says, the most first; "of" and commas may stand between.
 _FORMS = tuple(
     re.compile(_NOT_WITHIN + form + _ENDS, re.IGNORECASE)

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from focalroute.answers.algebra import Algebra, NotMath, Quotient, is_number
 
-__all__ = ["ENDING", "GREEK", "OPENING", "Reader"]
+__all__ = ["ENDING", "GREEK", "LONGEST", "OPENING", "Reader"]
 
 _T = TypeVar("_T")
 
-_LONGEST = 400  # characters
+LONGEST = 400  # characters of a formula
 _DEEPEST = 24  # brackets within each other
 _LARGEST_FACTORIAL = 100
 _TOKEN = re.compile(
@@ -51,7 +51,7 @@ class Reader:
 
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = []
-        if len(text) > _LONGEST:
+        if len(text) > LONGEST:
             raise NotMath
         for match in _TOKEN.finditer(text):
             if match["other"]:

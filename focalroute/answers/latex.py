@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from focalroute.answers.numbers import raised
+from focalroute.answers.numbers import typed
 
 __all__ = ["formula_in", "plain", "without_commands"]
 
@@ -29,15 +29,15 @@ _WORDS_BETWEEN = re.compile(r"\s*\\text\s*\{\s*(?:or|and)\s*\}\s*", re.IGNORECAS
 _SIGNS = {
     "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\times": "*", "\\cdot": "*", "\\ast": "*",
     "\\div": "/", "\\leq": "<=", "\\geq": ">=", "\\leqslant": "<=", "\\geqslant": ">=", "\\le": "<=", "\\ge": ">=",
-    "\\neq": "!=", "\\ne": "!=", "\\lt": "<", "\\gt": ">", "\\pi": "pi", "\\infty": "infinity", "\\lbrace": "\\{",
+    "\\neq": "!=", "\\ne": "!=", "\\lt": "<", "\\gt": ">", "\\pi": " pi ", "\\infty": " infinity ", "\\lbrace": "\\{",
     "\\rbrace": "\\}", "\\varnothing": "\\emptyset", "\\lvert": "|", "\\rvert": "|", "\\vert": "|",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _CHARACTERS = str.maketrans({
     "\N{MINUS SIGN}": "-", "\u2013": "-", "\N{MULTIPLICATION SIGN}": "*", "·": "*", "⋅": "*", "÷": "/", "≤": "<=",
     "≥": ">=", "≠": "!=",
-    "π": "pi", "∞": "infinity", "√": "\\sqrt ", "\N{UNION}": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∅": "\\emptyset ",
-    "%": None, "$": None, "€": None, "£": None, "\u200b": None, "\u2062": None,
+    "π": " pi ", "∞": " infinity ", "√": "\\sqrt ", "\N{UNION}": "\\cup ", "∈": "\\in ", "±": "\\pm ",
+    "∅": "\\emptyset ", "%": None, "$": None, "€": None, "£": None, "\u200b": None, "\u2062": None,
 })  # fmt: skip
 
 
@@ -77,5 +77,5 @@ def plain(formula: str) -> str:
     text = _UNIT_TEXT.sub("", _WORDS_BETWEEN.sub(", ", text))
     text = _DEGREES.sub("", text.replace("\\%", "").replace("\\$", ""))
     text = _COMMAND.sub(lambda match: _SIGNS.get(match[0], match[0]), without_commands(text))
-    text = raised(text).translate(_CHARACTERS).strip().rstrip(".,;:").strip()
+    text = typed(text).translate(_CHARACTERS).strip().rstrip(".,;:").strip()
     return _UNIT_WORDS.sub("", text).strip()

@@ -10,7 +10,7 @@ from fractions import Fraction
 from focalroute.answers.final import final
 from focalroute.answers.words import SCALES, number_in_words
 
-__all__ = ["cleaned", "number", "raised", "written"]
+__all__ = ["cleaned", "number", "typed", "written"]
 
 _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
 _NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
@@ -32,6 +32,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _FEW = 10**6
+_CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
 _THIN = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,!;: ]|_)(?=\d{3}(?!\d))")
@@ -54,7 +55,7 @@ def number(text: str) -> str | None:
         return None
     if found.said:
         said = cleaned(found.text)
-        _, _, solved = said.rpartition("=")
+        _, _, solved = _CLAUSE_END.split(said, 1)[0].rpartition("=")
         form = _in_digits(solved, first=True) or _in_digits(said, first=True) or _in_words(said, first=True)
         if form is not None or any(character.isdigit() for character in said):
             return form
@@ -67,18 +68,18 @@ def cleaned(text: str) -> str:
     >>> cleaned("3½ is 1{,}000 \\\\frac{7}{2}")
     '3 1/2 is 1,000 7/2'
     """
-    text = _VULGAR.sub(_spelled, text.translate(_PLAIN))
-    text = _THIN.sub("", raised(text).replace("{,}", ",").replace("\\$", "$"))
+    text = _THIN.sub("", typed(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
     return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or m[3]}/{m[4] or m[5]}", text)
 
 
-def raised(text: str) -> str:
-    """Raised digits as exponents.
+def typed(text: str) -> str:
+    """Raised digits and small fractions as they are typed.
 
-    >>> raised("5 m²")
-    '5 m^2'
+    >>> typed("5½ m²")
+    '5 1/2 m^2'
     """
-    return _RAISED.sub(lambda match: "^" + unicodedata.normalize("NFKC", match[0]).translate(_PLAIN), text)
+    text = _RAISED.sub(lambda match: "^" + unicodedata.normalize("NFKC", match[0]).translate(_PLAIN), text)
+    return _VULGAR.sub(_spelled, text)
 
 
 def written(value: Fraction | Decimal) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from focalroute.answers.algebra import NotMath, Quotient
-from focalroute.answers.expressions import ENDING, GREEK, OPENING, Reader
+from focalroute.answers.expressions import ENDING, GREEK, LONGEST, OPENING, Reader
 from focalroute.answers.numbers import written
 
 __all__ = ["canonical"]
@@ -33,7 +33,10 @@ class _Statements(Reader):
         elements = self._elements(len(self._tokens))
         if self._at < len(self._tokens) or not elements:
             raise NotMath
-        return ", ".join(elements)
+        form = ", ".join(elements)
+        if len(form) > LONGEST:  # it could not be read again
+            raise NotMath
+        return form
 
     def _elements(self, end: int) -> list[str]:
         """A list's elements up to a token, sorted, each once."""
@@ -70,8 +73,7 @@ class _Statements(Reader):
 
     def _statement(self, stop: int) -> list[str]:
         """An expression, equation or chain of inequalities."""
-        if self._names_unknown(stop):
-            self._at += 2
+        self._at += self._names_unknown(stop)
         begin = self._at
         sides, relations = [self._side(stop)], []
         while self._at < stop:
@@ -86,11 +88,15 @@ class _Statements(Reader):
             return [self._equation(quotients, self._tokens[begin:stop])]
         return [self._inequality(quotients, relations)]
 
-    def _names_unknown(self, stop: int) -> bool:
-        """Whether it says "x =" or "x in" of something that is no equation: a set, an interval, a number."""
-        if self._next(1) == "\\in":
-            return True
-        return self._next(1) == "=" and self._next(2) in OPENING and self._brackets(self._at + 2, stop)
+    def _names_unknown(self, stop: int) -> int:
+        """How many tokens say "x in", or "x =" and "(x, y) =" of a set, tuple or interval, which are no equations."""
+        named = self._closed_at(self._at) + 1 - self._at if self._next() == "(" else 1
+        if self._next(named) == "\\in":
+            return named + 1
+        names = self._tokens[self._at + 1 : self._at + named - 1] or [self._next()]
+        opening = self._at + named + 1
+        equals = self._next(named) == "=" and all(map(_is_variable, names[::2])) and opening < stop
+        return named + 1 if equals and self._tokens[opening] in OPENING and self._brackets(opening, stop) else 0
 
     def _equation(self, sides: list[Quotient], tokens: list[str]) -> str:
         """What is left alone on one side equals the other; else all on one side, solved if it is simple."""
