@@ -62,7 +62,7 @@ class Query:
     Attributes:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
-        answer: the kind of a free-form answer: "number", "short", "text", or a callable that maps a reply's text to its
+        answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
             normal form (None: no answer in it).
         samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
             the ensemble's setting.
