@@ -1,14 +1,14 @@
 """When two free-form answers are the same answer, and how a candidate is named without storing its text.
 
 A normaliser maps a whole reply, reasoning and all, to the normal form of its final answer (None: there is none). Every
-one but "text" looks for that where `final` says. Two replies are one candidate if their forms are equal, and a label is
-right if its form is.
+one but "text" looks for that where `final.final` says. Two replies are one candidate if their forms are equal, and a
+label is right if its form is.
 
-- "number": one number, see `number`;
-- "short": a name, a place, a word or a few, see `short`;
-- "yes-no": yes or no, see `verdict`;
-- "date": a day, month or year, see `date`;
-- "math": an expression, list, set, tuple, interval, equation or inequality, see `math`;
+- "number": one number, see `numbers.number`;
+- "short": a name, a place, a word or a few, see `short.short`;
+- "yes-no": yes or no, see `verdicts.verdict`;
+- "date": a day, month or year, see `dates.date`;
+- "math": an expression, list, set, tuple, interval, equation or inequality, see `formulas.math`;
 - "text": open text, the same only if equal up to spacing;
 - a callable of the caller's own.
 
@@ -20,12 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 
-from focalroute.answers.dates import date
-from focalroute.answers.final import final
-from focalroute.answers.formulas import math
-from focalroute.answers.numbers import number
-from focalroute.answers.short import short
-from focalroute.answers.verdicts import verdict
 from focalroute.errors import ConfigError
 
 __all__ = [
@@ -33,19 +27,43 @@ __all__ = [
     "AnswerKind",
     "NormaliserFailed",
     "candidate_key",
-    "date",
-    "final",
-    "math",
     "normal_form",
     "normaliser",
-    "number",
-    "short",
-    "verdict",
 ]
 
 Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
 AnswerKind = str | Normaliser
+
+
+def _number(text: str) -> str | None:
+    from focalroute.answers.numbers import number  # the patterns of a kind are compiled on its first use
+
+    return number(text)
+
+
+def _short(text: str) -> str | None:
+    from focalroute.answers.short import short
+
+    return short(text)
+
+
+def _verdict(text: str) -> str | None:
+    from focalroute.answers.verdicts import verdict
+
+    return verdict(text)
+
+
+def _date(text: str) -> str | None:
+    from focalroute.answers.dates import date
+
+    return date(text)
+
+
+def _math(text: str) -> str | None:
+    from focalroute.answers.formulas import math
+
+    return math(text)
 
 
 def _text(text: str) -> str | None:
@@ -55,12 +73,12 @@ def _text(text: str) -> str | None:
 
 #: The kinds of free-form answers by name; each says what it reads, and as what.
 KINDS: dict[str, Normaliser] = {
-    "number": number,
-    "short": short,
+    "number": _number,
+    "short": _short,
     "text": _text,
-    "yes-no": verdict,
-    "date": date,
-    "math": math,
+    "yes-no": _verdict,
+    "date": _date,
+    "math": _math,
 }
 
 

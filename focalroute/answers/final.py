@@ -55,10 +55,8 @@ def final(text: str) -> Final | None:
     lines = _lines(rest)
     if not lines or _announces(lines[-1]):
         return None
-    for marked in (_boxed(rest), _tagged(rest), _hashed(lines[-1]), _marked(rest), _bold(lines[-1])):
-        if marked is not None:
-            return Final(marked, True, rest)
-    return Final(lines[-1], False, rest)
+    marked = _boxed(rest) or _tagged(rest) or _hashed(lines[-1]) or _marked(rest) or _bold(lines[-1])
+    return Final(marked or lines[-1], marked is not None, rest)
 
 
 def _after_thinking(text: str) -> str:
@@ -79,7 +77,7 @@ def _worded(text: str) -> bool:
 
 
 def _boxed(text: str) -> str | None:
-    start = max((match.end() for match in _BOXED.finditer(text)), default=None)
+    start = max((match.end() for match in _BOXED.finditer(text)), default=None) if "box" in text else None
     if start is None:
         return None
     inside = " ".join(text[start : _closing(text, start)].split())
@@ -109,11 +107,15 @@ def _tagged(text: str) -> str | None:
 def _hashed(line: str) -> str | None:
     """GSM8K's own mark, on the last line; elsewhere it is a heading."""
     found = _HASHED.fullmatch(line)
-    return found[1] if found and _MARKER.search(found[1]) is None else None
+    return found[1] if found and not _markers(found[1]) else None
+
+
+def _markers(text: str) -> list[re.Match[str]]:
+    return list(_MARKER.finditer(text)) if "answer" in text.lower() else []
 
 
 def _marked(text: str) -> str | None:
-    for marker in reversed(list(_MARKER.finditer(text))):
+    for marker in reversed(_markers(text)):
         start = _OPENING.match(text, marker.end())
         if start is None:
             continue
@@ -125,7 +127,7 @@ def _marked(text: str) -> str | None:
 
 def _announces(line: str) -> bool:
     """Whether a reply that ends with this line was cut before its answer."""
-    return any(not _worded(line[marker.end() :]) for marker in _MARKER.finditer(line))
+    return any(not _worded(line[marker.end() :]) for marker in _markers(line))
 
 
 def _bold(line: str) -> str | None:

@@ -19,7 +19,7 @@ _TIMES = r"\s*(?:\*|x|\u00d7|·|⋅|\\times|\\cdot)\s*"
 _TO_THE = r"\s*(?:\^|\*\*)\s*\{?\s*"
 # Tried in this order. Dates, times, ratios, versions, exponents and indices are no numbers.
 _TOKEN = re.compile(
-    rf"""
+    rf"""(?=[-+$€£¥₹\d.^_*])(?:
     (?P<none>(?:\^|_|\*\*)\s*\{{?\s*[-+]?\d+
       |(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+
       |(?<![\d.,])\d++:\d++)
@@ -28,7 +28,7 @@ _TOKEN = re.compile(
       |(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>\d{{1,2}})(?!\d)
       |(?:(?P<whole>\d{{1,18}})\s+)?(?P<over>{_BOUNDED})\s*/\s*(?P<under>{_BOUNDED})(?!\d)
       |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)(?:\s*(?P<scale>{"|".join(SCALES)})\b)?
-    )(?P<half>\s+and\s+a\s+half\b)?""",
+    )(?P<half>\s+and\s+a\s+half\b)?)""",
     re.VERBOSE | re.IGNORECASE,
 )
 _FEW = 10**6
@@ -59,7 +59,11 @@ def number(text: str) -> str | None:
         form = _in_digits(solved, first=True) or _in_digits(said, first=True) or _in_words(said, first=True)
         if form is not None or any(character.isdigit() for character in said):
             return form
-    return _in_digits(cleaned(found.rest), first=False) or _in_words(found.text, first=False)
+    for line in reversed(found.rest.splitlines()):
+        form = _in_digits(cleaned(line), first=False)
+        if form is not None:
+            return form
+    return _in_words(found.text, first=False)
 
 
 def cleaned(text: str) -> str:
