@@ -147,7 +147,7 @@ def collect(
     column: Annotated[
         list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
     ] = None,
-    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers: number, short or text.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
     max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
