@@ -32,6 +32,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _FEW = 10**6
+_ASIDE = re.compile(r"\([^()]{1,200}\)[\s.]*$")  # "2.5 hours (150 minutes)."
 _CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
@@ -60,7 +61,8 @@ def number(text: str) -> str | None:
         if form is not None or any(character.isdigit() for character in said):
             return form
     for line in reversed(found.rest.splitlines()):
-        form = _in_digits(cleaned(line), first=False)
+        line = cleaned(line)
+        form = _in_digits(_ASIDE.sub("", line), first=False) or _in_digits(line, first=False)
         if form is not None:
             return form
     return _in_words(found.text, first=False)
