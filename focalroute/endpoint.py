@@ -22,11 +22,14 @@ from focalroute.wire import (
     MAX_REPLY_BYTES,
     CapField,
     Completion,
+    Embedded,
     Request,
     StreamDecoder,
     broken,
     decode_bytes,
+    decode_embeddings,
     encode,
+    encode_texts,
     refusal,
 )
 
@@ -41,9 +44,11 @@ _CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.
 _KEEPALIVE_S = 30.0
 _OPENAI_HOSTS = ("openai.com", "azure.com")
 
+#: What is called at a service.
+_CHAT, _EMBEDDINGS = "/chat/completions", "/embeddings"
 #: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
 _BY_NAME = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "logprobs", "top_logprobs"}
-_BY_NAME |= {"response_format", "stream", "stream_options"}
+_BY_NAME |= {"response_format", "stream", "stream_options", "input", "encoding_format"}
 _UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
 
 
@@ -118,11 +123,24 @@ class EndpointClient:
             CallFailed: no chat completion came back; the failure says why.
             ConfigError: the endpoint has no address, or its key is not set.
         """
+        body = self._body(request, self._ready().cap, stream=False)
+        return decode_bytes(await self._whole(_CHAT, body, timeout_s))
+
+    async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embedded:
+        """Ask once for the embeddings of some texts.
+
+        Raises:
+            CallFailed: they did not come back; the failure says why.
+            ConfigError: as `complete`.
+        """
+        body = encode_texts(texts, self.endpoint.model, self.endpoint.params)
+        return decode_embeddings(await self._whole(_EMBEDDINGS, body, timeout_s), len(texts))
+
+    async def _whole(self, path: str, body: Mapping[str, Any], timeout_s: float | None) -> bytearray:
         transport = self._ready()
-        body = self._body(request, transport.cap, stream=False)
         try:
             async with asyncio.timeout(timeout_s or self.endpoint.timeout_s):
-                return await transport.complete(body)
+                return await transport.whole(path, body)
         except TimeoutError:
             raise _timed_out() from None
 
@@ -191,7 +209,7 @@ class _Http:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
-            self._url = httpx.URL(endpoint.base_url + "/chat/completions")
+            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (_CHAT, _EMBEDDINGS)}
         except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = _cap(endpoint.base_url)
@@ -203,26 +221,27 @@ class _Http:
         if self._key:
             self._headers["Authorization"] = f"Bearer {self._key}"
 
-    async def complete(self, body: Mapping[str, Any]) -> Completion:
-        async with contextlib.aclosing(await self._post(body)) as response:
-            return decode_bytes(await _read(_chunks(response), MAX_REPLY_BYTES))
+    async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
+        """The body of the reply."""
+        async with contextlib.aclosing(await self._post(path, body)) as response:
+            return await _read(_chunks(response), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
-        response = await self._post(body, Connection="close")
+        response = await self._post(_CHAT, body, Connection="close")
         async with contextlib.aclosing(response), contextlib.aclosing(_chunks(response)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
                 if decoder.done:
                     return
 
-    async def _post(self, body: Mapping[str, Any], **headers: str) -> httpx.Response:
+    async def _post(self, path: str, body: Mapping[str, Any], **headers: str) -> httpx.Response:
         import httpx
         from aiohttp import ClientConnectorError, ClientError, ConnectionTimeoutError
 
         sent = _json(body)
         request = httpx.Request(
-            "POST", self._url, headers=self._headers | headers, content=sent, extensions={"timeout": _CONNECT}
+            "POST", self._urls[path], headers=self._headers | headers, content=sent, extensions={"timeout": _CONNECT}
         )
         transport = await self._clients.transport(self._proxy)
         try:
@@ -306,26 +325,32 @@ class _Injected:
         self._prepare = self._client._prepare_options
         self._client._prepare_options = self._without_redirects
         # loads much code, for which no call's time limit shall pay
-        self._completions = self._client.chat.completions.with_streaming_response
+        self._create = {
+            _CHAT: self._client.chat.completions.with_streaming_response.create,
+            _EMBEDDINGS: self._client.embeddings.with_streaming_response.create,
+        }
         self.cap = _cap(str(self._client.base_url))
 
-    async def complete(self, body: Mapping[str, Any]) -> Completion:
-        return decode_bytes(await _read(self._bytes(body), MAX_REPLY_BYTES))
+    async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
+        # unless told, the library asks for embeddings in another form
+        form = {"encoding_format": "float"} if path == _EMBEDDINGS else {}
+        return await _read(self._bytes(path, {**body, **form}), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        async with contextlib.aclosing(self._bytes(body)) as chunks:
+        async with contextlib.aclosing(self._bytes(_CHAT, body)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
                 if decoder.done:
                     return
 
-    async def _bytes(self, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def _bytes(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """The body of the reply in pieces, as they come."""
         known = {name: value for name, value in body.items() if name in _BY_NAME}
         extra = {name: value for name, value in body.items() if name not in _BY_NAME}
         begun, failed = False, None
         try:
-            async with self._completions.create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
+            create = self._create[path]
+            async with create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
                 begun = True
                 async for chunk in response.http_response.aiter_raw():
                     yield chunk
