@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from focalroute.receipts import Receipt
 
 __all__ = [
+    "HASHED",
     "Answer",
     "CostSource",
     "Decision",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 F32 = NDArray[np.float32]
+
+#: The name of the built-in features of a text (`focalroute.observe.features.text_features`).
+HASHED = "text_features"
 
 FailureKind = Literal[
     "connection",  # no answer: refused, reset, DNS, TLS
@@ -270,6 +274,7 @@ class Trajectory:
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
         features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
         task: the query's.
+        embedder: what made the features (see `focalroute.observe.features.name_of`); only those of one name compare.
     """
 
     version: int
@@ -280,6 +285,7 @@ class Trajectory:
     fusion_log_mu: float | None = None
     features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
     task: str | None = None
+    embedder: str = HASHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +387,7 @@ class Outcome:
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
         features: of the query's text, as on `Trajectory`; None: not kept.
         masses: what members' probabilities were; None where nobody gave any, or the right choice is not known.
+        embedder: as on `Trajectory`.
     """
 
     answer_id: str
@@ -389,3 +396,4 @@ class Outcome:
     inferred: frozenset[str] = frozenset()
     features: F32 | None = None
     masses: Masses | None = None
+    embedder: str = HASHED

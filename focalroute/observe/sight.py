@@ -14,7 +14,7 @@ from focalroute.answers import normal_form
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
-from focalroute.records import Evidence, Member, Observation, Query, Reply
+from focalroute.records import HASHED, Evidence, Member, Observation, Query, Reply
 
 __all__ = ["Sight", "signal_column", "vote_weight"]
 
@@ -63,12 +63,14 @@ class Sight:
         features: of the query's text.
         similar: by endpoint, how much more than the pool it is expected to be right on such a text.
         corrections: what is known of the endpoints' probabilities; None: nothing.
+        embedder: what made the features.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
         asked: pool indices of the members whose reply was added, usable or not, in that order.
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
         features: as given.
+        embedder: as given.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class Sight:
         features: F32,
         similar: Sequence[float],
         corrections: Corrections | None = None,
+        embedder: str = HASHED,
     ) -> None:
         self.features = features
+        self.embedder = embedder
         self.candidates: list[str] = list(query.choices or ())
         self.asked: list[int] = []
         self.backs: dict[int, int] = {}
