@@ -16,6 +16,7 @@ A query goes through these steps, each of them one module:
 """
 
 from focalroute.config import Budget, Endpoint
+from focalroute.embedders import OnnxEmbedder
 from focalroute.ensemble import AsyncEnsemble
 from focalroute.errors import (
     BadLabel,
@@ -55,6 +56,7 @@ __all__ = [
     "FeedbackError",
     "FocalrouteError",
     "Limit",
+    "OnnxEmbedder",
     "PolicyError",
     "PoolError",
     "Receipt",

@@ -55,6 +55,7 @@ class Ask:
         left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
             limit.
         price_of_money: the lambda of its latest observation.
+        unread: why there are no features of its text; empty: there are, or it has no text.
     """
 
     query: Query
@@ -69,6 +70,7 @@ class Ask:
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
+    unread: str = ""
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -178,13 +180,14 @@ class Ask:
 
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
+        embedding = total(bill.cost for bill in self.purse.bills if bill.endpoint not in self.policy.endpoints)
         return Receipt(
             answer_id=self.query.id,
             created_at=time.time(),
             policy_version=self.policy.version,
             calls=calls,
             rounds=sum(bool(r.replies) for r in self.rounds),
-            cost=total(call.cost for call in calls),
+            cost=total((*(call.cost for call in calls), embedding)),
             latency_s=time.perf_counter() - self.started,
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
@@ -193,6 +196,7 @@ class Ask:
             budget=self.purse.state(),
             decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
             saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
+            embedding=embedding,
         )
 
     def _choice(self, number: int, decision: Decision) -> Choice:
@@ -244,6 +248,8 @@ class Ask:
         said = []
         if self.policy.failed:
             said.append("fallback policy: plurality of the cheapest endpoints")
+        if self.unread:
+            said.append(self.unread)
         if self.late:
             said.append("deadline hit: fused what had arrived")
         failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
@@ -294,6 +300,7 @@ class Ask:
             fused=answer.candidates.index(answer.text),
             features=self.sight.features,
             task=self.query.task,
+            embedder=self.sight.embedder,
         )
 
     def _texts(self, answer: Answer) -> str:

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import logging
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -18,6 +19,7 @@ from focalroute.ask import Ask
 from focalroute.budget import BudgetGuard
 from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
 from focalroute.cost import typical_cost
+from focalroute.embedders import Embedding, TextEmbedder, embedder_of
 from focalroute.errors import ConfigError, StoreError
 from focalroute.feedback import USER, Listener
 from focalroute.many import ask_all
@@ -58,11 +60,12 @@ def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, A
         ConfigError: the file is wrong, or has a setting the constructor does not take.
     """
     pool = load_pool(path)
-    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget"}
+    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget", "embedder"}
     unknown = sorted(set(pool.ensemble) - known)
     if unknown:
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-    return {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
+    given = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
+    return given if "embedder" in given else {**given, "embedder": embedder_of(pool, path)}
 
 
 class AsyncEnsemble:
@@ -76,6 +79,10 @@ class AsyncEnsemble:
             as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
         store: file of the SQLite store; None: in memory, gone at the end.
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
+        embedder: what makes the features of a query's text: an endpoint that has embeddings, an `OnnxEmbedder`, or any
+            function of a text that gives (or awaits) a vector; None: the built-in hashed n-grams. Give the one that the
+            policy was trained with. Where it fails, or takes longer than a quarter of the deadline or 2 seconds, an ask
+            goes on without, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
         price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
@@ -110,6 +117,7 @@ class AsyncEnsemble:
         policy: str | Path | None = None,
         store: str | Path | None = None,
         budget: Budget | None = None,
+        embedder: TextEmbedder | None = None,
         max_rounds: int = 3,
         explore: bool = True,
         price_of_money: float = 0.1,
@@ -150,9 +158,12 @@ class AsyncEnsemble:
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
         try:
-            self._guard = BudgetGuard(budget, self.endpoints, self._store)
+            self._embedding = Embedding(embedder, self._store)
+            services = validate_pool(self.endpoints + self._embedding.services, askable=True)
+            self._guard = BudgetGuard(budget, services, self._store)
             self._pacer = paced(budget, self._store, price_of_money)
-            self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
+            prices = [typical_cost(e) for e in self.endpoints]
+            self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
             self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
@@ -235,13 +246,19 @@ class AsyncEnsemble:
         self._slot.refresh_soon()
         policy = self._slot.current
         self._observer.adopt(policy.experience)
+        purse = self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s)
+        deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
+        began, dice = time.perf_counter(), self._dice()
+        text = await self._embedding.read(asked.text, purse, deadline)
         ask = Ask(
             asked,
             policy=Guarded(policy, self._names),
-            sight=self._observer.begin(asked),
-            purse=self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s),
-            deadline=asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100),
-            rng=self._dice(),
+            sight=self._observer.begin(asked, text.features),
+            purse=purse,
+            deadline=deadline,
+            rng=dice,
+            started=began,
+            unread=text.missing,
         )
         price_of_money = self._pacer.begin()
         try:
@@ -364,6 +381,7 @@ class AsyncEnsemble:
         self._slot.close()
         try:
             await self._prober.aclose()
+            await self._embedding.aclose()
             await self._pool.aclose()
         finally:
             self._store.close()

@@ -15,7 +15,7 @@ from focalroute.breaker import Breaker
 from focalroute.budget import BudgetGuard
 from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint
-from focalroute.cost import Bill, cost_of, upper_bound
+from focalroute.cost import Bill, bill_of, upper_bound
 from focalroute.elicit import Plan, Reading
 from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, FocalrouteError
@@ -257,12 +257,7 @@ class Seat:
             purse.settle(hold, bill)
 
     def _bill(self, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
-        """By its usage; where none came back by what was reserved for it, unless it surely cost nothing."""
-        if usage is not None:
-            return Bill(self.endpoint.name, usage, *cost_of(usage, self.endpoint))
-        if free:
-            return Bill(self.endpoint.name, None, Decimal(0), "price")
-        return Bill(self.endpoint.name, None, bound, "unknown" if bound is None else "reserved")
+        return bill_of(self.endpoint, usage, bound, free=free)
 
     def _tokens(self, request: Request) -> float:
         """About what a call will use of the tokens of a minute; corrected by what it did."""
