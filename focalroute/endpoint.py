@@ -170,6 +170,10 @@ class EndpointClient:
             raise CallFailed(error.failure, error.usage or decoder.usage, free=error.free) from None
         yield decoder.finish()
 
+    def prepare(self) -> None:
+        """Load what the first call needs, for which no time limit shall pay."""
+        self._ready()
+
     def _ready(self) -> _Http | _Injected:
         if self._transport is None:
             injected = self.endpoint.client is not None

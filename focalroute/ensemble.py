@@ -81,8 +81,8 @@ class AsyncEnsemble:
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
         embedder: what makes the features of a query's text: an endpoint that has embeddings, an `OnnxEmbedder`, or any
             function of a text that gives (or awaits) a vector; None: the built-in hashed n-grams. Give the one that the
-            policy was trained with. Where it fails, or takes longer than a quarter of the deadline or 2 seconds, an ask
-            goes on without, and says so in ``degraded``.
+            policy was trained with. Where it fails, or takes longer than a tenth of the deadline, an ask goes on
+            without, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
         price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With

@@ -187,7 +187,7 @@ class Seat:
             outlay.usage, free = error.usage, error.free
             raise
         finally:
-            purse.settle(hold, self._bill(outlay.usage, bound, free=free))
+            purse.settle(hold, bill_of(self.endpoint, outlay.usage, bound, free=free))
             self._store.write(*outlay.rows, *purse.unwritten)
 
     async def aclose(self) -> None:
@@ -252,12 +252,9 @@ class Seat:
         finally:
             refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
             self.breaker.leave(flight, failure, blameless=refused)
-            bill = self._bill(usage, bound, free=free and completion is None)
+            bill = bill_of(self.endpoint, usage, bound, free=free and completion is None)
             call.bills.append(bill)
             purse.settle(hold, bill)
-
-    def _bill(self, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
-        return bill_of(self.endpoint, usage, bound, free=free)
 
     def _tokens(self, request: Request) -> float:
         """About what a call will use of the tokens of a minute; corrected by what it did."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from focalroute.budget import Purse
 from focalroute.config import Endpoint
-from focalroute.embedders.sources import TextEmbedder, source_of
+from focalroute.embedders.sources import Source, TextEmbedder, source_of
 from focalroute.errors import CallFailed
 from focalroute.observe.features import clipped, name_of, text_features
 from focalroute.records import F32, HASHED, Failure
@@ -25,9 +25,7 @@ __all__ = ["Embedding", "TextRead"]
 
 _log = logging.getLogger("focalroute")
 
-#: What an embedder may take of the time an ask has left, and at the most, seconds.
-_SHARE = 0.25
-_MOST_S = 2.0
+_SHARE = 0.1  # of the time an ask has left
 _KEPT = 1024  # texts whose vectors are kept
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # after a failure, and while failures follow each other
 
@@ -81,7 +79,8 @@ class Embedding:
             ConfigError: the embedder is a function that gives no vectors of one length.
             StoreError: a limit cannot be kept, as the store fails.
         """
-        if self._source is None:
+        source = self._source
+        if source is None:
             return TextRead(text_features(text))
         if not text.strip():
             return _NOTHING
@@ -90,11 +89,12 @@ class Embedding:
         found = self._known(key)
         if found is not None:
             return TextRead(found)
+        source.prepare()
         loop = asyncio.get_running_loop()
-        left_s = max(0.0, min(_MOST_S, _SHARE * (deadline - loop.time())))
+        left_s = max(0.0, _SHARE * (deadline - loop.time()))
         try:
             async with asyncio.timeout(left_s), self._turns.setdefault((loop, key), asyncio.Lock()):
-                return TextRead(await self._made(key, text, purse, left_s))
+                return TextRead(await self._made(source, key, text, purse, left_s))
         except CallFailed as error:
             return self._without(error.failure)
         except TimeoutError:
@@ -103,15 +103,14 @@ class Embedding:
             self._store.write(*purse.unwritten)
             raise
 
-    async def _made(self, key: bytes, text: str, purse: Purse, left_s: float) -> F32:
+    async def _made(self, source: Source, key: bytes, text: str, purse: Purse, left_s: float) -> F32:
         """By the first of several asks with one text; the others find it here."""
         found = self._known(key)
         if found is not None:
             return found
         if time.monotonic() < self._paused_until:
             raise CallFailed(Failure("unavailable", "it failed lately"))
-        assert self._source is not None  # noqa: S101 - for mypy
-        (made,) = await self._source.vectors((text,), purse, left_s)
+        (made,) = await source.vectors((text,), purse, left_s)
         self._pause_s = 0.0
         with self._lock:
             self._kept[key] = made

@@ -30,6 +30,9 @@ TextEmbedder = Endpoint | Callable[[str], ArrayLike | Awaitable[ArrayLike]]
 class Source(Protocol):
     """What makes the vectors of texts."""
 
+    def prepare(self) -> None:
+        """Load what the first call needs, for which no time limit shall pay. Quick from then on."""
+
     async def vectors(self, texts: Sequence[str], purse: Purse, left_s: float) -> list[F32]:
         """One for each text, float32 (D,) of norm 1, always of the same length.
 
@@ -65,6 +68,10 @@ class Service:
         self._throttle = Throttle(endpoint)
         self._client = EndpointClient(endpoint, self._clients, heed=self._throttle.heed)
         self._width = 0
+
+    def prepare(self) -> None:
+        """See `Source`."""
+        self._client.prepare()
 
     async def vectors(self, texts: Sequence[str], purse: Purse, left_s: float) -> list[F32]:
         """See `Source`."""
@@ -125,6 +132,9 @@ class Function:
         call = function if inspect.isroutine(function) else type(function).__call__
         self._worker = None if inspect.iscoroutinefunction(call) else ThreadPoolExecutor(1, "focalroute-embedder")
         self._width = 0
+
+    def prepare(self) -> None:
+        """See `Source`; there is nothing to load."""
 
     async def vectors(self, texts: Sequence[str], purse: Purse, left_s: float) -> list[F32]:
         """See `Source`."""

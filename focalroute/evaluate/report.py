@@ -24,6 +24,7 @@ from focalroute.evaluate.replayed import Plan, Replayed, Run
 from focalroute.evaluate.table import Split, join, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline import OfflineSettings
+from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.progress import progress_bar
 
@@ -56,6 +57,7 @@ class Report:
         log: the log's path as given.
         scored: "accuracy", or "score" where the log has no labels.
         policy: "trained", "cold", or the version of the one given.
+        embedder: what made the features of the texts, by its name.
         methods: the baselines and controls.
         focalroute: its operating points.
         unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
@@ -74,6 +76,7 @@ class Report:
     show_task: bool
     scored: str
     policy: str
+    embedder: str
     methods: tuple[Method, ...]
     focalroute: tuple[Point, ...]
     unfused: Mapping[str, int]
@@ -251,6 +254,7 @@ def _report(
         feedback=first.feedback,
         show_task=first.show_task,
         scored="score" if all(query.label is None for query in table.queries) else "accuracy",
+        embedder=name_of(table.embed),
         policy="trained" if policy is None else "cold" if not policy.version else f"version {policy.version}",
         methods=tuple(methods),
         focalroute=tuple(points),

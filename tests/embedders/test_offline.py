@@ -128,7 +128,7 @@ def test_evaluate_takes_an_embedder(tmp_path: Path) -> None:
         return [1.0, float(len(text))]
 
     report = evaluate(log, write_pool(tmp_path / "pool.toml", PRICES), embedder=length, policy=cold(), seeds=2)
-    assert report.n_test == 12
+    assert (report.n_test, report.to_dict()["embedder"].endswith("length")) == (12, True)
     assert sorted(asked) == sorted(line["prompt"] for line in LINES)
 
 

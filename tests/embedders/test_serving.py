@@ -32,6 +32,8 @@ from tests.loopback import Server, json_reply, serving
 
 QUESTION = "What is 17 + 25?"
 CHOICES = ["32", "42", "44", "52"]
+#: Whatever the machine is doing, an embedder that works is in time.
+PATIENT: dict[str, Any] = {"seed": 0, "deadline_s": 600}
 PRICE = {"input_usd_per_1m": 1, "output_usd_per_1m": 0}
 
 
@@ -96,7 +98,7 @@ class Awaited:
 )
 def test_a_functions_vector_is_what_the_text_is_known_by(sim: SimulatedPool, embed: Any, name: str) -> None:
     expected = np.array([len(QUESTION), 1.0]) / np.hypot(len(QUESTION), 1)
-    with Ensemble(members(sim), embedder=embed, seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=embed, **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         kept = steps(ensemble, answer)
     assert answer.degraded == ()
@@ -107,7 +109,7 @@ def test_a_functions_vector_is_what_the_text_is_known_by(sim: SimulatedPool, emb
 def test_a_services_embedding_is_paid_by_the_ask_that_needs_it(sim: SimulatedPool, tmp_path: Path) -> None:
     """It is on the receipt, in the ledger under the embedder's name, and all agrees with the service's own bills."""
     encoder = sim.endpoints[2]
-    with Ensemble(members(sim), embedder=encoder, store=tmp_path / "s.db", seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=encoder, store=tmp_path / "s.db", **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         kept, again = steps(ensemble, answer), ensemble.ask(QUESTION, choices=CHOICES)
         rows = {row.key: row for row in ensemble._async._store.ledger("endpoint")}
@@ -128,7 +130,7 @@ def test_the_same_works_awaited_and_through_a_ready_client(sim: SimulatedPool) -
     async def run() -> tuple[Answer, ...]:
         async with openai.AsyncOpenAI(base_url=encoder.base_url, api_key="none") as client:
             ready = replace(encoder, base_url=None, client=client, params={"dimensions": 16})
-            async with AsyncEnsemble(members(sim), embedder=ready, seed=0) as ensemble:
+            async with AsyncEnsemble(members(sim), embedder=ready, **PATIENT) as ensemble:
                 answer = await ensemble.ask(QUESTION, choices=CHOICES)
                 stored = ensemble._store.answer(answer.id)
         assert stored is not None
@@ -144,7 +146,7 @@ def test_the_same_works_awaited_and_through_a_ready_client(sim: SimulatedPool) -
 
 def test_a_local_encoder_reads_the_texts(sim: SimulatedPool, tmp_path: Path) -> None:
     local = OnnxEmbedder(*write_encoder(tmp_path))
-    with Ensemble(members(sim), embedder=local, seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=local, **PATIENT) as ensemble:
         kept = steps(ensemble, ensemble.ask(QUESTION, choices=CHOICES))
     expected = local(QUESTION)
     assert kept.features == pytest.approx(expected / np.linalg.norm(expected), abs=1e-6)
@@ -152,14 +154,14 @@ def test_a_local_encoder_reads_the_texts(sim: SimulatedPool, tmp_path: Path) -> 
 
 
 def test_without_one_the_built_in_features_are_used(sim: SimulatedPool) -> None:
-    with Ensemble(members(sim), seed=0) as ensemble:
+    with Ensemble(members(sim), **PATIENT) as ensemble:
         kept = steps(ensemble, ensemble.ask(QUESTION, choices=CHOICES))
     assert (kept.features == text_features(QUESTION)).all()
     assert kept.embedder == HASHED
 
 
 def test_texts_are_read_once_however_many_ask(sim: SimulatedPool) -> None:
-    with Ensemble(members(sim), embedder=sim.endpoints[2], seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=sim.endpoints[2], **PATIENT) as ensemble:
         answers = ensemble.ask_many([{"query": QUESTION, "choices": CHOICES}] * 8, concurrency=8)
     assert all(isinstance(answer, Answer) and not answer.degraded for answer in answers)
     assert sim.stats()["encoder"].calls == 1
@@ -177,7 +179,7 @@ def test_a_plain_function_runs_off_the_loop_one_text_at_a_time(sim: SimulatedPoo
         under_way -= 1
         return [1.0, float(len(text))]
 
-    with Ensemble(members(sim), embedder=slow, seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=slow, **PATIENT) as ensemble:
         ensemble.ask_many([{"query": f"{QUESTION} {n}", "choices": CHOICES} for n in range(6)], concurrency=6)
     assert (most, threads) == (1, {"focalroute-embedder_0"})
 
@@ -191,7 +193,7 @@ def test_a_key_goes_to_the_embedder_from_the_environment(monkeypatch: pytest.Mon
         with pytest.raises(ConfigError, match="EMBEDDER_KEY is not set"):
             Ensemble(members(sim), embedder=service)
         monkeypatch.setenv("EMBEDDER_KEY", "sk-embedder")
-        with Ensemble(members(sim), embedder=service, seed=0) as ensemble:
+        with Ensemble(members(sim), embedder=service, **PATIENT) as ensemble:
             ensemble.ask(QUESTION, choices=CHOICES)
         (received,) = server.received
     assert received.path == "/v1/embeddings"
@@ -208,7 +210,7 @@ def reply(*vectors: Any, **fields: Any) -> dict[str, Any]:
 
 
 def ask_with(server: Server, sim: SimulatedPool, **settings: Any) -> Answer:
-    with Ensemble(members(sim), embedder=embedder(server.url), seed=0, **settings) as ensemble:
+    with Ensemble(members(sim), embedder=embedder(server.url), **PATIENT, **settings) as ensemble:
         return ensemble.ask(QUESTION, choices=CHOICES)
 
 
@@ -247,7 +249,7 @@ def test_a_service_that_gives_no_vector_costs_no_answer(
 @pytest.mark.parametrize("kind", ["cut", "html", "bad_json", "deep", "flood", "bomb", "reset", "redirect"])
 def test_a_hostile_embedder_is_no_more_than_a_failing_one(sim: SimulatedPool, kind: str) -> None:
     sim.set("encoder", faults=Fault(kind, size=10_000_000))
-    with Ensemble(members(sim), embedder=sim.endpoints[2], seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=sim.endpoints[2], **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
     assert answer.choice is not None
     assert answer.degraded[0].startswith("text not read: embedder encoder: ")
@@ -255,7 +257,7 @@ def test_a_hostile_embedder_is_no_more_than_a_failing_one(sim: SimulatedPool, ki
 
 def test_after_a_failure_it_is_left_alone_for_a_while(sim: SimulatedPool, caplog: pytest.LogCaptureFixture) -> None:
     sim.set("encoder", faults=Fault("status"))
-    with Ensemble(members(sim), embedder=sim.endpoints[2], seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=sim.endpoints[2], **PATIENT) as ensemble:
         assert "HTTP 503" in ensemble.ask(QUESTION, choices=CHOICES).degraded[0]
         ensemble._async._embedding._paused_until = time.monotonic() + 60
         assert "it failed lately" in ensemble.ask(QUESTION, choices=CHOICES).degraded[0]
@@ -270,8 +272,8 @@ def test_after_a_failure_it_is_left_alone_for_a_while(sim: SimulatedPool, caplog
 
 def test_a_slow_service_is_not_waited_for_and_what_it_may_have_cost_is_kept(sim: SimulatedPool) -> None:
     sim.set("encoder", latency_s=30)
-    with Ensemble(members(sim), embedder=sim.endpoints[2], seed=0) as ensemble:
-        answer = ensemble.ask(QUESTION, choices=CHOICES, deadline_s=4)
+    with Ensemble(members(sim), embedder=sim.endpoints[2], **PATIENT) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES, deadline_s=10)
         rows = {row.key: row for row in ensemble._async._store.ledger("endpoint")}
     assert "text not read: embedder encoder: no vector within " in answer.degraded[0]
     assert answer.choice is not None
@@ -286,8 +288,8 @@ def test_a_slow_function_is_not_waited_for(sim: SimulatedPool) -> None:
         free.wait(60)
         return of_length(text)
 
-    with Ensemble(members(sim), embedder=stuck, seed=0) as ensemble:
-        answer = ensemble.ask(QUESTION, choices=CHOICES, deadline_s=4)
+    with Ensemble(members(sim), embedder=stuck, **PATIENT) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=CHOICES, deadline_s=10)
     free.set()
     assert "text not read: embedder" in answer.degraded[0]
     assert "no vector within" in answer.degraded[0]
@@ -297,7 +299,7 @@ def test_a_function_that_raises_costs_no_answer_and_tells_nothing_of_the_text(si
     def fails(text: str) -> list[float]:
         raise ValueError(f"cannot read {text}")
 
-    with Ensemble(members(sim), embedder=fails, seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=fails, **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         assert not steps(ensemble, answer).features.any()
     assert answer.degraded[0].endswith("fails: it raised ValueError")
@@ -323,14 +325,14 @@ def test_a_service_whose_vectors_change_their_length_has_failed(sim: SimulatedPo
     async def handler(_: web.Request, body: Any) -> web.StreamResponse:
         return json_reply(reply([1.0] * len(body["input"][0])))
 
-    with serving(handler) as server, Ensemble(members(sim), embedder=embedder(server.url), seed=0) as ensemble:
+    with serving(handler) as server, Ensemble(members(sim), embedder=embedder(server.url), **PATIENT) as ensemble:
         assert ensemble.ask(QUESTION, choices=CHOICES).degraded == ()
         assert "17 numbers now, and had 16" in ensemble.ask(QUESTION + "?", choices=CHOICES).degraded[0]
 
 
 def test_a_message_without_text_is_not_read(sim: SimulatedPool) -> None:
     picture = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    with Ensemble(members(sim), embedder=sim.endpoints[2], seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=sim.endpoints[2], **PATIENT) as ensemble:
         assert ensemble.ask([{"role": "user", "content": picture}]).degraded == ()
     assert sim.stats()["encoder"].calls == 0
 
@@ -340,7 +342,7 @@ def test_a_message_without_text_is_not_read(sim: SimulatedPool) -> None:
 
 def test_a_cap_that_leaves_no_room_for_it_is_kept(sim: SimulatedPool) -> None:
     dear = replace(sim.endpoints[2], input_usd_per_1m=10_000)
-    with Ensemble(members(sim), embedder=dear, budget=Budget(usd_total="0.05"), seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=dear, budget=Budget(usd_total="0.05"), **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.01")
         assert ensemble.stats().cost <= Decimal("0.01")
     assert answer.degraded == ("text not read: embedder encoder: not affordable",)
@@ -349,7 +351,7 @@ def test_a_cap_that_leaves_no_room_for_it_is_kept(sim: SimulatedPool) -> None:
 
 def test_a_total_counts_it(sim: SimulatedPool) -> None:
     encoder = replace(sim.endpoints[2], input_usd_per_1m=1000)
-    with Ensemble(members(sim), embedder=encoder, budget=Budget(usd_total=1), seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=encoder, budget=Budget(usd_total=1), **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         (limit,) = ensemble.ask(QUESTION, choices=CHOICES).receipt.budget
     assert answer.receipt.embedding == 1000 * sim.stats()["encoder"].usd > 0
@@ -360,7 +362,7 @@ def test_without_a_price_the_cost_is_unknown_and_a_budget_is_refused(sim: Simula
     free = Endpoint("encoder", model="encoder", base_url=sim.endpoints[2].base_url)
     with pytest.raises(ConfigError, match="the price of encoder is unknown"):
         Ensemble(members(sim), embedder=free, budget=Budget(usd_total=1))
-    with Ensemble(members(sim), embedder=free, seed=0) as ensemble:
+    with Ensemble(members(sim), embedder=free, **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
     assert (answer.receipt.embedding, answer.cost) == (None, None)
 
@@ -439,7 +441,7 @@ def test_a_stores_answers_are_compared_only_with_their_own_embedders(sim: Simula
     """Vectors of one length, but of another function."""
     remembered = []
     for embed in (of_length, awaited, of_length):
-        with Ensemble(members(sim), embedder=embed, store=tmp_path / "s.db", seed=0) as ensemble:
+        with Ensemble(members(sim), embedder=embed, store=tmp_path / "s.db", **PATIENT) as ensemble:
             before = len(ensemble._async._observer._memory)
             ensemble.feedback(ensemble.ask(QUESTION, choices=CHOICES), label="42")
             remembered.append((before, len(ensemble._async._observer._memory)))
