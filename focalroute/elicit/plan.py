@@ -15,12 +15,13 @@ from an endpoint that can do that, and the share of each answer is counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.capabilities import Capabilities
+from focalroute.elicit.messages import added
 from focalroute.elicit.parse import DECORATION, Reader, reader_of
 from focalroute.elicit.score import score
 from focalroute.errors import CallFailed
@@ -99,7 +100,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
         return _free_form_plan(query, capabilities)
     samples = samples if query.samples is None else query.samples
     labels = reader_of(query.choices).labels
-    messages = _put(query.messages, query.choices, labels)
+    messages = added(query.messages, _asked(query.choices, labels))
     held = labels if capabilities.structured_choice else None
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
         request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
@@ -121,33 +122,12 @@ def _free_form_plan(query: Query, capabilities: Capabilities) -> Plan:
     return Plan(request, "samples", None, query.answer)
 
 
-def _put(
-    messages: Sequence[Mapping[str, Any]], choices: Sequence[str], labels: Sequence[str]
-) -> tuple[Mapping[str, Any], ...]:
-    """The messages with the choices added to the last one of the user."""
-    asked = _asked(choices, labels)
-    for i in range(len(messages) - 1, -1, -1):
-        if messages[i].get("role") == "user":
-            return (
-                *messages[:i],
-                {**messages[i], "content": _joined(messages[i].get("content"), asked)},
-                *messages[i + 1 :],
-            )
-    return (*messages, {"role": "user", "content": asked})
-
-
 def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
     kind: Literal["letter", "number"] = "number" if labels[0].isdigit() else "letter"
     if all(choice.strip(DECORATION) == label for choice, label in zip(choices, labels, strict=True)):
         return f"Answer with one of these only: {', '.join(labels)}."
     lines = "\n".join(f"{label}. {choice}" for label, choice in zip(labels, choices, strict=True))
     return f"{lines}\n\nAnswer with the {kind} of one choice only."
-
-
-def _joined(content: Any, asked: str) -> Any:
-    if isinstance(content, str):
-        return f"{content}\n\n{asked}"
-    return [*(content or ()), {"type": "text", "text": asked}]
 
 
 def _single(completion: Completion, reader: Reader, method: Method) -> Reading:
