@@ -8,10 +8,11 @@ are needed.
 from focalroute.sim.faults import Fault
 from focalroute.sim.models import SimulatedModel, default_models
 from focalroute.sim.process import SimulatedPool
-from focalroute.sim.questions import TOPICS, Question, generate, solve, stream
+from focalroute.sim.questions import ALL_TOPICS, TOPICS, Question, generate, solve, stream
 from focalroute.sim.served import ModelStats
 
 __all__ = [
+    "ALL_TOPICS",
     "TOPICS",
     "Fault",
     "ModelStats",

@@ -15,7 +15,7 @@ from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "Family", "Match", "calculate", "near", "yes_no"]
 
 Match = re.Match[str]
 
@@ -62,7 +62,7 @@ def _plain(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _near(_: Match, right: str, rng: Random) -> Iterator[str]:
+def near(_: Match, right: str, rng: Random) -> Iterator[str]:
     """Numbers near the right one: slips of a unit, a ten, a tenth of the value, two digits swapped."""
     value = Decimal(right)
     if len(right) > 1 and right[-2:].isdigit():
@@ -79,8 +79,9 @@ def _arithmetic(rng: Random) -> str:
     return f"What is {a} {sign} {b}{tail}?"
 
 
-def _calculate(match: Match) -> str:
-    first, sign, second, then, third = match.groups()
+def calculate(match: Match) -> str:
+    """The value of groups 1 to 5: a number, a sign, a number, and perhaps a sign and a number more."""
+    first, sign, second, then, third = match.groups()[:5]
     act: Mapping[str, Callable[[int, int], int]] = {
         "+": lambda a, b: a + b,
         "-": lambda a, b: a - b,
@@ -141,10 +142,10 @@ def _convert(match: Match) -> str | None:
 
 
 def _wrong_unit(match: Match, right: str, rng: Random) -> Iterator[str]:
-    near = _near(match, right, rng)
+    slips = near(match, right, rng)
     while True:
         factor = rng.choice(("10", "0.1", "2", "0.5", "1.2", "0.6"))
-        yield _plain(Decimal(right) * Decimal(factor)) if rng.random() < 0.6 else next(near)
+        yield _plain(Decimal(right) * Decimal(factor)) if rng.random() < 0.6 else next(slips)
 
 
 def _logic(rng: Random) -> str:
@@ -161,7 +162,8 @@ def _judge(match: Match) -> str | None:
     return None if match[2] not in truthful else "Yes" if truthful[match[2]] else "No"
 
 
-def _yes_no(_: Match, right: str, __: Random) -> Iterator[str]:
+def yes_no(_: Match, right: str, __: Random) -> Iterator[str]:
+    """The other one."""
     yield "No" if right == "Yes" else "Yes"
 
 
@@ -239,7 +241,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         Family(
             "arithmetic",
             re.compile(r"\bWhat is (-?\d{1,9}) ([+*-]) (\d{1,9})(?: ([+*-]) (\d{1,9}))?\?"),
-            _arithmetic, _calculate, _near,
+            _arithmetic, calculate, near,
         ),
         Family(
             "counting",
@@ -260,7 +262,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
                 r"\b((?:[A-Z][a-z]+ (?:says that [A-Z][a-z]+ )?(?:tells the truth|lies)\. )+)"
                 r"Does ([A-Z][a-z]+) tell the truth\?"
             ),
-            _logic, _judge, _yes_no, most=2,
+            _logic, _judge, yes_no, most=2,
         ),
         Family(
             "ordering",
@@ -273,7 +275,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         Family(
             "sequences",
             re.compile(r"\bWhich number comes next: (-?\d{1,9}(?:, -?\d{1,9}){3,9})\?"),
-            _sequence, _continue, _near,
+            _sequence, _continue, near,
         ),
         Family(
             "units",

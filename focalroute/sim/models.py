@@ -18,7 +18,7 @@ from typing import Any
 from focalroute.errors import ConfigError
 from focalroute.sim.questions import ALL_TOPICS
 
-__all__ = ["SimulatedModel", "default_models", "distribution", "sample", "uniforms"]
+__all__ = ["SimulatedModel", "default_models", "distribution", "sample", "swayed", "uniforms"]
 
 _SURE = 0.9999  # no choice is ever entirely ruled out
 _FALLING = 0.5  # each choice behind the leader gets half the mass of the one before it
@@ -46,6 +46,8 @@ class SimulatedModel:
             the answer only, or held to a format.
         wrong_length: how much longer (or shorter) its replies are when wrong.
         ending: how it gives its answer where no choices are offered, "{}" being the answer: "\\n#### {}", "**{}**", ...
+        convinced: shown an earlier answer that is right, the share of its mass that moves there.
+        misled: the same, shown one that is wrong.
     """
 
     name: str
@@ -63,12 +65,14 @@ class SimulatedModel:
     verbosity: int = 0
     wrong_length: float = 1.2
     ending: str = " The answer is {}."
+    convinced: float = 0.6
+    misled: float = 0.3
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("SimulatedModel: name: is empty")
-        for where, value in (("skill", self.skill), ("correlation", self.correlation)):
-            self._check(where, 0 <= value <= 1, "give a probability between 0 and 1")
+        for where in ("skill", "correlation", "convinced", "misled"):
+            self._check(where, 0 <= getattr(self, where) <= 1, "give a probability between 0 and 1")
         for where, skills in (("skills", self.skills), ("drifted", self.drifted)):
             for topic, value in skills.items():
                 self._check(
@@ -155,6 +159,17 @@ def distribution(
     for i, share in zip(ranked, (confidence, *((1 - confidence) * s for s in shares)), strict=True):
         mass[i] = share
     return _powered(mass, model.sharpness)
+
+
+def swayed(model: SimulatedModel, p: Sequence[float], shown: int | None, right: int | None) -> tuple[float, ...]:
+    """The model's probabilities (K,) once it was shown that somebody answered ``shown``; None: nothing it knows.
+
+    It tells a right answer from a wrong one better than it finds it: ``convinced`` is meant to be above ``misled``.
+    """
+    if shown is None:
+        return tuple(p)
+    share = model.convinced if shown == right else model.misled
+    return tuple((1 - share) * mass + share * (i == shown) for i, mass in enumerate(p))
 
 
 def sample(probabilities: Sequence[float], u: float, temperature: float = 1.0) -> int:

@@ -21,6 +21,7 @@ _TOLD = re.compile(
     r"""["'`]?(\w{1,40})\b""",
     re.IGNORECASE,
 )
+_EARLIER = re.compile(r"<(\w{0,40}answer)>(.*?)</\1>", re.DOTALL)
 _PLACEHOLDERS = frozenset({"the", "a", "an", "one", "only", "just", "your", "exactly", "its", "that"})
 
 
@@ -35,6 +36,7 @@ class Prompt:
         texts: what stands behind each letter.
         terse: whether it asks for nothing but the answer.
         told: the word it asks to be answered with, as in "Reply with OK".
+        earlier: the answer of somebody else that it shows, between tags such as <student_answer>; None: it shows none.
     """
 
     key: str
@@ -43,6 +45,7 @@ class Prompt:
     texts: tuple[str, ...]
     terse: bool
     told: str | None
+    earlier: str | None = None
 
 
 def last_user_text(messages: Any) -> str:
@@ -64,6 +67,9 @@ def read_prompt(text: str) -> Prompt:
     >>> read_prompt("What is 2 + 3?\\nA) 6\\nB) 5\\nReply with the letter only.").letters
     ('A', 'B')
     """
+    shown = _EARLIER.search(text)
+    if shown:
+        text = text[: shown.start()] + text[shown.end() :]
     found = find(text)
     after = found.end if found else 0
     lettered = _lettered(text, after) or _lettered(text, 0) or _listed(text, after)
@@ -75,6 +81,7 @@ def read_prompt(text: str) -> Prompt:
         texts=tuple(choice for _, choice in lettered),
         terse=_ONLY.search(text) is not None,
         told=None if found else told,
+        earlier=shown[2].strip() if shown else None,
     )
 
 

@@ -11,16 +11,17 @@ from random import Random
 
 from focalroute.errors import ConfigError
 from focalroute.sim.families import FAMILIES, Family
+from focalroute.sim.hops import HOPPED
 from focalroute.sim.stories import STORIES
 
 __all__ = ["ALL_TOPICS", "TOPICS", "Found", "Question", "alternatives", "find", "generate", "solve", "stream"]
 
 #: The topics that a stream mixes where none are named.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)
-#: The names of all topics.
-ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES)
+#: The names of all topics: those, and the ones made for free-form answers and for asking one model after another.
+ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED)
 
-_ALL = {**STORIES, **FAMILIES}  # in the order in which they are looked for
+_ALL = {**STORIES, **HOPPED, **FAMILIES}  # in the order in which they are looked for
 
 
 @dataclass(frozen=True, slots=True)

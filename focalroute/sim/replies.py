@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from focalroute.sim.models import SimulatedModel, distribution, sample, uniforms
-from focalroute.sim.prompt import Prompt, same
-from focalroute.sim.questions import alternatives
+from focalroute.sim.models import SimulatedModel, sample, uniforms
+from focalroute.sim.prompt import Prompt
+from focalroute.sim.thinking import options
 
 __all__ = ["Reply", "Token", "Voice", "count_tokens", "tokenise"]
 
 _TOKEN = re.compile(r" ?[A-Za-z]{1,9}| ?\d{1,3}|\s+|.", re.DOTALL)
 _THOUGHT = " Let us work through this carefully step by step and check each part of it once more before we go on and"
-_GREETING = "Hello! I am a simulated model. How can I help you?"
 _CERTAIN = 0.98  # the probability of a token without rivals: a real model is never quite sure
-_FREE_CHOICES = 4  # answers a model wavers between where none are offered
 
 #: How the mass of a letter is spread over the tokens that spell it, and what is left goes to other tokens.
 _SPELLINGS = ((lambda letter: letter, 0.94), (lambda letter: " " + letter, 0.03), (str.lower, 0.01))
@@ -87,34 +85,14 @@ class Voice:
     ) -> None:
         self._model, self._prompt, self._room = model, prompt, room
         self._constrained = allowed is not None
-        self._spoken, texts, self._right = self._options(allowed)
-        topic = prompt.found.topic if prompt.found else None
-        self._p = distribution(model, prompt.key, topic, texts, self._right, drifted=drifted) if texts else ()
+        self._options = options(model, prompt, allowed, drifted=drifted)
+        self._spoken, self._p, self._right = self._options.spoken, self._options.p, self._options.right
         self._words = [tokenise(spoken) for spoken in self._spoken]
-
-    def _options(self, allowed: Sequence[tuple[str, str]] | None) -> tuple[list[str], list[str], int | None]:
-        """What it can say, what each of these means, and which one is right."""
-        prompt = self._prompt
-        behind = dict(zip(prompt.letters, prompt.texts, strict=True))
-        if allowed is not None:
-            spoken, texts = [text for _, text in allowed], [behind.get(value, value) for value, _ in allowed]
-        elif prompt.letters:
-            spoken, texts = list(prompt.letters), list(prompt.texts)
-        elif prompt.found:
-            texts = list(alternatives(prompt.found, _FREE_CHOICES))
-            spoken = [self._model.ending.replace("{}", text) for text in texts]
-        else:
-            spoken, texts = [prompt.told or _GREETING], [""]
-        answer = prompt.found.answer if prompt.found else None
-        return (
-            spoken,
-            texts,
-            next((i for i, text in enumerate(texts) if answer is not None and same(text, answer)), None),
-        )
 
     def say(self, index: int, temperature: float, seed: object = None) -> Reply:
         """Sample number ``index``; the same arguments give the same reply."""
-        draws = uniforms("sample", self._model.seed, self._model.name, self._prompt.key, index, seed)
+        key = f"{self._prompt.key}\x1f{self._options.seen}" if self._options.seen else self._prompt.key
+        draws = uniforms("sample", self._model.seed, self._model.name, key, index, seed)
         picked = sample(self._p, draws[0], temperature)
         tokens = self._tokens(picked, draws[1])
         room = len(tokens) if self._room is None else max(1, self._room)
