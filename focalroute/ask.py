@@ -77,6 +77,11 @@ class Ask:
         """All replies so far, in the order of asking, failures included."""
         return tuple(reply for round_ in self.rounds for reply in round_.replies)
 
+    @property
+    def put(self) -> Query:
+        """What the endpoints of the next round are asked."""
+        return self.query
+
     def _failure(self) -> PoolError | BudgetExceeded:
         """Why there is no answer."""
         replies = self.replies
@@ -216,13 +221,16 @@ class Ask:
         evidence = self.fused.evidence
         return float(evidence.members[candidate, evidence.endpoints.index(index), _EVIDENCE])
 
+    def _candidate(self, number: int, reply: Reply) -> int | None:
+        return self.sight.backs.get(self.policy.endpoints.index(reply.endpoint))
+
     def _call(self, number: int, reply: Reply) -> Call:
         index = self.policy.endpoints.index(reply.endpoint)
         return Call(
             endpoint=reply.endpoint,
             round=number,
             probability=self.rounds[number - 1].decision.probabilities[index],
-            candidate=self.sight.backs.get(index),
+            candidate=self._candidate(number, reply),
             method=reply.method,
             usage=reply.usage,
             cost=reply.cost,

@@ -188,7 +188,7 @@ def update(
     A process that serves with this folder notices within a second of its next question.
     """
     from focalroute.learn.online import update_policy
-    from focalroute.policy.named import chosen
+    from focalroute.policy.catalogue import chosen
     from focalroute.store import open_store
     from focalroute.updates import learned_folder
 

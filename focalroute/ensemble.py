@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from focalroute.answers import AnswerKind
-from focalroute.ask import Ask
 from focalroute.budget import BudgetGuard
+from focalroute.chain import begin
 from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
 from focalroute.cost import typical_cost
 from focalroute.embedders import Embedding, TextEmbedder, embedder_of
@@ -25,8 +25,9 @@ from focalroute.feedback import USER, Listener
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.pacing import paced
+from focalroute.policy.catalogue import chosen
 from focalroute.policy.fallback import Guarded
-from focalroute.policy.named import Named, chosen
+from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
 from focalroute.prices import warn_if_stale
@@ -250,9 +251,10 @@ class AsyncEnsemble:
         deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
         began, dice = time.perf_counter(), self._dice()
         text = await self._embedding.read(asked.text, purse, deadline)
-        ask = Ask(
+        ask = begin(
             asked,
             policy=Guarded(policy, self._names),
+            most=settings.max_rounds,
             sight=self._observer.begin(asked, text.features),
             purse=purse,
             deadline=deadline,

@@ -38,6 +38,7 @@ class Rounds:
         ask = self._ask
         if not await self._bounded():
             return False
+        self._terms.query = ask.put
         observation = ask.observe(price_of_money)
         self._available = self._pool.available()
         if False in self._available:
@@ -61,7 +62,7 @@ class Rounds:
         """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
         try:
             async with asyncio.timeout_at(self._ask.deadline):
-                self._bounds = await self._pool.upper_bounds(self._ask.query, self._ask.purse)
+                self._bounds = await self._pool.upper_bounds(self._ask.put, self._ask.purse)
         except TimeoutError:
             self._ask.late = True
         return not self._ask.late

@@ -48,6 +48,7 @@ BEYOND = {
     "capabilities": {"endpoint", "wire"},
     "collect": {"amounts", "answers", "budget", "evaluate", "many", "pool", "progress", "query", "race", "store"},
     "config": {"amounts", "keys"},
+    "chain": {"ask", "elicit", "observe", "policy"},
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "wire"},
     "embedders": {"budget", "cost", "endpoint", "limits", "observe", "policy", "retries", "store", "wire"},

@@ -20,7 +20,7 @@ from focalroute.errors import PolicyError
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.observe import layout
 
-__all__ = ["decider_model", "decider_net", "fusion_model", "fusion_net"]
+__all__ = ["decider_model", "decider_net", "der_model", "fusion_model", "fusion_net"]
 
 OPSET = 17
 IR_VERSION = 8  # what opset 17 came with: read by every onnxruntime since 1.12
@@ -68,6 +68,18 @@ def fusion_model(net: FusionNet) -> bytes:
     g.score(hidden)
     inputs = {"members": ("B", "K", "m", net.skip_member.size), "candidates": ("B", "K", net.skip_candidate.size)}
     return g.model("fusion", inputs, {"ids": ("B", "m")}, ("B", "K"))
+
+
+def der_model(net: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """``der.onnx``: seen (B, D) -> logits (B, N + 1) = sigmoid(seen hidden + hidden_bias) out + out_bias.
+
+    Args:
+        net: these four: (D, H), (H,), (H, N + 1), (N + 1,).
+    """
+    g = _Graph(net)
+    hidden = g("Sigmoid", g("Gemm", "seen", "hidden", "hidden_bias"))
+    g.result("Gemm", hidden, "out", "out_bias")
+    return g.model("der", {"seen": ("B", len(net["hidden"]))}, {}, ("B", len(net["out_bias"])))
 
 
 def decider_net(model: bytes) -> DeciderNet:
@@ -123,8 +135,11 @@ class _Graph:
     def score(self, hidden: str) -> None:
         """The output layer: hidden units (B, ., H + 2) -> "logits" (B, .)."""
         column = self.unsqueezed(self("Concat", "out", self.constant([1.0, -1.0]), axis=0), 1)
-        inputs = self("MatMul", hidden, column), self.constant([2], np.int64)
-        self._nodes.append(onnx.helper.make_node("Squeeze", inputs, ["logits"]))
+        self.result("Squeeze", self("MatMul", hidden, column), self.constant([2], np.int64))
+
+    def result(self, op: str, *inputs: str) -> None:
+        """The last node: its output is "logits"."""
+        self._nodes.append(onnx.helper.make_node(op, inputs, ["logits"]))
 
     def model(self, name: str, inputs: Mapping[str, _Shape], ids: Mapping[str, _Shape], shape: _Shape) -> bytes:
         """The finished model, checked: float ``inputs`` and integer ``ids`` -> "logits" of this shape."""

@@ -139,16 +139,26 @@ class Sight:
             KeyError: the endpoint is not in the pool.
             ValueError: it was already added, or its probabilities do not fit the choices.
         """
-        i = self._index[reply.endpoint]
-        if i in self.asked:
+        if self._index[reply.endpoint] in self.asked:
             raise ValueError(f"endpoint {reply.endpoint!r} was already added to this ask")
+        self.again(reply, round)
+
+    def again(self, reply: Reply, round: int) -> int | None:
+        """Likewise, of a member that may have replied before; its latest usable reply is what counts.
+
+        Returns:
+            The candidate that the reply backs; None: it is not usable.
+        """
+        i = self._index[reply.endpoint]
         candidate, mass = self._answer_in(reply)
-        self.asked.append(i)
+        if i not in self.asked:
+            self.asked.append(i)
         if candidate is None:
-            return
+            return None
         self.backs[i] = candidate
         self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
         self._blocks[i] = self._block(i, candidate, mass, reply.length, round)
+        return candidate
 
     def usual(self, endpoint: int) -> tuple[float | None, float | None]:
         """What a call to it usually costs, USD, and takes, seconds; None where unknown."""

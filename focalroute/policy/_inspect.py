@@ -28,6 +28,7 @@ OPERATORS = frozenset(
         "Neg",
         "ReduceSum",
         "Relu",
+        "Sigmoid",
         "Squeeze",
         "Transpose",
         "Unsqueeze",

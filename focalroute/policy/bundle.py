@@ -36,6 +36,7 @@ __all__ = [
     "COLD",
     "CURRENT",
     "DECIDER",
+    "DER_FILE",
     "FUSION",
     "Policy",
     "cold",
@@ -45,10 +46,15 @@ __all__ = [
     "learner",
     "load",
     "load_folder",
+    "manifest_of",
+    "opened",
+    "verified",
     "versions",
 ]
 
 CURRENT = "CURRENT"
+#: What a sequential policy has in place of the other two (see `focalroute.policy.der`).
+DER_FILE = "der.onnx"
 SCHEMA = 1
 #: The bundle that is shipped.
 COLD = Path(__file__).parent / "cold"
@@ -183,16 +189,16 @@ def load_folder(folder: Path) -> Policy:
     Raises:
         PolicyError: it does not; the message names the file, the reason and what to do.
     """
-    manifest = _manifest(folder)
-    decider, fusion = (_verified(folder, name, manifest) for name in ("decider.onnx", "fusion.onnx"))
+    manifest = manifest_of(folder)
+    decider, fusion = (verified(folder, name, manifest) for name in ("decider.onnx", "fusion.onnx"))
     policy = Policy(
         **{key: manifest[key] for key in ("version", "parent", "created_at", "hyperparameters", "metrics")},
         names=tuple(manifest["names"]),
         decider_onnx=decider,
         fusion_onnx=fusion,
         experience=_experience(folder, manifest),
-        _decider=_opened(folder / "decider.onnx", decider, DECIDER),
-        _fusion=_opened(folder / "fusion.onnx", fusion, FUSION),
+        _decider=opened(folder / "decider.onnx", decider, DECIDER),
+        _fusion=opened(folder / "fusion.onnx", fusion, FUSION),
         _rows={name: row for row, name in enumerate(manifest["names"], 1)},
     )
     _try(folder, policy)
@@ -212,7 +218,7 @@ def _experience(folder: Path, manifest: Mapping[str, Any]) -> Experience | None:
 def learner(root: str | Path, version: int) -> dict[str, NDArray[Any]] | None:
     """The arrays the learner left with a version; None if it left none. PolicyError if they are damaged."""
     folder = folder_of(root, version)
-    manifest = _manifest(folder)
+    manifest = manifest_of(folder)
     if "learner.npz" not in manifest["sha256"]:
         return None
     return _arrays(folder / "learner.npz", manifest)
@@ -235,8 +241,8 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, its schema, integrity, types and layout checked."""
+def manifest_of(folder: Path, slices: Mapping[str, Any] = SLICES) -> dict[str, Any]:
+    """The manifest, its schema, integrity, types and layout checked; PolicyError if any is wrong."""
     path = folder / "manifest.json"
     try:
         manifest = dict(json.loads(_read(path)))
@@ -254,13 +260,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
     names = manifest["names"]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise PolicyError(f"{path}: names: must be different strings; {_AGAIN}")
-    if manifest["layout"] != SLICES:
+    if DER_FILE in manifest["sha256"] and slices is SLICES:
+        raise PolicyError(f"{folder}: holds a sequential policy; it serves, but is not compared or updated like others")
+    if manifest["layout"] != slices:
         raise PolicyError(f"{path}: was made for another layout of the observation; train it again with this version")
     return manifest
 
 
 def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    data = _verified(path.parent, path.name, manifest)
+    data = verified(path.parent, path.name, manifest)
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             unpacked = sum(member.file_size for member in arrays.zip.infolist())
@@ -271,14 +279,16 @@ def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         raise PolicyError(f"{path}: is no plain array archive: {error}; publish again") from error
 
 
-def _verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+def verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+    """A file's bytes; PolicyError if they are not those that the manifest names."""
     data = _read(folder / name)
     if hashlib.sha256(data).hexdigest() != manifest["sha256"].get(name):
         raise PolicyError(f"{folder / name}: does not match its SHA-256 in the manifest; {_AGAIN}")
     return data
 
 
-def _opened(path: Path, model: bytes, signature: Signature) -> Session:
+def opened(path: Path, model: bytes, signature: Signature) -> Session:
+    """A model that has this signature; PolicyError if it has not."""
     try:
         return Session(model, signature)
     except PolicyError as error:

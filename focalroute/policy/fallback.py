@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 from focalroute.errors import PolicyError
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import Policy
+from focalroute.policy.der import Der
 from focalroute.policy.named import SURE, Named, cheapest_first, plurality
+from focalroute.policy.sequential import STEP, STEP_ENDPOINT, Sequential
 from focalroute.records import F32, Evidence, Observation
 
 __all__ = ["FALLBACK", "Fallback", "Guarded", "Served"]
@@ -20,6 +23,8 @@ FALLBACK = -1
 
 _MEMBERS = 3
 _FIRST = slices(CONTEXT)["first"]
+_ANSWERED = slices(STEP)["answered"].start
+_STEP_PRICE = slices(STEP_ENDPOINT)["price"].start
 
 
 class Fallback:
@@ -43,9 +48,14 @@ class Fallback:
         """See `focalroute.policy.named.plurality`."""
         return plurality(evidence)
 
+    def actions(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
+        """Of endpoints asked one after another the cheapest that answers, float32 (N + 1,)."""
+        prices = observation.endpoints[:, _STEP_PRICE]
+        return np.append(-prices, SURE if observation.context[_ANSWERED] else -SURE).astype(np.float32)
+
 
 #: Whatever can serve.
-Served = Policy | Fallback | Named
+Served = Policy | Der | Fallback | Named
 
 
 class Guarded:
@@ -55,23 +65,26 @@ class Guarded:
         endpoints: the pool's names, tuple of length N.
         version: the one version that every answer of this ask is stamped with.
         name: of a named policy; None for all others.
+        sequential: whether it asks one endpoint after another, each shown the answer before its own.
         one_a_round: whether at most one endpoint is asked in a round.
         failed: whether the fallback took over.
     """
 
     def __init__(self, policy: Served, endpoints: Sequence[str]) -> None:
-        self._policy = policy
+        self._steps = policy if isinstance(policy, Sequential | Der) else None
+        self._policy = Fallback() if isinstance(policy, Der) else policy
         self.endpoints = tuple(endpoints)
         self._ids = policy.ids(endpoints)
         self.version = policy.version
         self.name = policy.name if isinstance(policy, Named) else None
         self.one_a_round = isinstance(policy, Named) and policy.one_a_round
+        self.sequential = self._steps is not None
         self.failed = isinstance(policy, Fallback)
 
     @property
     def learnable(self) -> bool:
         """Whether nets decide: only these sample, and only from these a trajectory is kept to learn from."""
-        return isinstance(self._policy, Policy)
+        return isinstance(self._policy, Policy) or isinstance(self._steps, Der)
 
     def decider_logits(self, observation: Observation) -> F32:
         """float32 (N,)."""
@@ -88,7 +101,15 @@ class Guarded:
         except PolicyError:
             return self._fall_back().fusion_logits(evidence, members)
 
+    def actions(self, observation: Observation) -> F32:
+        """Of a sequential policy, float32 (N + 1,): of asking each endpoint, and last of STOP."""
+        if self._steps is not None:
+            with suppress(PolicyError):
+                return self._steps.actions(observation, self._ids)
+        return self._fall_back().actions(observation, self._ids)
+
     def _fall_back(self) -> Fallback:
         self._policy = fallback = Fallback()
+        self._steps = None
         self.failed = True
         return fallback

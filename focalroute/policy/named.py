@@ -12,29 +12,23 @@ as dear as the pool's mean.
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import logging
 import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import ConfigError
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.policy.fusion import posterior
 from focalroute.records import F32, Evidence, Observation, Outcome
 
-__all__ = ["NAMED", "NAMES", "NEED_A_LOG", "SURE", "Named", "cheapest_first", "chosen", "plurality"]
+__all__ = ["NAMED", "NAMES", "NEED_A_LOG", "SURE", "Named", "cheapest_first", "plurality"]
 
 F64 = NDArray[np.float64]
-
-_log = logging.getLogger("focalroute")
 
 #: The policy version stamped on answers that a named policy decided; the receipt's ``policy`` says which.
 NAMED = -2
@@ -361,34 +355,3 @@ _KINDS = (
 )
 #: What ``policy=`` knows by name.
 NAMES: Mapping[str, type[Named]] = {kind.name: kind for kind in _KINDS}
-
-
-def chosen(policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None) -> Named | str | Path | None:
-    """What ``policy=`` means: a string that is a name the policy of that name, anything else a folder.
-
-    A folder that does not exist yet is fine, unless it is the name of a policy misspelt or of a baseline that cannot
-    serve; written as a path ("./plurality", or a `Path`) it always is a folder.
-
-    Raises:
-        ConfigError: a string is none of these.
-    """
-    if not isinstance(policy, str):
-        return policy
-    there = Path(policy).exists()
-    if policy in NAMES:
-        if there:
-            _log.warning('policy %r is taken by its name; for the folder of that name give "./%s"', policy, policy)
-        return NAMES[policy](endpoints, seed)
-    if there or Path(policy).name != policy:  # a path: of more parts than a name, or with a separator at its end
-        return policy
-    if policy in NEED_A_LOG:
-        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {_folder(policy)}")
-    plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
-    near = difflib.get_close_matches(plain, NAMES, 1, cutoff=0.8)
-    if near:
-        raise ConfigError(f"policy: {policy!r} is no policy's name; did you mean {near[0]!r}? {_folder(policy)}")
-    return policy
-
-
-def _folder(policy: str) -> str:
-    return f'for a new folder of that name give "./{policy}"'

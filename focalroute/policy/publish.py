@@ -11,7 +11,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from numpy.typing import ArrayLike
 from focalroute.errors import PolicyError
 from focalroute.observe.experience import Experience
 from focalroute.policy import _files
-from focalroute.policy.bundle import CURRENT, SCHEMA, SLICES, digest, folder_of, load, load_folder, versions
+from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, digest, folder_of, versions
+from focalroute.policy.der import DER_SLICES, check_folder, load_served
 
-__all__ = ["bundle_files", "publish", "rollback"]
+__all__ = ["bundle_files", "publish", "publish_der", "rollback"]
 
 
 def publish(
@@ -56,25 +57,59 @@ def publish(
     Raises:
         PolicyError: the bundle would not pass its checks, or cannot be written; the current policy stays.
     """
-    root = Path(root)
+
+    def files(version: int) -> dict[str, bytes]:
+        return bundle_files(
+            version=version,
+            parent=parent,
+            created_at=time.time(),
+            decider=decider,
+            fusion=fusion,
+            names=names,
+            hyperparameters=hyperparameters or {},
+            metrics=metrics or {},
+            experience=experience,
+            learner=learner,
+        )
+
+    return _publish(Path(root), files, parent, keep)
+
+
+def publish_der(
+    root: str | Path,
+    *,
+    model: bytes,
+    names: Sequence[str],
+    parent: int | None,
+    hyperparameters: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    keep: int = 10,
+) -> int:
+    """Likewise, of a sequential policy whose ``der.onnx`` is ``model``."""
+
+    def files(version: int) -> dict[str, bytes]:
+        return _with_manifest(
+            {DER_FILE: model},
+            version=version,
+            parent=parent,
+            created_at=time.time(),
+            names=list(names),
+            layout=DER_SLICES,
+            hyperparameters=dict(hyperparameters or {}),
+            metrics=dict(metrics or {}),
+        )
+
+    return _publish(Path(root), files, parent, keep)
+
+
+def _publish(root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int) -> int:
+    """Add the files that are made for the next version, and make it the current one."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _files.locked(root):
             _files.clean(root)
             version = max(versions(root), default=0) + 1
-            files = bundle_files(
-                version=version,
-                parent=parent,
-                created_at=time.time(),
-                decider=decider,
-                fusion=fusion,
-                names=names,
-                hyperparameters=hyperparameters or {},
-                metrics=metrics or {},
-                experience=experience,
-                learner=learner,
-            )
-            _add(root, version, files)
+            _add(root, version, files(version))
             _point(root, version)
             _prune(root, keep, {version, parent})
     except OSError as error:
@@ -94,13 +129,13 @@ def rollback(root: str | Path, version: int | None = None) -> int:
     try:
         with _files.locked(root):
             if version is None:
-                version = load(root).parent
+                version = load_served(root).parent
             if version not in versions(root):
                 kept = ", ".join(map(str, versions(root)))
                 raise PolicyError(
                     f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy"
                 )
-            load(root, version)
+            load_served(root, version)
             _point(root, version)
     except OSError as error:
         raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
@@ -126,17 +161,21 @@ def bundle_files(
         files["experience.npz"] = _archive(experience.arrays())
     if learner is not None:
         files["learner.npz"] = _archive(learner)
-    manifest: dict[str, Any] = {
-        "schema": SCHEMA,
-        "version": version,
-        "parent": parent,
-        "created_at": created_at,
-        "names": list(names),
-        "layout": SLICES,
-        "hyperparameters": dict(hyperparameters),
-        "metrics": dict(metrics),
-        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-    }
+    return _with_manifest(
+        files,
+        version=version,
+        parent=parent,
+        created_at=created_at,
+        names=list(names),
+        layout=SLICES,
+        hyperparameters=dict(hyperparameters),
+        metrics=dict(metrics),
+    )
+
+
+def _with_manifest(files: dict[str, bytes], **content: Any) -> dict[str, bytes]:
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    manifest: dict[str, Any] = {"schema": SCHEMA, **content, "sha256": hashes}
     try:
         manifest["digest"] = digest(manifest)
         text = json.dumps(manifest, indent=2, allow_nan=False)
@@ -156,7 +195,7 @@ def _add(root: Path, version: int, files: Mapping[str, bytes]) -> None:
     new = _files.temporary(root)
     try:
         _files.write_files(new, files)
-        load_folder(new)
+        check_folder(new)
         new.rename(folder_of(root, version))
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)

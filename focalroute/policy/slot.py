@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from focalroute.errors import PolicyError
-from focalroute.policy.bundle import CURRENT, Policy, cold, current, load, versions
+from focalroute.policy.bundle import CURRENT, cold, current, versions
+from focalroute.policy.der import load_served
 from focalroute.policy.fallback import Fallback, Served
 from focalroute.policy.named import Named
 from focalroute.records import Outcome
@@ -66,7 +67,7 @@ class PolicySlot:
         slot = cls(Fallback(), root)
         slot._seen = slot._stamp()
         served = slot._try(
-            lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load(root)
+            lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load_served(root)
         )
         if root is not None and not served:
             slot._serve_last_good(root)
@@ -77,7 +78,7 @@ class PolicySlot:
             broken = current(root)
             for version in (version for version in reversed(versions(root)) if version < broken):
                 with suppress(PolicyError):
-                    self.current = load(root, version)
+                    self.current = load_served(root, version)
                     _log.error("version %d serves instead; publish again, or roll back to it", version)
                     return
 
@@ -91,7 +92,7 @@ class PolicySlot:
         if isinstance(self.current, Named):
             self.current.learn(outcome, candidates)
 
-    def swap(self, policy: Policy) -> None:
+    def swap(self, policy: Served) -> None:
         """Serve with this policy from now on."""
         self.current = policy
         self.error = None
@@ -118,7 +119,7 @@ class PolicySlot:
             if stamp == self._seen:
                 return False
             self._seen = stamp
-            return self._try(lambda: load(root))
+            return self._try(lambda: load_served(root))
 
     def refresh_soon(self) -> None:
         """Where it is stale, refresh on the slot's own thread; returns at once."""
@@ -129,7 +130,7 @@ class PolicySlot:
         """Wait for a refresh under way (milliseconds) and let go of the thread. Idempotent."""
         self._worker.shutdown()
 
-    def _try(self, policy: Callable[[], Policy]) -> bool:
+    def _try(self, policy: Callable[[], Served]) -> bool:
         try:
             self.swap(policy())
         except PolicyError as error:

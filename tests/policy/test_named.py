@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
+from focalroute.policy.catalogue import chosen
 from focalroute.policy.decider import pick_probabilities
-from focalroute.policy.named import NAMES, LogLinearOnline, Named, chosen
+from focalroute.policy.named import NAMES, LogLinearOnline, Named
 from focalroute.records import Member, Observation, Outcome
 
 POOL = ("a", "b", "c")

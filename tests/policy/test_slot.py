@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_two_refreshes_at_once_end_with_the_newest(tmp_path: Path, monkeypatch: 
             go_on.wait(30)
         return policy
 
-    monkeypatch.setattr(slot_module, "load", slow)
+    monkeypatch.setattr(slot_module, "load_served", slow)
     again(tmp_path)
     first, second = threading.Thread(target=slot.refresh), threading.Thread(target=slot.refresh)
     first.start()
@@ -200,7 +201,7 @@ def test_a_swap_under_reading_threads_gives_each_read_one_whole_policy(tmp_path:
 
     def read() -> None:
         while not done.is_set():
-            policy = slot.current
+            policy = cast("Policy", slot.current)
             logits = policy.decider_logits(nothing, np.zeros(3, np.int64))
             reads[policy.version - 1] += 1
             if logits.tolist() != [float(policy.version)] * 3:
