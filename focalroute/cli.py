@@ -206,9 +206,9 @@ def update(
 @app.command("eval")
 def evaluate(
     log: Annotated[
-        Path, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
-    ],
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) with the endpoints' prices.")],
+        Path | None, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
+    ] = None,
+    pool: Annotated[Path | None, typer.Option(help="The pool file (TOML) with the endpoints' prices.")] = None,
     split: Annotated[
         Literal["stream", "per-task"], typer.Option(help="Cut the log once, or every task of it.")
     ] = "stream",
@@ -228,12 +228,40 @@ def evaluate(
     preset: Annotated[
         list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
     ] = None,
+    live: Annotated[
+        str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
+    ] = "",
+    queries: Annotated[Path | None, typer.Option(help="With --live: a log's lines without outputs.")] = None,
+    answer: Annotated[str | None, typer.Option(help="With --live: kind of a free-form answer.")] = None,
+    quality: Annotated[str | None, typer.Option(help="With --live: what free-form answers are scored by.")] = None,
+    max_rounds: Annotated[int, typer.Option(min=1, help="With --live: the longest chain.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="With --live: folder to publish the trained DER to.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
     html_file: Annotated[
         Path | None, typer.Option("--html", help="Write the report there as one page with plots (extra report).")
     ] = None,
 ) -> None:
-    """Replay recorded answers: focalroute beside honest baselines, every query answered before its outcome is shown."""
+    """Replay recorded answers: focalroute beside honest baselines, every query answered before its outcome is shown.
+
+    With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
+    """
+    if live:
+        from focalroute.live.command import live_command
+
+        return live_command(
+            live,
+            queries,
+            answer=answer,
+            quality=quality,
+            train_fraction=train_fraction,
+            seed=seed,
+            seeds=seeds,
+            max_rounds=max_rounds,
+            out=out,
+            json_file=json_file,
+        )
+    if log is None or pool is None:
+        raise ConfigError("eval: give a log and its --pool, or --live and --queries")
     from focalroute.evaluate.command import evaluate_command
 
     evaluate_command(

@@ -34,11 +34,13 @@ ENGINES = {
     "datasets": {"collect/dataset.py"},
     "genai_prices": {"price_library.py"},
     "matplotlib": {"evaluate/html/_plots.py"},
+    "rouge_score": {"quality.py"},
+    "bert_score": {"quality.py"},
 }
 ENGINES_TO_COME = ("redis", "opentelemetry", "starlette")
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
-HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "sync"}
+HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "live", "sync"}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
@@ -112,6 +114,7 @@ BEYOND = {
 # Engines and everything heavy come with the first use, never with `import focalroute`.
 LAZY = {
     "aiohttp",
+    "bert_score",
     "datasets",
     "genai_prices",
     "httpx",
@@ -121,6 +124,7 @@ LAZY = {
     "onnxruntime",
     "openai",
     "rich",
+    "rouge_score",
     "sqlite3",
     "tokenizers",
     "torch",

@@ -14,7 +14,7 @@ from focalroute.elicit.messages import added
 from focalroute.elicit.parse import DECORATION, reader_of
 from focalroute.records import Query, Reply
 
-__all__ = ["MOST_SHOWN", "transfer"]
+__all__ = ["MOST_SHOWN", "shown", "transfer", "with_shown"]
 
 #: Of a longer answer only so many characters are shown: a quarter from its start, the rest from its end, where the
 #: result mostly is.
@@ -39,11 +39,16 @@ def transfer(query: Query, reply: Reply) -> Query:
     >>> shown.splitlines()[3:6]
     ['<student_answer>', 'It is 42.', '</student_answer>']
     """
-    return replace(query, messages=added(query.messages, _PROMPT.format(answer=_shown(query, reply))))
+    return with_shown(query, shown(query, reply))
 
 
-def _shown(query: Query, reply: Reply) -> str:
-    """The answer as it is shown: of a closed question with the choice's text, as a letter alone says nothing."""
+def with_shown(query: Query, answer: str) -> Query:
+    """The query with an answer shown that `shown` has made fit for it."""
+    return replace(query, messages=added(query.messages, _PROMPT.format(answer=answer)))
+
+
+def shown(query: Query, reply: Reply) -> str:
+    """A usable reply as it is shown: of a closed question with the choice's text, as a letter alone says nothing."""
     text = _bounded(_ANY_TAG.sub("[", reply.text or "").encode(errors="replace").decode()).strip()
     if query.choices is None or reply.choice is None:
         return text

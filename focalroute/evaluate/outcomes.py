@@ -73,8 +73,12 @@ class _Breach(Exception):
         super().__init__(f"{field}: {why}" if field else why)
 
 
-def read_log(path: str | Path) -> tuple[LoggedQuery, ...]:
+def read_log(path: str | Path, *, answered: bool = True) -> tuple[LoggedQuery, ...]:
     """Read a whole log (``.jsonl``, or ``.gz`` of it).
+
+    Args:
+        path: of the file.
+        answered: whether every line must have outputs; if not, they may be left out.
 
     Raises:
         ConfigError: it cannot be read, is empty, or a line breaks the format; the message names file, line and field.
@@ -84,7 +88,7 @@ def read_log(path: str | Path) -> tuple[LoggedQuery, ...]:
     seen: set[str] = set()
     for number, line in _lines(path):
         try:
-            query = _query(line, number)
+            query = _query(line, number, answered=answered)
             if query.id in seen:
                 raise _Breach("id", "is not unique in the file")
         except _Breach as breach:
@@ -127,7 +131,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _query(line: str, number: int) -> LoggedQuery:
+def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     try:
         row = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -136,7 +140,7 @@ def _query(line: str, number: int) -> LoggedQuery:
         raise _Breach("", "is not a JSON object")
     choices = _choices(row.get("choices"))
     label = _answer("label", row.get("label"), choices)
-    outputs = row.get("outputs")
+    outputs = row.get("outputs", None if answered else {})
     if not isinstance(outputs, dict):
         raise _Breach("outputs", "give an object, endpoint name -> output")
     return LoggedQuery(

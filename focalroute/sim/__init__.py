@@ -6,7 +6,7 @@ are needed.
 """
 
 from focalroute.sim.faults import Fault
-from focalroute.sim.models import SimulatedModel, default_models
+from focalroute.sim.models import SimulatedModel, default_models, relay_models
 from focalroute.sim.process import SimulatedPool
 from focalroute.sim.questions import ALL_TOPICS, TOPICS, Question, generate, solve, stream
 from focalroute.sim.served import ModelStats
@@ -21,6 +21,7 @@ __all__ = [
     "SimulatedPool",
     "default_models",
     "generate",
+    "relay_models",
     "solve",
     "stream",
 ]

@@ -1,4 +1,4 @@
-"""``python -m focalroute.sim``: serve the default pool by hand, and print its pool file.
+"""``python -m focalroute.sim``: serve the default pool by hand, and print its pool file; or print questions.
 
 `SimulatedPool` starts the same with ``--from-stdin``: the pool's spec comes as one line of JSON, the port goes to
 standard output, and the server ends when its standard input does.
@@ -15,6 +15,7 @@ from typing import get_args
 
 from focalroute.sim.models import SimulatedModel, default_models
 from focalroute.sim.process import DialectName, pool_endpoints, pool_toml
+from focalroute.sim.questions import ALL_TOPICS, TOPICS, stream
 
 __all__ = ["main"]
 
@@ -27,10 +28,27 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default): any free one")
     parser.add_argument("--seed", type=int, default=0, help="of the models' draws")
     parser.add_argument("--dialect", choices=get_args(DialectName), default="openai", help="of the printed pool file")
+    parser.add_argument(
+        "--queries", type=int, metavar="N", help="print N questions with their answers, and serve nobody"
+    )
+    parser.add_argument("--topic", choices=ALL_TOPICS, help="of these; all usual topics by default")
+    parser.add_argument("--free-form", action="store_true", help="without their choices")
     parser.add_argument("--from-stdin", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.queries is not None:
+        _print_queries(options)
+        return
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve_parent() if options.from_stdin else _serve_person(options))
+
+
+def _print_queries(options: argparse.Namespace) -> None:
+    """Lines of an outcome log without outputs, as ``focalroute eval --live`` takes them."""
+    topics = [options.topic] if options.topic else TOPICS
+    for number, q in enumerate(stream(options.queries, seed=options.seed, topics=topics)):
+        line = {"id": f"{number}-{q.id}", "task": q.topic, "prompt": q.text}
+        closed = {} if options.free_form else {"choices": q.choices}
+        print(json.dumps({**line, **closed, "label": q.answer if options.free_form else q.label}))
 
 
 async def _serve_parent() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from focalroute.errors import ConfigError
 from focalroute.sim.questions import ALL_TOPICS
 
-__all__ = ["SimulatedModel", "default_models", "distribution", "sample", "swayed", "uniforms"]
+__all__ = ["SimulatedModel", "default_models", "distribution", "relay_models", "sample", "swayed", "uniforms"]
 
 _SURE = 0.9999  # no choice is ever entirely ruled out
 _FALLING = 0.5  # each choice behind the leader gets half the mass of the one before it
@@ -261,3 +261,31 @@ def default_models(seed: int = 0) -> tuple[SimulatedModel, ...]:
             latency_s=0.006, jitter_s=0.003, verbosity=40, **usd("0.88", "0.88"),
         ),
     )  # fmt: skip
+
+
+def relay_models(seed: int = 0) -> tuple[SimulatedModel, ...]:
+    """A pool of five for asking one model after another.
+
+    Each of four cheap models is good at one hop of a question of two ("multi-hop"); a dear one is fair at all. At
+    questions of yes or no none is a specialist: there is nothing to route by.
+    """
+
+    def model(name: str, usd: str, skill: float, yes_no: float, **skills: float) -> SimulatedModel:
+        return SimulatedModel(
+            name,
+            skill=skill,
+            skills={**skills, "yes-no": yes_no},
+            sharpness=2.5,
+            seed=seed,
+            input_usd_per_1m=Decimal(usd),
+            output_usd_per_1m=Decimal(usd) * 2,
+            latency_s=0.001,
+        )
+
+    return (
+        model("letters-3b", "0.06", 0.4, 0.72, counting=0.94),
+        model("series-3b", "0.06", 0.4, 0.74, sequences=0.94),
+        model("sums-7b", "0.09", 0.4, 0.76, arithmetic=0.94),
+        model("scales-7b", "0.09", 0.4, 0.76, units=0.94),
+        model("broad-70b", "0.60", 0.78, 0.86),
+    )

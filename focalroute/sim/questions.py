@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ def solve(text: str) -> tuple[str, str] | None:
     return None if found is None else (found.topic, found.answer)
 
 
+@functools.lru_cache(maxsize=4096)
 def alternatives(found: Found, n: int) -> tuple[str, ...]:
     """The right answer and up to ``n - 1`` plausible wrong ones, always the same for the same question."""
     rng = Random(found.question)  # noqa: S311 - no secret

@@ -1,0 +1,137 @@
+"""``focalroute eval --live``: what the command line calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from focalroute.answers import AnswerKind
+from focalroute.config import Endpoint, load_pool
+from focalroute.errors import ConfigError
+from focalroute.evaluate.replay import Played
+from focalroute.live.asking import in_process, over_http
+from focalroute.live.playing import joined
+from focalroute.live.queries import LiveQuery, Quality, of_questions, read_queries
+from focalroute.live.report import LiveReport, live_report, show_live
+from focalroute.live.strategies import Plan, play_all
+from focalroute.progress import progress_bar
+from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
+
+__all__ = ["SIMULATED", "evaluate_live", "live_command", "simulated"]
+
+#: What ``--live`` calls the built-in simulated pool.
+SIMULATED = "sim"
+
+
+def live_command(
+    pool: str,
+    queries: Path | None,
+    *,
+    answer: str | None = None,
+    quality: str | None = None,
+    train_fraction: float = 0.8,
+    seed: int = 0,
+    seeds: int = 1,
+    max_rounds: int = 3,
+    out: Path | None = None,
+    json_file: Path | None = None,
+) -> None:
+    """Evaluate with a progress bar, print the tables, write the JSON.
+
+    Raises:
+        ConfigError: an argument, the queries or the pool is wrong, or a file cannot be written.
+    """
+    if queries is None:
+        raise ConfigError("--queries: give the file of queries that --live is to ask")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise ConfigError(f"{json_file}: cannot be written: give a file in a folder that exists")
+    metric = None if quality is None else _metric(quality)
+    asked = read_queries(queries, answer=answer, quality=metric)
+    plan = Plan(most=max_rounds, keep=out)
+    title = f"{queries} on {pool}"
+    models = relay_models(seed) if pool == SIMULATED else None
+    with progress_bar("playing", _length(asked, train_fraction, plan, models, pool) * seeds, shown=True) as advance:
+        report = evaluate_live(
+            pool,
+            asked,
+            title=title,
+            plan=plan,
+            train_fraction=train_fraction,
+            seed=seed,
+            seeds=seeds,
+            scored=quality or "accuracy",
+            advance=advance,
+        )
+    show_live(report)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n", "utf-8")
+
+
+def evaluate_live(
+    pool: str | Path,
+    queries: Sequence[LiveQuery],
+    *,
+    title: str,
+    plan: Plan,
+    train_fraction: float = 0.8,
+    seed: int = 0,
+    seeds: int = 1,
+    scored: str = "accuracy",
+    advance: Callable[[int], object] = lambda _: None,
+) -> LiveReport:
+    """Train DER on the first part of the queries, play every strategy on the rest; once with each seed.
+
+    Args:
+        pool: a pool file, or `SIMULATED`: then every seed has models of its own.
+
+    Raises:
+        ConfigError: one of the parts would be empty, or the pool is wrong.
+    """
+    at = int(len(queries) * train_fraction + 1e-9)
+    if not 0 < at < len(queries):
+        raise ConfigError(
+            f"train_fraction: {train_fraction} leaves {at} queries to train on and {len(queries) - at} to test"
+        )
+    train, test = queries[:at], queries[at:]
+    parts: list[dict[str, Played]] = []
+    for number in range(seed, seed + seeds):
+        with ExitStack() as stack:
+            if str(pool) == SIMULATED:
+                running = stack.enter_context(SimulatedPool(relay_models(number)))
+                endpoints: Sequence[Endpoint] = running.endpoints
+                ask = in_process(running.models, endpoints, train)
+            else:
+                endpoints = load_pool(pool).endpoints
+                ask = stack.enter_context(over_http(endpoints, train))
+            parts.append(play_all(endpoints, train, test, ask, plan=plan, seed=number, advance=advance))
+    played = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    return live_report(title, played, seeds=seeds, scored=scored)
+
+
+def simulated(topic: str, *, train: int, test: int, seeds: Sequence[int], plan: Plan, title: str) -> LiveReport:
+    """The same on simulated questions of one topic, with new questions, models and training for each seed."""
+    parts = []
+    kind: AnswerKind | None = "number" if topic == "multi-hop" else None
+    for number in seeds:
+        asked = of_questions(list(stream(train + test, seed=1000 + number, topics=[topic])), answer=kind)
+        with SimulatedPool(relay_models(number)) as pool:
+            ask = in_process(pool.models, pool.endpoints, asked[:train])
+            parts.append(play_all(pool.endpoints, asked[:train], asked[train:], ask, plan=plan, seed=number))
+    played = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    return live_report(title, played, seeds=len(parts))
+
+
+def _metric(name: str) -> Quality:
+    from focalroute.quality import metric
+
+    return metric(name)
+
+
+def _length(
+    queries: Sequence[LiveQuery], fraction: float, plan: Plan, models: Sequence[SimulatedModel] | None, pool: str
+) -> int:
+    """Queries that one seed plays: each chain of a single endpoint, and the other strategies."""
+    endpoints = len(load_pool(pool).endpoints if models is None else models)
+    return (len(queries) - int(len(queries) * fraction)) * (endpoints + 3 + len(plan.alphas))
