@@ -160,9 +160,7 @@ class Routes:
     calls: I64
 
     def earned(self, settings: Settings, unit: float) -> float:
-        """P of the last answer - alpha C of the whole route, the mean over the routes; -inf without any."""
-        if not len(self.worth):
-            return -np.inf
+        """P of the last answer - alpha C of the whole route, the mean over the routes."""
         return float(self.worth.mean() - settings.alpha * self.usd.mean() / max(unit, 1e-12))
 
 
@@ -197,12 +195,12 @@ def train_routes(
                 moved = (known + _JITTER * rng.standard_normal(known.shape)).astype(np.float32)
                 routes = roll(policy, world, rows, settings, unit, moved, rng)
                 policy, value = _update(policy, value, routes, settings, rng)
-            if number % settings.look_every == 0 or number == settings.passes:
+            if len(kept) and (number % settings.look_every == 0 or number == settings.passes):
                 reached = roll(policy, world, kept, settings, unit, known, None).earned(settings, unit)
-                if not len(kept) or reached > best:
+                if reached > best:
                     best, net = reached, policy.net
             advance(1)
-    return net
+    return net if len(kept) else policy.net
 
 
 def _update(

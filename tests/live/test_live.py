@@ -1,0 +1,204 @@
+"""Live evaluation: the same queries for every strategy, chains cut short, curves at equal cost, and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from focalroute import ConfigError, Ensemble
+from focalroute.cli import app
+from focalroute.evaluate.replay import Played
+from focalroute.evaluate.sequential import Settings, Step
+from focalroute.live.asking import in_process, over_http
+from focalroute.live.command import evaluate_live, live_command
+from focalroute.live.playing import cut, joined, play
+from focalroute.live.queries import LiveQuery, of_questions, read_queries
+from focalroute.live.report import live_report
+from focalroute.live.strategies import Plan
+from focalroute.query import make_query
+from focalroute.sim import Fault, SimulatedPool, relay_models, stream
+from focalroute.sim.process import pool_toml
+
+HOPS = of_questions(list(stream(24, seed=8, topics=["multi-hop"])), answer="number")
+CLAIMS = of_questions(list(stream(24, seed=8, topics=["yes-no"])))
+QUICK = Plan(most=2, alphas=(0.3,), settings=Settings(passes=4, hidden=8))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    with SimulatedPool(relay_models(5)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("queries", [HOPS, CLAIMS], ids=["multi-hop", "yes-no"])
+def test_a_call_in_process_says_what_it_says_over_http(pool: SimulatedPool, queries: tuple[LiveQuery, ...]) -> None:
+    """The first answers, and those of whoever is shown one; also what they cost."""
+    direct = in_process(pool.models, pool.endpoints, queries)
+    first = [Step(query, endpoint, None) for query in range(6) for endpoint in range(5)]
+    shown = [
+        Step(step.query, (step.endpoint + 1) % 5, said.text) for step, said in zip(first, direct(first), strict=True)
+    ]
+    with over_http(pool.endpoints, queries) as ask:
+        for steps in (first, shown):
+            for one, other in zip(direct(steps), ask(steps), strict=True):
+                assert (one.text, one.form, one.worth) == (other.text, other.form, other.worth)
+                assert one.certainty == pytest.approx(other.certainty, abs=1e-6)
+                assert one.usd == pytest.approx(other.usd, rel=1e-9)
+                assert one.usd > 0
+
+
+def test_a_chain_cut_short_is_the_shorter_chain(pool: SimulatedPool) -> None:
+    """What both rules would have answered and paid with a smaller T_max is read off their longest play."""
+    for policy in ("sequential-round-robin", "self-correction"):
+        played = {}
+        for most in (1, 2, 3):
+            endpoints = pool.endpoints if policy == "sequential-round-robin" else pool.endpoints[2:3]
+            with Ensemble(endpoints, policy=policy, max_rounds=most) as ensemble:
+                played[most] = play(ensemble, HOPS)
+        for most in (1, 2, 3):
+            longest, own = cut(HOPS, played[3], most), cut(HOPS, played[most])
+            assert longest.worth.tolist() == own.worth.tolist()
+            assert longest.usd == pytest.approx(own.usd)
+            assert longest.asked.sum(axis=1).tolist() == own.asked.sum(axis=1).tolist()
+
+
+def test_an_ask_that_failed_is_worth_nothing_and_stops_nothing(pool: SimulatedPool) -> None:
+    pool.set("sums-7b", faults=Fault("status", status=400, count=3))
+    try:
+        with Ensemble(pool.endpoints[2:3], policy="self-correction", attempts=1) as ensemble:
+            answers = play(ensemble, HOPS[:10])
+    finally:
+        pool.set("sums-7b", faults=[])
+    assert answers.count(None) == 3
+    assert cut(HOPS[:10], answers).worth[[n for n, a in enumerate(answers) if a is None]].sum() == 0
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def made(right: float, usd: float, calls: int, n: int = 400) -> Played:
+    worth = (np.arange(n) % 100 < right * 100).astype(float)
+    return Played(worth, np.full(n, usd), np.ones((n, calls), np.bool_))
+
+
+def test_der_is_set_beside_a_mixture_of_a_family_s_rows_at_its_own_cost() -> None:
+    played = {
+        "single a": made(0.2, 1, 1),
+        "single b": made(0.6, 3, 1),
+        "self-correction a @ 2": made(0.3, 2, 2),  # below the line from a to b
+        "round-robin @ 1": made(0.2, 1, 1),
+        "plurality": made(0.5, 4, 2),
+        "der @ alpha 0.3": made(0.5, 2, 2),
+        "der @ alpha 9": made(0.3, 0.5, 1),
+    }
+    report = live_report("t", played, seeds=1)
+    beside = report.equal_cost["der @ alpha 0.3"]
+    assert beside["single"].difference == beside["self-correction"].difference == pytest.approx(0.5 - 0.4)
+    assert beside["round-robin"].difference == pytest.approx(0.3)
+    assert beside["round-robin"].beats
+    assert report.equal_cost["der @ alpha 9"]["single"].difference == pytest.approx(0.1)  # cheaper than all of them
+    assert report.minus["der @ alpha 0.3"]["plurality"].difference == pytest.approx(0)
+    (der,) = (row for row in report.methods if row.name == "der @ alpha 0.3")
+    assert (der.accuracy, der.calls_per_query, der.cost_ratio) == (0.5, 2.0, 0.5)
+    assert json.loads(json.dumps(report.to_dict()))["methods"][0]["name"] == "single a"
+
+
+def test_plays_of_several_seeds_are_joined_row_by_row() -> None:
+    both = joined([made(1, 1, 2, 10), made(0, 3, 3, 20)])
+    assert (len(both.worth), both.usd.sum(), both.asked.sum()) == (30, 70, 80)
+
+
+# -- from file to table ------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, queries: tuple[LiveQuery, ...]) -> Path:
+    lines = []
+    for number, live in enumerate(queries):
+        closed = live.query.choices
+        label = live.label if closed is None else closed.index(live.label)
+        line = {"id": str(number), "prompt": live.query.text, "label": label}
+        lines.append(json.dumps(line if closed is None else {**line, "choices": closed}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_every_strategy_is_played_on_the_same_queries(pool: SimulatedPool, tmp_path: Path, simulated: bool) -> None:
+    queries = read_queries(write(tmp_path / "q.jsonl", HOPS), answer="number")
+    pool_file = tmp_path / "pool.toml"
+    pool_file.write_text(pool_toml(pool.endpoints))
+    where = "sim" if simulated else pool_file
+    steps: list[int] = []
+    report = evaluate_live(where, queries, title="t", plan=QUICK, train_fraction=0.5, seed=5, advance=steps.append)
+    names = [row.name for row in report.methods]
+    assert len(names) == len(set(names)) == 5 + 5 + 2 + 2 + 1
+    assert {"single sums-7b", "self-correction sums-7b @ 2", "round-robin @ 2", "focalroute", "der @ alpha 0.3"} <= {
+        *names
+    }
+    rows = {row.name: row for row in report.methods}
+    assert report.n_test == 12
+    assert rows["plurality"].calls_per_query == 5
+    assert rows["plurality"].cost_ratio == 1
+    assert rows["round-robin @ 1"].accuracy == rows["single letters-3b"].accuracy
+    assert rows["round-robin @ 1"].cost_usd_per_query == pytest.approx(rows["single letters-3b"].cost_usd_per_query)
+    assert 1 <= rows["der @ alpha 0.3"].calls_per_query <= 2
+    assert sum(steps) == 12 * (5 + 3 + 1)
+
+
+def test_the_command_prints_tables_writes_json_and_publishes(tmp_path: Path) -> None:
+    file, out, found = write(tmp_path / "q.jsonl", CLAIMS[:12]), tmp_path / "der", tmp_path / "report.json"
+    arguments = ["eval", "--live", "sim", "--queries", str(file), "--max-rounds", "2", "--train-fraction", "0.5"]
+    result = CliRunner().invoke(app, [*arguments, "--json", str(found), "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "DER minus the best of a family at the same cost" in result.output
+    report = json.loads(found.read_text())
+    assert report["n_test"] == 6
+    assert {row["name"] for row in report["methods"]} > {"plurality", "focalroute", "der @ alpha 0.1"}
+    with SimulatedPool(relay_models(0)) as pool, Ensemble(pool.endpoints, policy=out, max_rounds=2) as ensemble:
+        answer = ensemble.ask(CLAIMS[0].query.text, choices=["Yes", "No"])
+    assert answer.receipt.policy_version == 3
+
+
+def test_open_answers_are_scored_by_the_metric_given(tmp_path: Path) -> None:
+    def length(answer: str, reference: str) -> float:
+        return len(answer) / len(reference)
+
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"id": "1", "prompt": "Who?", "label": "a long name"}\n')
+    (live,) = read_queries(path, quality=length)
+    assert live.worth("a long") == pytest.approx(6 / 11)
+    assert live.worth("a much longer name than that") == 1.0
+    assert live.worth(None) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"id": "1", "prompt": "Who?"}', r"q.jsonl:1: label: is missing"),
+        ('{"id": "1", "label": "Ann"}', r"q.jsonl:1: prompt: is missing"),
+        ('{"id": "1", "prompt": "Who?", "label": 3, "choices": ["a", "b"]}', r"label"),
+        ("", r"holds no query|not valid JSON"),
+    ],
+)
+def test_a_query_that_cannot_be_asked_or_scored_is_refused(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=says):
+        read_queries(path)
+
+
+def test_what_the_command_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--queries"):
+        live_command("sim", None)
+    with pytest.raises(ConfigError, match="train_fraction"):
+        evaluate_live("sim", [LiveQuery(make_query("Who?"), "Ann")], title="t", plan=QUICK)
+    with pytest.raises(ConfigError, match="--live and --queries"):
+        CliRunner().invoke(app, ["eval"], catch_exceptions=False)
+    file = write(tmp_path / "q.jsonl", HOPS)
+    with pytest.raises(ConfigError, match=r"quality.*rouge-l"):
+        live_command("sim", file, quality="beauty")
