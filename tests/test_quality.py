@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute import ConfigError, Endpoint, Ensemble
@@ -34,6 +34,7 @@ def test_exact_match_and_f1_as_in_squad(answer: str, reference: str, exact: floa
     assert token_f1(answer, reference) == pytest.approx(f1)
 
 
+@settings(deadline=None)
 @given(PROSE, PROSE)
 def test_they_lie_in_0_to_1_and_are_1_of_the_same(one: str, other: str) -> None:
     for quality in (exact_match, token_f1, rouge("rouge-1"), rouge("rouge-l")):
@@ -43,7 +44,7 @@ def test_they_lie_in_0_to_1_and_are_1_of_the_same(one: str, other: str) -> None:
 
 
 def test_rouge_is_what_its_definition_says() -> None:
-    """Lin 2004: "police killed the gunman" and "police kill the gunman", stems aside, share 3 words, one pair, LCS 3."""
+    """Lin 2004: they share 3 words of 4, one pair of 3; reordered, a longest common subsequence of 2."""
     reference, answer = "police slew the gunman", "police kill the gunman"
     assert rouge("rouge-1")(answer, reference) == pytest.approx(3 / 4)
     assert rouge("rouge-2")(answer, reference) == pytest.approx(1 / 3)
@@ -55,9 +56,10 @@ def test_metrics_go_by_their_names() -> None:
     assert metric("f1") is token_f1
     assert set(METRICS) == {"exact", "f1", "rouge-1", "rouge-2", "rouge-l", "bertscore"}
     assert metric("rouge-2")("a b c", "a b c") == 1
-    for call in (lambda: metric("beauty"), lambda: rouge("rouge-9")):
-        with pytest.raises(ConfigError, match="rouge-l"):
-            call()
+    with pytest.raises(ConfigError, match="rouge-l"):
+        metric("beauty")
+    with pytest.raises(ConfigError, match="rouge-l"):
+        rouge("rouge-9")
 
 
 @pytest.mark.parametrize(
@@ -79,10 +81,8 @@ def test_bertscore_prefers_the_paraphrase() -> None:
         quality = bertscore()
     except OSError as error:
         pytest.skip(f"its model cannot be had: {error}")
-    reference = "The cat sat on the mat."
-    assert (
-        0 <= quality("Stocks fell sharply today.", reference) < quality("A cat was sitting on a mat.", reference) <= 1
-    )
+    near, far = (quality(text, "The cat sat on a mat.") for text in ("A cat was sitting on a mat.", "Stocks fell."))
+    assert 0 <= far < near <= 1
 
 
 def test_a_judge_is_asked_over_http_and_its_grades_are_shares() -> None:

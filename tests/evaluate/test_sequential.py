@@ -111,7 +111,7 @@ def test_what_a_step_is_paid_is_the_published_reward() -> None:
 
 def test_the_paper_s_full_pay_at_every_step_makes_routes_long() -> None:
     world, _ = relay()
-    common = {"most": 3, "alpha": 0.1, "passes": 30, "hidden": 16, "ppo": Ppo(rate=0.01, entropy=0.05)}
+    common = {"most": 3, "alpha": 0.1, "passes": 60, "hidden": 16, "ppo": Ppo(rate=0.01, entropy=0.05)}
     calls = {}
     for level in (False, True):
         settings = Settings(**common, level=level, validation=0.0)  # type: ignore[arg-type]

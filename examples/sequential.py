@@ -1,0 +1,28 @@
+"""Ask endpoints one after another, each shown the answer before its own: two rules, and DER learned from scratch."""
+
+import tempfile
+from collections import Counter
+
+from focalroute import Ensemble
+from focalroute.evaluate.sequential import Settings
+from focalroute.live.asking import in_process
+from focalroute.live.queries import of_questions
+from focalroute.live.strategies import train_der, world_of
+from focalroute.sim import SimulatedPool, relay_models, stream
+
+train, test = (list(stream(n, seed=n, topics=["multi-hop"])) for n in (300, 60))
+
+with tempfile.TemporaryDirectory() as folder, SimulatedPool(relay_models()) as pool:
+    queries = of_questions(train, answer="number")
+    # over_http(pool.endpoints, queries) asks any pool; simulated models may be asked without a server
+    world = world_of(pool.endpoints, queries, in_process(pool.models, pool.endpoints, queries))
+    train_der(folder, world, pool.endpoints, Settings(alpha=0.2, passes=60), seed=0)
+    for policy in ("sequential-round-robin", "self-correction", folder):
+        with Ensemble(pool.endpoints, policy=policy, max_rounds=3, explore=False) as ensemble:
+            answers = [ensemble.ask(question.text, answer="number") for question in test]
+        right = sum(answer.value == question.answer for answer, question in zip(answers, test, strict=True))
+        cost = sum(answer.cost or 0 for answer in answers)
+        routes = Counter(" > ".join(call.endpoint for call in answer.receipt.calls) for answer in answers)
+        print(f"{'DER' if policy == folder else policy}: {right} of {len(test)} right for ${cost:.6f}; mostly by")
+        for route, times in routes.most_common(3):
+            print(f"  {route}: {times}")
