@@ -13,11 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, DeadlineExceeded, Endpoint, Ensemble, PoolError
+from focalroute.cli import app
+from focalroute.errors import PolicyError
 from focalroute.learn.export import der_model
 from focalroute.learn.online import update_policy
 from focalroute.observe.layout import width
+from focalroute.policy.der import load_served
 from focalroute.policy.publish import publish_der
 from focalroute.policy.sequential import STEP, STEP_ENDPOINT
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
@@ -274,6 +278,18 @@ def test_a_sequential_bundle_is_swapped_rolled_back_and_refused_like_any(pool: S
         assert ensemble.ask(QUESTIONS[0].text, answer="number").receipt.policy_version == 1
         with pytest.raises(Exception, match=r"sequential policy|SHA-256"):
             ensemble.update()
+
+
+def test_the_command_line_shows_it_and_goes_back(tmp_path: Path) -> None:
+    root = der_folder(tmp_path, ["reader"], [1.0, 0.0])
+    der_folder(tmp_path, ["reader", "reckoner"], [1.0, 0.0, 0.0])
+    shown = CliRunner().invoke(app, ["policy", "show", str(root), "--json"], catch_exceptions=False)
+    assert json.loads(shown.output)["names"] == ["reader", "reckoner"]
+    CliRunner().invoke(app, ["policy", "rollback", str(root), "1"], catch_exceptions=False)
+    served = load_served(root)
+    assert (served.version, served.names) == (1, ("reader",))
+    with pytest.raises(PolicyError, match="sequential policy"):
+        CliRunner().invoke(app, ["policy", "compare", str(root), "cold", "--store", "s.db"], catch_exceptions=False)
 
 
 def test_the_names_are_known_and_misspelt_ones_corrected(pool: SimulatedPool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from focalroute.errors import ConfigError
 from focalroute.policy import bundle
 from focalroute.policy.bundle import Policy
+from focalroute.policy.der import Der, load_served
 from focalroute.policy.publish import rollback
 
 __all__ = ["SHIPPED", "described", "named", "rollback_command", "show_command"]
@@ -38,10 +39,12 @@ def described(reference: str) -> dict[str, Any]:
         ConfigError: there is no such folder or version.
         PolicyError: it does not pass its checks.
     """
-    policy = named(reference)
     kept: dict[str, Any] = {}
-    if reference != SHIPPED:
-        folder, _ = _parted(reference)
+    if reference == SHIPPED:
+        policy: Policy | Der = bundle.cold()
+    else:
+        folder, wanted = _parted(reference)
+        policy = load_served(folder, wanted)
         kept = {"folder": str(folder), "versions": list(bundle.versions(folder)), "current": bundle.current(folder)}
     shown = ("version", "parent", "created_at", "hyperparameters", "metrics")
     return {**kept, **{name: getattr(policy, name) for name in shown}, "names": list(policy.names)}
@@ -74,7 +77,7 @@ def rollback_command(folder: Path, version: int | None) -> None:
     """
     _check(folder, version)
     if version is None:
-        current = bundle.load(folder)
+        current = load_served(folder)
         version = current.parent
         if not version:
             raise ConfigError(

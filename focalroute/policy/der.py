@@ -58,7 +58,6 @@ class Der:
     Attributes:
         version: as of `focalroute.policy.bundle.Policy`, and so the next.
         names: the endpoints it knows, N of them, in the order of its actions.
-        most: T_max that it was trained with.
     """
 
     version: int
