@@ -80,8 +80,8 @@ def _beside(name: str, rows: Sequence[str], methods: Mapping[str, Score], played
     found = beside_curve(methods[name], [played[name]], curve, [[played[point.name]] for point in curve])
     if found is None:
         return compare([played[name]], [played[curve[0].name]])
-    low, high = -found.ci95[1], -found.ci95[0]
-    return Comparison(-found.difference, (low, high), low > 0, low > -0.01)
+    low, high = 0.0 - found.ci95[1], 0.0 - found.ci95[0]
+    return Comparison(0.0 - found.difference, (low, high), low > 0, low > -0.01)
 
 
 def _envelope(points: Sequence[Score]) -> list[Score]:
