@@ -110,7 +110,8 @@ class Chain(Ask):
             index = self.policy.endpoints.index(reply.endpoint)
             candidate = self.sight.again(reply, len(self.rounds))
             if candidate is None:
-                self.failed.add(index)
+                if reply.error is None or reply.error.kind != "cancelled":  # who lost a race may be asked again
+                    self.failed.add(index)
                 continue
             self.steps.append((index, candidate, reply.probabilities))
             self._backed[len(self.rounds), reply.endpoint] = candidate

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from focalroute.errors import PolicyError
-from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
+from focalroute.learn.export import decider_model, decider_net, der_model, fusion_model, fusion_net
 from focalroute.learn.nets import F32, DeciderNet, FusionNet, parameters
 from focalroute.observe import layout
 from focalroute.policy._inspect import OPERATORS
@@ -76,8 +76,11 @@ def test_reading_back_anything_else_is_a_policy_error(model: bytes) -> None:
         decider_net(model)
 
 
+SEQUENTIAL = {"hidden": (5, 2), "hidden_bias": (2,), "out": (2, 3), "out_bias": (3,)}
+
+
 def test_the_operators_written_are_exactly_those_that_serving_allows() -> None:
-    written = [
-        onnx.load_model_from_string(m) for m in (decider_model(random_decider(0)), fusion_model(random_fusion(0)))
-    ]
+    net = {name: np.zeros(shape, np.float32) for name, shape in SEQUENTIAL.items()}
+    models = (decider_model(random_decider(0)), fusion_model(random_fusion(0)), der_model(net))
+    written = [onnx.load_model_from_string(model) for model in models]
     assert {node.op_type for model in written for node in model.graph.node} == OPERATORS

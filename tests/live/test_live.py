@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from focalroute.live.report import live_report
 from focalroute.live.strategies import Plan
 from focalroute.query import make_query
 from focalroute.sim import Fault, SimulatedPool, relay_models, stream
+from focalroute.sim.__main__ import main as print_questions
 from focalroute.sim.process import pool_toml
 
 HOPS = of_questions(list(stream(24, seed=8, topics=["multi-hop"])), answer="number")
@@ -201,3 +203,17 @@ def test_what_the_command_lacks_is_named(tmp_path: Path) -> None:
     file = write(tmp_path / "q.jsonl", HOPS)
     with pytest.raises(ConfigError, match=r"quality.*rouge-l"):
         live_command("sim", file, quality="beauty")
+
+
+@pytest.mark.parametrize("form", [["--free-form"], []])
+def test_questions_that_the_simulator_prints_are_such_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sim", "--queries", "5", "--topic", "multi-hop", "--seed", "8", *form])
+    print_questions()
+    path = tmp_path / "q.jsonl"
+    path.write_text(capsys.readouterr().out)
+    found = read_queries(path, answer="number")
+    assert [live.query.text for live in found] == [live.query.text for live in HOPS[:5]]
+    assert [live.label for live in found] == [live.label for live in HOPS[:5]]
+    assert all((live.query.choices is None) == bool(form) for live in found)
