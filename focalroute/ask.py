@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from focalroute.answers import KINDS, candidate_key, normal_form
 from focalroute.budget import Purse
 from focalroute.cost import total
-from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError
+from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
 from focalroute.observe import Sight
 from focalroute.observe.layout import MEMBER, slices
+from focalroute.outlet import Outlet
 from focalroute.policy.decider import Eligible, decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
@@ -55,6 +56,7 @@ class Ask:
         left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
             limit.
         price_of_money: the lambda of its latest observation.
+        outlet: where the answer is said as it comes; None: it is not streamed.
     """
 
     query: Query
@@ -69,6 +71,12 @@ class Ask:
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
+    outlet: Outlet | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a reply is being said as it comes, or was: it is the answer."""
+        return self.outlet is not None and self.outlet.speaker is not None
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -78,11 +86,14 @@ class Ask:
     def _failure(self) -> PoolError | BudgetExceeded:
         """Why there is no answer."""
         replies = self.replies
+        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
+        if self.outlet is not None and self.begun:
+            said = f"the answer broke off ({reasons}); what was said until then is in .text"
+            return StreamBroken(said, replies, self.outlet.said)
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
             return self.purse.exceeded()
-        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
         return PoolError(f"every asked endpoint failed ({reasons})", replies)
 
     def observe(self, price_of_money: float) -> Observation:
@@ -144,13 +155,14 @@ class Ask:
     def goes_on(self, *, most: int, askable: int) -> bool:
         """Whether another round follows the last one.
 
-        As long as nobody has answered it goes on to others: there is nothing to stop with.
+        As long as nobody has answered it goes on to others: there is nothing to stop with. A reply that was said as it
+        came is the answer: nothing follows it.
 
         Args:
             most: how many rounds at the most.
             askable: how many endpoints can be asked, those already asked included.
         """
-        if not self.rounds[-1].replies or len(self.sight.asked) == askable:
+        if self.begun or not self.rounds[-1].replies or len(self.sight.asked) == askable:
             return False
         return len(self.rounds) < most or not self.sight.backs
 

@@ -127,18 +127,22 @@ class EndpointClient:
             raise _timed_out() from None
 
     async def stream(
-        self, request: Request, *, timeout_s: float | None = None
+        self, request: Request, *, timeout_s: float | None = None, decoder: StreamDecoder | None = None
     ) -> AsyncGenerator[str | Completion, None]:
         """Ask once for a reply in pieces: yields each piece of text as it comes, and last the whole `Completion`.
 
         Close the iterator (`contextlib.aclosing`) to give up the call.
+
+        Args:
+            timeout_s: as in `complete`.
+            decoder: a new one, for whoever wants to know the usage reported so far when the call is given up.
 
         Raises:
             CallFailed: as `complete`; also if the stream was cut, with the usage reported until then.
             ConfigError: as `complete`.
         """
         deadline = asyncio.get_running_loop().time() + (timeout_s or self.endpoint.timeout_s)
-        decoder = StreamDecoder()
+        decoder = decoder or StreamDecoder()
         transport = self._ready()
         pieces = transport.stream(self._body(request, transport.cap, stream=True), decoder)
         try:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from focalroute.answer_stream import AsyncAnswerStream, Streams
 from focalroute.answers import AnswerKind
 from focalroute.ask import Ask
 from focalroute.budget import BudgetGuard
-from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
+from focalroute.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.cost import typical_cost
-from focalroute.errors import ConfigError, StoreError
+from focalroute.errors import StoreError
 from focalroute.feedback import USER, Listener
 from focalroute.many import ask_all
 from focalroute.observe import Observer
+from focalroute.outlet import Outlet
 from focalroute.pacing import paced
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named, chosen
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
+from focalroute.pool_file import pool_arguments
 from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
-from focalroute.query import Prompt, make_query
+from focalroute.query import Prompt, QueryOptions, make_query
 from focalroute.race import Rules
-from focalroute.records import Answer
+from focalroute.records import Answer, Query
 from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
@@ -41,7 +44,7 @@ from focalroute.updates import Updater
 if TYPE_CHECKING:
     from focalroute.learn.online import UpdateReport
 
-__all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
+__all__ = ["CLOSED", "AsyncEnsemble"]
 
 #: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
 _LAST_S = 0.02
@@ -49,20 +52,6 @@ _LAST_S = 0.02
 _log = logging.getLogger("focalroute")
 
 CLOSED = "this ensemble is closed; make a new one"
-
-
-def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The constructor's arguments that a pool file gives, ``settings`` over them.
-
-    Raises:
-        ConfigError: the file is wrong, or has a setting the constructor does not take.
-    """
-    pool = load_pool(path)
-    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget"}
-    unknown = sorted(set(pool.ensemble) - known)
-    if unknown:
-        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-    return {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
 
 
 class AsyncEnsemble:
@@ -146,6 +135,7 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
+        self._streams = Streams()
         self._closed = False
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
@@ -172,7 +162,7 @@ class AsyncEnsemble:
         Raises:
             ConfigError: the file, or a setting, is wrong.
         """
-        return cls(**pool_arguments(path, settings))
+        return cls(**pool_arguments(AsyncEnsemble, path, settings))
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,10 +206,48 @@ class AsyncEnsemble:
             StoreError: a limit cannot be kept, as the store fails.
         """
         self._check_open()
-        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
             query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
         )
+        return await self._answered(asked, max_usd, deadline_s)
+
+    def stream(
+        self,
+        query: Prompt,
+        *,
+        max_usd: Decimal | float | str | None = None,
+        deadline_s: float | None = None,
+        **options: Unpack[QueryOptions],
+    ) -> AsyncAnswerStream:
+        """Ask the pool and say the answer as it comes; arguments as `ask`.
+
+        Open text that a single member was chosen for streams through at once, and is the answer: no further round
+        follows. Where several were chosen, or answers can be compared (all but open text), their replies are gathered
+        and fused as in `ask`, and the answer is said in one piece. To be used as::
+
+            async with ensemble.stream("...") as stream:
+                async for piece in stream:
+                    print(piece, end="", flush=True)
+            answer = stream.answer
+
+        Raises:
+            ConfigError: an argument is wrong. All else is raised while the stream is read: what `ask` raises, and
+            StreamBroken: the answer broke off after it had begun.
+        """
+        self._check_open()
+        return AsyncAnswerStream(
+            partial(self._answered, make_query(query, **options), max_usd, deadline_s), self._streams
+        )
+
+    async def _answered(
+        self,
+        asked: Query,
+        max_usd: Decimal | float | str | None,
+        deadline_s: float | None,
+        outlet: Outlet | None = None,
+    ) -> Answer:
+        """Round after round, the answer, its receipt; said as it comes where there is an outlet."""
+        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         self._slot.refresh_soon()
         policy = self._slot.current
         self._observer.adopt(policy.experience)
@@ -230,6 +258,7 @@ class AsyncEnsemble:
             purse=self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s),
             deadline=asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100),
             rng=self._dice(),
+            outlet=outlet if asked.open else None,
         )
         price_of_money = self._pacer.begin()
         try:
@@ -244,6 +273,8 @@ class AsyncEnsemble:
             raise
         finally:
             self._pacer.end(ask.purse.spent if ask.purse.bills else None)
+        if outlet is not None and not ask.begun and fused.text:
+            outlet.say(ask, fused.text)
         recorded = await self._record(fused, row, *ask.ledger())
         if recorded.durable:
             self._prober.after(ask)
@@ -351,6 +382,7 @@ class AsyncEnsemble:
         self._updater.close()
         self._slot.close()
         try:
+            await self._streams.aclose()
             await self._prober.aclose()
             await self._pool.aclose()
         finally:

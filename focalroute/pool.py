@@ -20,6 +20,7 @@ from focalroute.elicit import Plan
 from focalroute.endpoint import HttpClients
 from focalroute.errors import ConfigError
 from focalroute.limits import Health
+from focalroute.outlet import Outlet
 from focalroute.race import Helm, Race, Rules
 from focalroute.records import Query, Reply
 from focalroute.retries import Terms
@@ -123,9 +124,9 @@ class Pool:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def terms(self, query: Query, purse: Purse, deadline: float) -> Terms:
-        """What all calls of one ask share; ``deadline`` is in the running loop's time."""
-        return Terms(query, purse, deadline, self._rules.attempts - 1)
+    def terms(self, query: Query, purse: Purse, deadline: float, outlet: Outlet | None = None) -> Terms:
+        """What all calls of one ask share (see `Terms`); ``deadline`` is in the running loop's time."""
+        return Terms(query, purse, deadline, self._rules.attempts - 1, outlet)
 
     async def ask(self, picked: Sequence[int], terms: Terms, helm: Helm | None = None) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently.

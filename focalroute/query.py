@@ -6,16 +6,27 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.config import RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Query
 
-__all__ = ["Prompt", "make_query", "new_id"]
+__all__ = ["Prompt", "QueryOptions", "make_query", "new_id"]
 
 Prompt = str | Sequence[Mapping[str, Any]]
+
+
+class QueryOptions(TypedDict, total=False):
+    """What `make_query` takes besides the prompt, for whoever passes it on."""
+
+    choices: Sequence[str] | None
+    answer: AnswerKind | None
+    task: str | None
+    tags: Sequence[str]
+    metadata: Mapping[str, Any] | None
+    params: Mapping[str, Any] | None
 
 
 def new_id() -> str:

@@ -80,6 +80,11 @@ class Query:
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
+    def open(self) -> bool:
+        """Whether its answers are open text, of which no two need be alike."""
+        return self.choices is None and self.answer in (None, "text")
+
+    @property
     def text(self) -> str:
         """The text of the last user message: what the query features are taken from."""
         for message in reversed(self.messages):

@@ -28,7 +28,7 @@ class Rounds:
         self._most = most
         self._order = order
         self._explore = explore
-        self._terms = pool.terms(ask.query, ask.purse, ask.deadline)
+        self._terms = pool.terms(ask.query, ask.purse, ask.deadline, ask.outlet)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
         self._decision: Decision | None = None

@@ -6,8 +6,8 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from focalroute import capabilities
@@ -20,10 +20,11 @@ from focalroute.elicit import Plan, Reading
 from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, FocalrouteError
 from focalroute.limits import Health, Throttle
+from focalroute.outlet import Outlet
 from focalroute.records import Failure, Usage
 from focalroute.retries import Terms
 from focalroute.store.base import PROBE, CapabilityRow, Row, Store
-from focalroute.wire import Completion, Request
+from focalroute.wire import Completion, Request, StreamDecoder, broken
 
 __all__ = ["Call", "Seat"]
 
@@ -43,6 +44,7 @@ class Call:
         needs_probe: whether that hangs on what it can do at all.
         started: when its first attempt began (`time.perf_counter`), a probe before it left out.
         outrun: whether it was given up because another endpoint, asked later, answered first.
+        outlet: where its reply is said as it comes; None: it comes whole.
     """
 
     plan: Callable[[Capabilities], Plan]
@@ -51,6 +53,7 @@ class Call:
     started: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
     outrun: bool = False
+    outlet: Outlet | None = None
 
 
 @dataclass(slots=True)
@@ -239,8 +242,9 @@ class Seat:
         usage: Usage | None = None
         completion: Completion | None = None
         free = False
+        decoder = None if call.outlet is None else StreamDecoder()
         try:
-            completion = await self._client.complete(plan.request)
+            completion = await self._complete(call, plan.request, decoder)
             usage = completion.usage
             return plan.read(completion), completion
         except CallFailed as error:
@@ -248,6 +252,7 @@ class Seat:
             raise
         except BaseException:
             failure = _given_up(call) if completion is None else None
+            usage = usage or (decoder.usage if decoder else None)
             raise
         finally:
             refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
@@ -255,6 +260,20 @@ class Seat:
             bill = self._bill(usage, bound, free=free and completion is None)
             call.bills.append(bill)
             purse.settle(hold, bill)
+
+    async def _complete(self, call: Call, request: Request, decoder: StreamDecoder | None) -> Completion:
+        """The whole reply; with a decoder it comes in pieces, said as they come."""
+        if decoder is None or call.outlet is None:
+            return await self._client.complete(request)
+        able = self._capabilities
+        told = self.endpoint.stream_usage is not False if able is None else able.stream_usage
+        request = replace(request, n=1, stream_usage=told)
+        async with aclosing(self._client.stream(request, decoder=decoder)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
+                    return piece
+                call.outlet.say(call, piece)
+        raise broken("the stream was cut short", decoder.usage)
 
     def _bill(self, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
         """By its usage; where none came back by what was reserved for it, unless it surely cost nothing."""

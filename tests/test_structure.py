@@ -41,7 +41,8 @@ HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "sync"}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
-    "ask": {"answers", "budget", "cost", "observe", "policy", "store"},
+    "answer_stream": {"outlet"},
+    "ask": {"answers", "budget", "cost", "observe", "outlet", "policy", "store"},
     "breaker": {"latency"},
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
@@ -65,6 +66,7 @@ BEYOND = {
         "elicit",
         "endpoint",
         "limits",
+        "outlet",
         "race",
         "retries",
         "seat",
@@ -73,8 +75,8 @@ BEYOND = {
     "prices": {"amounts", "price_library"},
     "probe": {"answers", "ask", "budget", "cost", "observe", "pacing", "pool", "store"},
     "query": {"answers"},
-    "race": {"capabilities", "cost", "elicit", "retries", "seat", "wire"},
-    "retries": {"budget"},
+    "race": {"capabilities", "cost", "elicit", "outlet", "retries", "seat", "wire"},
+    "retries": {"budget", "outlet"},
     "rounds": {"ask", "pool"},
     "seat": {
         "breaker",
@@ -84,6 +86,7 @@ BEYOND = {
         "elicit",
         "endpoint",
         "limits",
+        "outlet",
         "retries",
         "store",
         "wire",
