@@ -7,10 +7,15 @@ import unicodedata
 from collections.abc import Callable
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation, Overflow
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from focalroute.errors import ConfigError
+from focalroute.tool_calls import calls_form
 
-__all__ = ["KINDS", "AnswerKind", "NormaliserFailed", "candidate_key", "normal_form", "normaliser"]
+if TYPE_CHECKING:
+    from focalroute.records import Reply
+
+__all__ = ["KINDS", "AnswerKind", "NormaliserFailed", "candidate_key", "normal_form", "normaliser", "reply_form"]
 
 Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
@@ -105,6 +110,17 @@ def normal_form(text: str, kind: AnswerKind | None) -> str | None:
     if form is not None and not isinstance(form, str):
         raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
     return form
+
+
+def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
+    """The normal form of a usable reply to a free-form question: of its tool calls, else of its text.
+
+    Raises:
+        ConfigError: as `normal_form`.
+    """
+    if reply.tool_calls:
+        return calls_form(reply.tool_calls)
+    return None if reply.text is None else normal_form(reply.text, kind)
 
 
 def candidate_key(candidate: str) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import KINDS, candidate_key, normal_form
+from focalroute.answers import KINDS, candidate_key, reply_form
 from focalroute.budget import Purse
 from focalroute.cost import total
 from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
@@ -171,13 +171,14 @@ class Ask:
         if self.fused is None:
             raise self._failure()
         probabilities = self.fused.posterior
-        best = int(probabilities.argmax())
-        text = self.sight.candidates[best]
+        best = self._best
+        candidate, form = self.sight.candidates[best], self.sight.forms[best]
         receipt = self._receipt()
+        caller = self._caller(form)
         return Answer(
             id=self.query.id,
-            text=text,
-            value=text if self._kind in ("choice", "text") else self._form(text),
+            text=caller.text or "" if caller else candidate,
+            value=candidate if caller or self._kind in ("choice", "text") else form,
             choice=best if self.query.choices else None,
             candidates=tuple(self.sight.candidates),
             probabilities=tuple(probabilities.tolist()),
@@ -186,7 +187,17 @@ class Ask:
             receipt=receipt,
             replies=self.replies,
             metadata=self.query.metadata,
+            tool_calls=caller.tool_calls if caller else (),
         )
+
+    @property
+    def _best(self) -> int:
+        return 0 if self.fused is None else int(self.fused.posterior.argmax())
+
+    def _caller(self, form: str) -> Reply | None:
+        """Of the replies in this form, the first that calls tools; None: they are text."""
+        callers = (reply for reply in self.replies if reply.ok and reply.tool_calls and not self.query.choices)
+        return next((reply for reply in callers if reply_form(reply, self.query.answer) == form), None)
 
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
@@ -273,12 +284,12 @@ class Ask:
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
-            keys=tuple(candidate_key(self._form(text)) for text in answer.candidates),
+            keys=tuple(map(candidate_key, self.sight.forms)),
             kind=self._kind,
-            answered=answer.candidates.index(answer.text),
+            answered=self._best,
             probabilities=answer.probabilities,
             members=self.sight.members(),
-            trajectory=self._trajectory(answer),
+            trajectory=self._trajectory(),
             receipt=answer.receipt.to_json(),
             texts=self._texts(answer) if texts else None,
         )
@@ -290,12 +301,7 @@ class Ask:
         kind = self.query.answer or "text"
         return kind if kind in KINDS else "custom"
 
-    def _form(self, candidate: str) -> str:
-        if self.query.choices:
-            return candidate
-        return normal_form(candidate, self.query.answer) or candidate
-
-    def _trajectory(self, answer: Answer) -> Trajectory | None:
+    def _trajectory(self) -> Trajectory | None:
         if not self.policy.learnable or self.fused is None:
             return None
         return Trajectory(
@@ -303,7 +309,7 @@ class Ask:
             endpoints=self.policy.endpoints,
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
             evidence=self.fused.evidence,
-            fused=answer.candidates.index(answer.text),
+            fused=self._best,
             features=self.sight.features,
             task=self.query.task,
         )
@@ -313,6 +319,7 @@ class Ask:
             "messages": self.query.messages,
             "candidates": answer.candidates,
             "replies": {reply.endpoint: reply.text for reply in answer.replies},
+            "tool_calls": {reply.endpoint: reply.tool_calls for reply in answer.replies if reply.tool_calls},
         }
         return json.dumps(kept, default=str)
 

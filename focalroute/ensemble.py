@@ -20,7 +20,7 @@ from focalroute.budget import BudgetGuard
 from focalroute.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.cost import typical_cost
 from focalroute.errors import StoreError
-from focalroute.feedback import USER, Listener
+from focalroute.feedback import USER, Label, Listener
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.outlet import Outlet
@@ -328,7 +328,7 @@ class AsyncEnsemble:
         answer: Answer | str,
         *,
         reward: float | bool | None = None,
-        label: str | int | None = None,
+        label: Label | None = None,
         source: str = USER,
     ) -> None:
         """Say how good an answer was; returns once that is committed.
@@ -338,8 +338,8 @@ class AsyncEnsemble:
         Args:
             answer: the answer or its id; it may come from another process on the same store.
             reward: in [-1, 1], or whether it was right.
-            label: the right answer: a choice's text or index, or a free-form answer (in normal form already, where a
-                callable made it). Tells more than a reward.
+            label: the right answer: a choice's text or index, a free-form answer (in normal form already, where a
+                callable made it), or tool calls (each with its name and arguments). Tells more than a reward.
             source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
 
         Raises:

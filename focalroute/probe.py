@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from focalroute.answers import candidate_key, normal_form
+from focalroute.answers import candidate_key, reply_form
 from focalroute.ask import Ask
 from focalroute.budget import Purse
 from focalroute.cost import Bill
@@ -94,7 +94,7 @@ def probed(query: Query, reply: Reply) -> StoredProbe | None:
     if query.choices:
         candidate = None if reply.choice is None else query.choices[reply.choice]
     else:
-        candidate = normal_form(reply.text or "", query.answer)
+        candidate = reply_form(reply, query.answer)
     if candidate is None:
         return None
     tokens = reply.usage.completion_tokens if reply.usage else 0

@@ -234,6 +234,7 @@ def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, com
         model=completion.model,
         response_id=completion.id,
         finish_reason=reading.finish_reason,
+        tool_calls=reading.tool_calls,
     )
 
 

@@ -162,6 +162,7 @@ class Reply:
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
+        tool_calls: the tools it calls, in OpenAI's shape; none where it answers with text alone.
     """
 
     endpoint: str
@@ -179,6 +180,7 @@ class Reply:
     finish_reason: str | None = None
     error: Failure | None = None
     hedge_of: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:
@@ -278,15 +280,18 @@ class Answer:
 
     Attributes:
         text: the answer; for a closed question the choice's text, else one member's whole reply.
-        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply.
+        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply; of
+            tool calls, names and arguments as JSON.
         choice: index into the choices, None for a free-form question.
-        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers.
+        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
+            calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
         confidence: the posterior of the answer given.
         cost: USD of all calls, None if any is unknown.
         durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
         degraded: as on the receipt.
         replies: every member's reply, in the order of asking.
+        tool_calls: the tools to be called, in OpenAI's shape, as one member called them; none where the answer is text.
     """
 
     id: str
@@ -301,6 +306,13 @@ class Answer:
     replies: tuple[Reply, ...] = field(repr=False)
     durable: bool = True
     metadata: Mapping[str, Any] | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the assistant's message, to go on from: append it, then what the tools gave."""
+        calls = {"tool_calls": [dict(call) for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.text if self.text or not calls else None, **calls}
 
     @property
     def degraded(self) -> tuple[str, ...]:

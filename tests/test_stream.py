@@ -218,14 +218,21 @@ def test_feedback_on_a_streamed_answer_is_learned(service: Service, server: Serv
         assert ensemble.stats().endpoints["a"].seen == 1
 
 
+@pytest.fixture(scope="module")
+def dialects() -> Iterator[SimulatedPool]:
+    """A model of each dialect, named for it."""
+    models = [SimulatedModel(name, verbosity=12, skill=1.0, latency_s=0.05) for name in get_args(DialectName)]
+    with SimulatedPool(models, dialects={name: name for name in get_args(DialectName)}) as simulated:
+        yield simulated
+
+
 @pytest.mark.parametrize("dialect", get_args(DialectName))
-def test_what_it_costs_is_what_the_service_bills(dialect: DialectName) -> None:
+def test_what_it_costs_is_what_the_service_bills(dialects: SimulatedPool, dialect: DialectName) -> None:
     """Where it tells of a stream's usage at all."""
-    model = SimulatedModel("one", verbosity=12, skill=1.0, latency_s=0.05)
-    with SimulatedPool([model], dialects=dialect) as simulated, Ensemble(simulated.endpoints) as ensemble:
-        with ensemble.stream("What is 17 + 25?") as stream:
-            pieces = list(stream)
-        billed = simulated.stats()["one"].usd
+    (endpoint,) = [endpoint for endpoint in dialects.endpoints if endpoint.name == dialect]
+    with Ensemble([endpoint]) as ensemble, ensemble.stream("What is 17 + 25?") as stream:
+        pieces = list(stream)
+    billed = dialects.stats()[dialect].usd
     assert len(pieces) > 8
     assert stream.answer.text.endswith("42.")
     if dialect == "minimal":  # it never does
@@ -271,6 +278,7 @@ def test_an_answer_that_breaks_off_is_an_error_with_what_was_said_and_its_bill(
             said.extend(stream)
         assert list(stream) == []
         (reply,) = caught.value.replies
+        assert reply.cost is not None
         assert cost(ensemble, "a") == reply.cost > PAID
         assert reply.cost_source == "reserved"
     assert caught.value.text == "".join(said) == "two pieces"

@@ -42,6 +42,7 @@ HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "sync"}
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
     "answer_stream": {"outlet"},
+    "answers": {"tool_calls"},
     "ask": {"answers", "budget", "cost", "observe", "outlet", "policy", "store"},
     "breaker": {"latency"},
     "budget": {"amounts", "cost", "store"},
@@ -49,13 +50,13 @@ BEYOND = {
     "collect": {"amounts", "answers", "budget", "evaluate", "many", "pool", "progress", "query", "race", "store"},
     "config": {"amounts", "keys"},
     "cost": {"wire"},
-    "elicit": {"answers", "capabilities", "wire"},
+    "elicit": {"answers", "capabilities", "tool_calls", "wire"},
     "endpoint": {"wire"},
     "evaluate": {"ask", "budget", "cost", "learn", "observe", "pacing", "policy", "probe", "progress", "store"},
     "feedback": {"learn", "observe", "policy", "store", "updates"},
-    "learn": {"answers", "observe", "policy", "store"},
+    "learn": {"answers", "observe", "policy", "store", "tool_calls"},
     "many": {"progress", "query"},
-    "observe": {"answers"},
+    "observe": {"answers", "tool_calls"},
     "pacing": {"amounts", "observe", "store"},
     "policy": {"observe"},
     "pool": {
@@ -91,6 +92,7 @@ BEYOND = {
         "store",
         "wire",
     },
+    "tool_calls": {"canonical"},
     "updates": {"learn", "policy", "store"},
     "savings": {"cost", "store"},
     "spending": {"cost", "learn", "observe", "savings", "store"},

@@ -23,6 +23,7 @@ from focalroute.elicit.parse import DECORATION, Reader, reader_of
 from focalroute.elicit.score import score
 from focalroute.errors import CallFailed
 from focalroute.records import Failure, Method, Query
+from focalroute.tool_calls import Offer, called
 from focalroute.wire import Completion, CompletionChoice, Request
 
 __all__ = ["Plan", "Reading", "plan"]
@@ -41,6 +42,7 @@ class Reading:
         choice: index of the most probable choice; None for a free-form question.
         probabilities: mass on each choice, shape (K,), sums to at most 1, the rest is unknown; None for a bare vote.
         method: how they were had.
+        tool_calls: the tools it calls, in OpenAI's shape; they are the answer to a free-form question.
     """
 
     text: str
@@ -48,6 +50,7 @@ class Reading:
     probabilities: tuple[float, ...] | None
     method: Method
     finish_reason: str | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,14 @@ class Plan:
         """
         first = completion.choices[0]
         if self.choices is None:
+            calls = called(first.tool_calls)
+            if calls is None:
+                raise _unusable(completion, "the reply calls a tool with arguments that are no JSON object")
+            refusal = Offer.of(self.request.params).refusal(calls)
+            if refusal is not None:
+                raise _unusable(completion, _why(first, refusal))
+            if calls:
+                return Reading(first.text, None, None, "text", first.finish_reason, calls)
             try:
                 form = normal_form(first.text, self.kind)
             except NormaliserFailed as error:  # on this member's text, which may be anything

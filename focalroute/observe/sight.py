@@ -10,11 +10,12 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import normal_form
+from focalroute.answers import reply_form
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
 from focalroute.records import Evidence, Member, Observation, Query, Reply
+from focalroute.tool_calls import calls_text
 
 __all__ = ["Sight", "signal_column", "vote_weight"]
 
@@ -91,6 +92,11 @@ class Sight:
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
         self._leader = -1
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The normal form of each candidate: the choices themselves, or what its replies have in common."""
+        return tuple(self.candidates if self._closed else self._clusters)
 
     def fork(self) -> Sight:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
@@ -218,8 +224,9 @@ class Sight:
         if not reply.ok:
             return None, None
         if not self._closed:
-            form = normal_form(reply.text, self._query.answer) if reply.text is not None else None
-            return (None if form is None else self._cluster(form, reply.text or "")), None
+            form = reply_form(reply, self._query.answer)
+            text = calls_text(reply.tool_calls) if reply.tool_calls else reply.text or ""
+            return (None if form is None else self._cluster(form, text)), None
         k, mass, choice = len(self.candidates), reply.probabilities, reply.choice
         if mass is not None and len(mass) != k:
             raise ValueError(f"endpoint {reply.endpoint!r} gave {len(mass)} probabilities for {k} choices")

@@ -45,6 +45,8 @@ class SimulatedModel:
         verbosity: mean length of its thinking aloud before an answer, tokens; it leaves it out where it is told to give
             the answer only, or held to a format.
         wrong_length: how much longer (or shorter) its replies are when wrong.
+        tools: whether it takes tools; if not, it refuses requests that have any.
+        images: whether it takes images; if not, it refuses requests that have any.
     """
 
     name: str
@@ -61,6 +63,8 @@ class SimulatedModel:
     jitter_s: float = 0.0
     verbosity: int = 0
     wrong_length: float = 1.2
+    tools: bool = True
+    images: bool = True
 
     def __post_init__(self) -> None:
         if not self.name:
