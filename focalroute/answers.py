@@ -10,12 +10,22 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from focalroute.errors import ConfigError
-from focalroute.tool_calls import calls_form
+from focalroute.structured import Structure
+from focalroute.tool_calls import calls_form, calls_text
 
 if TYPE_CHECKING:
     from focalroute.records import Reply
 
-__all__ = ["KINDS", "AnswerKind", "NormaliserFailed", "candidate_key", "normal_form", "normaliser", "reply_form"]
+__all__ = [
+    "KINDS",
+    "AnswerKind",
+    "NormaliserFailed",
+    "candidate_key",
+    "normal_form",
+    "normaliser",
+    "reply_form",
+    "shown",
+]
 
 Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
@@ -121,6 +131,13 @@ def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
     if reply.tool_calls:
         return calls_form(reply.tool_calls)
     return None if reply.text is None else normal_form(reply.text, kind)
+
+
+def shown(reply: Reply, form: str, kind: AnswerKind | None) -> str:
+    """The reply as a candidate: its text, of tool calls or a structured answer their JSON in one form."""
+    if reply.tool_calls:
+        return calls_text(reply.tool_calls)
+    return form if isinstance(kind, Structure) else reply.text or ""
 
 
 def candidate_key(candidate: str) -> str:

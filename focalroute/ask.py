@@ -7,10 +7,11 @@ import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from focalroute.policy.fusion import posterior
 from focalroute.receipts import Call, Choice, Receipt
 from focalroute.records import Answer, Decision, Evidence, Observation, Query, Reply, Round, Trajectory
 from focalroute.store.base import LedgerRow, StoredAnswer
+from focalroute.structured import Structure
 
 __all__ = ["Ask"]
 
@@ -42,6 +44,17 @@ class Fused(NamedTuple):
     posterior: NDArray[np.float64]
 
 
+class Given(NamedTuple):
+    """What is answered; see `Answer`. ``place``: of the candidate it is; None: it was put together from several."""
+
+    text: str
+    value: Any
+    confidence: float
+    place: int | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: Mapping[str, float] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class Ask:
     """The state of one ask.
@@ -52,6 +65,7 @@ class Ask:
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
+        given: what is answered, once it is.
         late: whether the deadline has passed.
         left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
             limit.
@@ -68,6 +82,7 @@ class Ask:
     started: float = field(default_factory=time.perf_counter)
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None
+    given: Given | None = None
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
@@ -126,8 +141,11 @@ class Ask:
         """Whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
 
         Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
-        all of its mass, where choices are given. Where that were too many trials, it is not settled.
+        all of its mass, where choices are given. Where that were too many trials, it is not settled. Nor is an answer
+        whose fields are elected each by itself.
         """
+        if isinstance(self.query.answer, Structure):
+            return False
         trial = self.sight.fork()
         for reply in replies:
             trial.add(reply, len(self.rounds) + 1)
@@ -170,29 +188,36 @@ class Ask:
         """The candidate with the most posterior mass, the first of equals; the failure where nobody answered."""
         if self.fused is None:
             raise self._failure()
-        probabilities = self.fused.posterior
-        best = self._best
-        candidate, form = self.sight.candidates[best], self.sight.forms[best]
+        given = self.given = self._give(self.fused.posterior)
         receipt = self._receipt()
-        caller = self._caller(form)
         return Answer(
             id=self.query.id,
-            text=caller.text or "" if caller else candidate,
-            value=candidate if caller or self._kind in ("choice", "text") else form,
-            choice=best if self.query.choices else None,
+            text=given.text,
+            value=given.value,
+            choice=given.place if self.query.choices else None,
             candidates=tuple(self.sight.candidates),
-            probabilities=tuple(probabilities.tolist()),
-            confidence=float(probabilities[best]),
+            probabilities=tuple(self.fused.posterior.tolist()),
+            confidence=given.confidence,
             cost=receipt.cost,
             receipt=receipt,
             replies=self.replies,
             metadata=self.query.metadata,
-            tool_calls=caller.tool_calls if caller else (),
+            tool_calls=given.tool_calls,
+            shares=given.shares,
         )
 
-    @property
-    def _best(self) -> int:
-        return 0 if self.fused is None else int(self.fused.posterior.argmax())
+    def _give(self, probabilities: NDArray[np.float64]) -> Given:
+        """What to answer by this posterior over the candidates."""
+        best = int(probabilities.argmax())
+        candidate, form, confidence = self.sight.candidates[best], self.sight.forms[best], float(probabilities[best])
+        caller, structure = self._caller(form), self.query.answer
+        if caller is not None:
+            return Given(caller.text or "", candidate, confidence, best, caller.tool_calls)
+        if isinstance(structure, Structure):
+            fused, election = structure.fuse(self.sight.forms, probabilities.tolist())
+            confidence = min(election.shares.values(), default=confidence)
+            return Given(fused, structure.value(fused), confidence, election.candidate, shares=election.shares)
+        return Given(candidate, candidate if self._kind in ("choice", "text") else form, confidence, best)
 
     def _caller(self, form: str) -> Reply | None:
         """Of the replies in this form, the first that calls tools; None: they are text."""
@@ -281,15 +306,17 @@ class Ask:
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""
+        keys, place = tuple(map(candidate_key, self.sight.forms)), self.given.place if self.given else None
+        new = place is None  # nobody gave it as a whole: no policy chose it among what it saw
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
-            keys=tuple(map(candidate_key, self.sight.forms)),
+            keys=(*keys, candidate_key(answer.text)) if new else keys,
             kind=self._kind,
-            answered=self._best,
-            probabilities=answer.probabilities,
+            answered=len(keys) if place is None else place,
+            probabilities=(*answer.probabilities, 0.0) if new else answer.probabilities,
             members=self.sight.members(),
-            trajectory=self._trajectory(),
+            trajectory=None if place is None else self._trajectory(place),
             receipt=answer.receipt.to_json(),
             texts=self._texts(answer) if texts else None,
         )
@@ -298,10 +325,12 @@ class Ask:
     def _kind(self) -> str:
         if self.query.choices:
             return "choice"
+        if isinstance(self.query.answer, Structure):
+            return "structured"
         kind = self.query.answer or "text"
         return kind if kind in KINDS else "custom"
 
-    def _trajectory(self) -> Trajectory | None:
+    def _trajectory(self, place: int) -> Trajectory | None:
         if not self.policy.learnable or self.fused is None:
             return None
         return Trajectory(
@@ -309,7 +338,7 @@ class Ask:
             endpoints=self.policy.endpoints,
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
             evidence=self.fused.evidence,
-            fused=self._best,
+            fused=place,
             features=self.sight.features,
             task=self.query.task,
         )

@@ -39,6 +39,7 @@ from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import Row
+from focalroute.structured import Wanted, checked_label
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class AsyncEnsemble:
         query: Prompt,
         *,
         choices: Sequence[str] | None = None,
-        answer: AnswerKind | None = None,
+        answer: AnswerKind | Wanted | None = None,
         task: str | None = None,
         tags: Sequence[str] = (),
         max_usd: Decimal | float | str | None = None,
@@ -190,8 +191,8 @@ class AsyncEnsemble:
         Args:
             query: the question as text, or OpenAI chat messages.
             choices: the closed set of answers; None: a free-form question.
-            answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply
-                to its normal form. Replies of one normal form are one candidate.
+            answer: the kind of a free-form answer: "number", "short", "text" (default), a pydantic model or a JSON
+                schema, or a callable that maps a reply to its normal form. Replies of one form are one candidate.
             task: a topic name; the policies that are shipped do not look at it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
@@ -339,7 +340,8 @@ class AsyncEnsemble:
             answer: the answer or its id; it may come from another process on the same store.
             reward: in [-1, 1], or whether it was right.
             label: the right answer: a choice's text or index, a free-form answer (in normal form already, where a
-                callable made it), or tool calls (each with its name and arguments). Tells more than a reward.
+                callable made it), a structured answer with all of its fields, or tool calls (each with its name and
+                arguments). Tells more than a reward.
             source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
 
         Raises:
@@ -349,8 +351,9 @@ class AsyncEnsemble:
             FeedbackConflict: this source has already said something else of it.
             StoreError: it could not be stored.
         """
-        answer_id = answer.id if isinstance(answer, Answer) else answer
-        await self._listener.give(answer_id, reward=reward, label=label, source=source)
+        if isinstance(answer, Answer):
+            label, answer = checked_label(label, answer.value), answer.id
+        await self._listener.give(answer, reward=reward, label=label, source=source)
 
     async def update(self) -> UpdateReport:
         """Learn from the feedback in the store now, off the event loop, and serve the outcome if it passes its gate.

@@ -6,12 +6,13 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.config import RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Query
+from focalroute.structured import Wanted, structure_of
 
 __all__ = ["Prompt", "QueryOptions", "make_query", "new_id"]
 
@@ -22,7 +23,7 @@ class QueryOptions(TypedDict, total=False):
     """What `make_query` takes besides the prompt, for whoever passes it on."""
 
     choices: Sequence[str] | None
-    answer: AnswerKind | None
+    answer: AnswerKind | Wanted | None
     task: str | None
     tags: Sequence[str]
     metadata: Mapping[str, Any] | None
@@ -38,7 +39,7 @@ def make_query(
     prompt: Prompt,
     *,
     choices: Sequence[str] | None = None,
-    answer: AnswerKind | None = None,
+    answer: AnswerKind | Wanted | None = None,
     task: str | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
@@ -51,8 +52,9 @@ def make_query(
     """
     if choices is not None and answer is not None:
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
-    if answer is not None:
-        normaliser(answer)
+    structure = structure_of(answer)
+    if answer is not None and structure is None:
+        normaliser(cast("AnswerKind", answer))
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -67,7 +69,7 @@ def make_query(
         id=new_id(),
         messages=messages,
         choices=None if choices is None else _choices(choices),
-        answer=answer,
+        answer=structure or answer,
         task=task,
         tags=_tags(tags),
         params=dict(params or {}),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from focalroute.capabilities import Capabilities
 from focalroute.cost import Bill
-from focalroute.elicit import Plan, Reading
+from focalroute.elicit import Plan, Reading, needs_probe
 from focalroute.errors import CallFailed
 from focalroute.outlet import Outlet
 from focalroute.records import Failure, Reply
@@ -116,7 +116,7 @@ class Race:
         return tuple([self._counted(member, member.reply) for member in self._members if member.reply is not None])
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
-        call = Call(self._plan, self._terms.query.choices is not None, self._terms, outlet=self._outlet)
+        call = Call(self._plan, needs_probe(self._terms.query), self._terms, outlet=self._outlet)
         task = asyncio.get_running_loop().create_task(self._ask(self._seats[index], call, hedge_of))
         self._members.append(_Member(index, group, call, task, hedge_of))
 

@@ -63,7 +63,7 @@ class Query:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
         answer: the kind of a free-form answer: "number", "short", "text", or a callable that maps a reply's text to its
-            normal form (None: no answer in it).
+            normal form (None: no answer in it); a `focalroute.structured.Structure` is one.
         task: a topic name the caller gives; None unless given.
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
@@ -279,14 +279,16 @@ class Answer:
     """The fused answer.
 
     Attributes:
-        text: the answer; for a closed question the choice's text, else one member's whole reply.
-        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply; of
-            tool calls, names and arguments as JSON.
+        text: the answer; for a closed question the choice's text, of a structured one its JSON, else one member's whole
+            reply.
+        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply; an
+            instance of the model, or what is valid against the schema; of tool calls, names and arguments as JSON.
         choice: index into the choices, None for a free-form question.
         candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
             calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
-        confidence: the posterior of the answer given.
+        confidence: the posterior of the answer given; of a structured one that of its least sure closed field.
+        shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown.
         durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
         degraded: as on the receipt.
@@ -296,7 +298,7 @@ class Answer:
 
     id: str
     text: str
-    value: str
+    value: Any
     choice: int | None
     candidates: tuple[str, ...]
     probabilities: tuple[float, ...]
@@ -307,6 +309,7 @@ class Answer:
     durable: bool = True
     metadata: Mapping[str, Any] | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def message(self) -> dict[str, Any]:

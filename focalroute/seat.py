@@ -32,6 +32,7 @@ _PROBE_AGAIN_S = 7 * 24 * 3600.0
 _PATIENCE_S = 5.0  # how long after its begin asks wait for a probe
 _SIGN_OF_LIFE = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
 _SIGN_OF_LIFE_S = 10.0
+_REFUSED = (400, 422, 500, 501)  # for what was asked; some servers break down over it
 _UNBOUNDED_TOKENS = 1024  # of a reply whose length nobody bounded, as it counts towards a rate until it is there
 
 
@@ -80,6 +81,7 @@ class Seat:
         self._probes: dict[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = {}
         self._probing_since = math.inf
         self._looking: set[asyncio.Task[None]] = set()
+        self._refused: set[str] = set()  # schemas that it does not take, though it takes others
 
     def _remembered(self) -> Capabilities | None:
         row = self._store.capabilities(capabilities.key(self.endpoint))
@@ -218,7 +220,7 @@ class Seat:
         failure: Failure | None = None
         before = len(call.bills)
         try:
-            return await self._attempt(call, plan)
+            return await self._put(call, plan)
         except CallFailed as error:
             failure = error.failure
             raise
@@ -229,6 +231,20 @@ class Seat:
             usage = call.bills[-1].usage if len(call.bills) > before else None
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(turn, tokens, failure)
+
+    async def _put(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
+        """One attempt; a second one in another way where the service does not take just this schema."""
+        if plan.otherwise is None:
+            return await self._attempt(call, plan)
+        schema = str(plan.request.params.get("response_format"))
+        if schema not in self._refused:
+            try:
+                return await self._attempt(call, plan)
+            except CallFailed as error:
+                if error.failure.status not in _REFUSED:
+                    raise
+            self._refused.add(schema)
+        return await self._attempt(call, plan.otherwise)
 
     async def _attempt(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
         """Reserved before and settled after, whatever becomes of it."""

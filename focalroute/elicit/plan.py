@@ -8,7 +8,8 @@ its probabilities are had, best first:
 3. the sampled token's log-probability alone: the mass of the answer given, the rest unknown;
 4. one reply, parsed: a vote, no probabilities.
 
-Samples come before (3) because they say something of the other choices too. Free-form questions are passed on as is.
+Samples come before (3) because they say something of the other choices too. Structured answers are held to their schema
+where that is possible, and checked in any case. All other free-form questions are passed on as is.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from focalroute.elicit.parse import DECORATION, Reader, reader_of
 from focalroute.elicit.score import score
 from focalroute.errors import CallFailed
 from focalroute.records import Failure, Method, Query
+from focalroute.structured import Structure
 from focalroute.tool_calls import Offer, called
 from focalroute.wire import Completion, CompletionChoice, Request
 
-__all__ = ["Plan", "Reading", "plan"]
+__all__ = ["Plan", "Reading", "needs_probe", "plan"]
 
 #: Enough for a letter and the sentence some models put around it. A model that reasons aloud needs more: set
 #: ``max_tokens`` in the endpoint's ``params``.
 MAX_TOKENS = 32
+
+_NO_ANSWER = "the reply holds no answer of the kind asked for"
+_NOT_VALID = "the reply is no JSON that is valid against the schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +66,14 @@ class Plan:
         method: what the request is made for.
         choices: those of the query; None for a free-form question.
         kind: of a free-form question's answer.
+        otherwise: how to put it where this is refused for the schema it is held to; None: there is no other way.
     """
 
     request: Request
     method: Method
     choices: tuple[str, ...] | None
     kind: AnswerKind | None = None
+    otherwise: Plan | None = None
 
     def read(self, completion: Completion) -> Reading:
         """The reply's answer.
@@ -90,7 +97,7 @@ class Plan:
             except NormaliserFailed as error:  # on this member's text, which may be anything
                 raise _unusable(completion, str(error)) from None
             if form is None:
-                raise _unusable(completion, _why(first, "the reply holds no answer of the kind asked for"))
+                raise _unusable(completion, _why(first, _NOT_VALID if isinstance(self.kind, Structure) else _NO_ANSWER))
             return Reading(first.text, None, None, "text", first.finish_reason)
         reader = reader_of(self.choices)
         samples = completion.choices[: self.request.n]  # nobody has more votes than were asked for
@@ -105,10 +112,12 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     Args:
         samples: how many to draw where probabilities come from samples.
     """
+    if isinstance(query.answer, Structure):
+        return _structured(query, query.answer, held=capabilities.structured_choice)
     if query.choices is None:
         return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
     labels = reader_of(query.choices).labels
-    messages = _put(query.messages, query.choices, labels)
+    messages = _put(query.messages, _asked(query.choices, labels))
     held = labels if capabilities.structured_choice else None
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
         request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
@@ -121,11 +130,23 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", query.choices)
 
 
-def _put(
-    messages: Sequence[Mapping[str, Any]], choices: Sequence[str], labels: Sequence[str]
-) -> tuple[Mapping[str, Any], ...]:
-    """The messages with the choices added to the last one of the user."""
-    asked = _asked(choices, labels)
+def needs_probe(query: Query) -> bool:
+    """Whether the best way to put it hangs on what an endpoint can do."""
+    return query.choices is not None or isinstance(query.answer, Structure)
+
+
+def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
+    """Held to the schema where that can be; else, or where just this schema is refused, the prompt has it."""
+    told = Request(_put(query.messages, structure.instruction), None, params=query.params)
+    otherwise = Plan(told, "text", None, structure)
+    if not held or "response_format" in query.params:
+        return otherwise
+    params = {**query.params, "response_format": structure.response_format}
+    return Plan(Request(query.messages, None, params=params), "text", None, structure, otherwise)
+
+
+def _put(messages: Sequence[Mapping[str, Any]], asked: str) -> tuple[Mapping[str, Any], ...]:
+    """The messages with what is asked added to the last one of the user."""
     for i in range(len(messages) - 1, -1, -1):
         if messages[i].get("role") == "user":
             return (

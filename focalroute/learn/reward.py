@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.records import F32, Feedback, Masses, Member, Outcome, Trajectory
 from focalroute.store.base import StoredAnswer
+from focalroute.structured import label_form
 from focalroute.tool_calls import calls_form
 
 __all__ = ["JUDGE", "USER", "Label", "credit", "judged", "label_key", "outranks", "reward_of"]
 
 _LOG_MASS = slices(MEMBER)["log_probability"].start
 
-#: What is right: a choice's text or index, a free-form answer, tool calls.
-Label = str | int | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+#: What is right: a choice's text or index, a free-form answer, tool calls, a structured answer or its JSON.
+Label = str | int | Mapping[str, Any] | Sequence[Any] | BaseModel
 
 USER = "user"
 JUDGE = "judge"
@@ -39,13 +42,16 @@ def reward_of(reward: float | bool) -> float:
 
 
 def label_key(label: Label, answer: StoredAnswer) -> str:
-    """The key of the candidate that the label names: a choice's text or index, a free-form answer, or tool calls.
+    """The key of the candidate that the label names: a choice's text or index, a free-form answer, tool calls, or a
+    structured answer, in all of its fields.
 
     Where the caller's own callable made the candidates, the label is taken to be in its normal form already.
 
     Raises:
         BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
     """
+    if answer.kind == "structured":
+        return candidate_key(label_form(label))
     if isinstance(label, int) and not isinstance(label, bool):
         if answer.kind != "choice":
             return label_key(str(label), answer)
@@ -54,9 +60,9 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
                 f"label: index {label} is not among the {len(answer.keys)} choices; give a choice's index or text"
             )
         return answer.keys[label]
-    if isinstance(label, Sequence | Mapping) and not isinstance(label, str | bytes) and answer.kind != "choice":
+    if isinstance(label, list | tuple | Mapping) and answer.kind != "choice":
         try:
-            return candidate_key(calls_form([label] if isinstance(label, Mapping) else label))
+            return candidate_key(calls_form([label] if isinstance(label, Mapping) else list(label)))
         except ValueError as error:
             raise BadLabel(f"label: {error}") from None
     if not isinstance(label, str):

@@ -10,12 +10,11 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import reply_form
+from focalroute.answers import reply_form, shown
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
 from focalroute.records import Evidence, Member, Observation, Query, Reply
-from focalroute.tool_calls import calls_text
 
 __all__ = ["Sight", "signal_column", "vote_weight"]
 
@@ -225,8 +224,9 @@ class Sight:
             return None, None
         if not self._closed:
             form = reply_form(reply, self._query.answer)
-            text = calls_text(reply.tool_calls) if reply.tool_calls else reply.text or ""
-            return (None if form is None else self._cluster(form, text)), None
+            if form is None:
+                return None, None
+            return self._cluster(form, shown(reply, form, self._query.answer)), None
         k, mass, choice = len(self.candidates), reply.probabilities, reply.choice
         if mass is not None and len(mass) != k:
             raise ValueError(f"endpoint {reply.endpoint!r} gave {len(mass)} probabilities for {k} choices")

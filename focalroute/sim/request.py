@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from focalroute.sim.constraints import Allowed, allowed_replies
+from focalroute.sim.constraints import Allowed, allowed_replies, told_schema
 from focalroute.sim.dialects import Dialect, Refused
 from focalroute.sim.models import SimulatedModel
 from focalroute.sim.prompt import Prompt, last_user_text, read_prompt, read_result
@@ -65,7 +65,7 @@ def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedMod
     prompt = read_prompt(asked) if result is None else read_result(str(result))
     options = body.get("stream_options")
     try:
-        allowed = allowed_replies(body, dialect.structured, prompt)
+        allowed = allowed_replies(body, dialect.structured, prompt) or told_schema(asked, prompt)
     except ValueError as error:
         raise Refused(400, f"Invalid structured output: {error}") from None
     return Request(
