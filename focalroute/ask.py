@@ -34,6 +34,7 @@ from focalroute.structured import Structure
 __all__ = ["Ask"]
 
 _MOST_TRIALS = 64
+_LACKS = "takes no "
 _EVIDENCE = slices(MEMBER)["evidence"].start
 
 
@@ -67,8 +68,8 @@ class Ask:
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
         given: what is answered, once it is.
         late: whether the deadline has passed.
-        left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
-            limit.
+        left_out: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
+            limit, or lack what the query needs.
         price_of_money: the lambda of its latest observation.
         outlet: where the answer is said as it comes; None: it is not streamed.
     """
@@ -107,6 +108,10 @@ class Ask:
             return StreamBroken(said, replies, self.outlet.said)
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
+        unable = [name for name, why in self.left_out.items() if why.startswith(_LACKS)]
+        if not replies and len(unable) == len(self.policy.endpoints):
+            said = ", ".join(f"{name} {self.left_out[name]}" for name in unable)
+            return PoolError(f"no endpoint can be asked this ({said}); see Endpoint.tools, .images and .json_schema")
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
             return self.purse.exceeded()
         return PoolError(f"every asked endpoint failed ({reasons})", replies)
@@ -131,10 +136,12 @@ class Ask:
             rng=self.rng,
         )
 
-    def leave_out(self, available: Sequence[bool], out: Sequence[bool]) -> None:
-        """Some are not available now: because their breaker is open (``out``), or because of a rate limit."""
-        for name, free, broken in zip(self.policy.endpoints, available, out, strict=True):
-            if not free:
+    def leave_out(self, available: Sequence[bool], out: Sequence[bool], lacks: Sequence[str | None]) -> None:
+        """Some are not available now: they lack something, their breaker is open (``out``), or a rate limit says so."""
+        for name, free, broken, lack in zip(self.policy.endpoints, available, out, lacks, strict=True):
+            if lack is not None:
+                self.left_out[name] = f"{_LACKS}{lack}"
+            elif not free:
                 self.left_out[name] = "breaker open" if broken else "rate limited"
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:

@@ -20,6 +20,7 @@ from focalroute.elicit import Plan
 from focalroute.endpoint import HttpClients
 from focalroute.errors import ConfigError
 from focalroute.limits import Health
+from focalroute.needs import Feature
 from focalroute.outlet import Outlet
 from focalroute.race import Helm, Race, Rules
 from focalroute.records import Query, Reply
@@ -65,6 +66,11 @@ class Pool:
         """Which endpoints may be called now without a long wait. It may be none."""
         self._listen()
         return tuple([seat.check() for seat in self._seats])
+
+    def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
+        """What each endpoint is known to lack of what is needed; None: nothing."""
+        wanted = sorted(needed)
+        return tuple([next((feature for feature in wanted if seat.lacks(feature)), None) for seat in self._seats])
 
     def out(self) -> tuple[bool, ...]:
         """Which endpoints' breakers are not closed. Never all."""

@@ -132,6 +132,7 @@ class Failure:
 
     Attributes:
         status: HTTP status, where there was one.
+        lacks: what the service says it cannot do: "tools", "images" or "json_schema".
         retry_after_s: how long the service asked us to wait.
     """
 
@@ -139,6 +140,7 @@ class Failure:
     message: str
     status: int | None = None
     retry_after_s: float | None = None
+    lacks: str | None = None
 
     @property
     def retryable(self) -> bool:

@@ -20,6 +20,7 @@ from focalroute.elicit import Plan, Reading
 from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, FocalrouteError
 from focalroute.limits import Health, Throttle
+from focalroute.needs import Feature
 from focalroute.outlet import Outlet
 from focalroute.records import Failure, Usage
 from focalroute.retries import Terms
@@ -32,6 +33,7 @@ _PROBE_AGAIN_S = 7 * 24 * 3600.0
 _PATIENCE_S = 5.0  # how long after its begin asks wait for a probe
 _SIGN_OF_LIFE = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
 _SIGN_OF_LIFE_S = 10.0
+_BELIEVED_S = 3600.0  # that it lacks something, as it said itself
 _REFUSED = (400, 422, 500, 501)  # for what was asked; some servers break down over it
 _UNBOUNDED_TOKENS = 1024  # of a reply whose length nobody bounded, as it counts towards a rate until it is there
 
@@ -81,6 +83,7 @@ class Seat:
         self._probes: dict[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = {}
         self._probing_since = math.inf
         self._looking: set[asyncio.Task[None]] = set()
+        self._lacks: dict[str, float] = {}  # what it said it cannot do -> until when that is believed
         self._refused: set[str] = set()  # schemas that it does not take, though it takes others
 
     def _remembered(self) -> Capabilities | None:
@@ -133,6 +136,11 @@ class Seat:
             outlay.rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
         self._capabilities = capabilities.override(self.endpoint, measured)
         return self._capabilities
+
+    def lacks(self, feature: Feature) -> bool:
+        """Whether it is known not to have this, by the pool file or its own word."""
+        declared: bool | None = getattr(self.endpoint, feature)
+        return self._lacks.get(feature, 0.0) > time.monotonic() if declared is None else not declared
 
     # -- whether it is there -----------------------------------------------------------------------------------------
 
@@ -265,6 +273,8 @@ class Seat:
             return plan.read(completion), completion
         except CallFailed as error:
             failure, usage, free = error.failure, error.usage or usage, error.free
+            if failure.lacks is not None:
+                self._lacks[failure.lacks] = time.monotonic() + _BELIEVED_S
             raise
         except BaseException:
             failure = _given_up(call) if completion is None else None
@@ -272,7 +282,8 @@ class Seat:
             raise
         finally:
             refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
-            self.breaker.leave(flight, failure, blameless=refused)
+            lacking = failure is not None and failure.lacks is not None
+            self.breaker.leave(flight, failure, blameless=refused or lacking)
             bill = self._bill(usage, bound, free=free and completion is None)
             call.bills.append(bill)
             purse.settle(hold, bill)
