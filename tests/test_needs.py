@@ -163,7 +163,7 @@ PARAMS = {
 
 @pytest.mark.parametrize("asked", [{}, {"choices": ["one", "two"]}])
 def test_every_parameter_and_message_goes_on_unchanged(server: Server, asked: Any) -> None:
-    messages = [
+    messages: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {}}]},
