@@ -39,6 +39,8 @@ _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
+_REMOTE = ("together", "deepinfra", "openrouter")
+_DRAIN_S = 0.05
 _OPENAI_HOSTS = ("openai.com", "azure.com")
 
 #: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
@@ -203,6 +205,9 @@ class _Http:
         self._heed = heed
         self._key = _key(endpoint)
         self._proxy = _proxy(endpoint.base_url)
+        # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
+        # them a new connection would cost several times its way.
+        self._keeps = self._url.scheme == "https" or endpoint.spoken in _REMOTE
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
         if self._key:
             self._headers["Authorization"] = f"Bearer {self._key}"
@@ -212,13 +217,14 @@ class _Http:
             return decode_bytes(await _read(_chunks(response), MAX_REPLY_BYTES))
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
-        response = await self._post(body, Connection="close")
+        response = await (self._post(body) if self._keeps else self._post(body, Connection="close"))
         async with contextlib.aclosing(response), contextlib.aclosing(_chunks(response)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
                 if decoder.done:
-                    return
+                    break
+            if self._keeps and decoder.done:
+                await _drained(chunks)
 
     async def _post(self, body: Mapping[str, Any], **headers: str) -> httpx.Response:
         import httpx
@@ -287,6 +293,14 @@ async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             yield chunk
     except (httpx.TransportError, ClientError, OSError) as error:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
+
+
+async def _drained(chunks: AsyncIterator[bytes]) -> None:
+    """Read what follows the end of a stream, if it comes at once, so that its connection can be used again."""
+    with contextlib.suppress(TimeoutError, CallFailed):
+        async with asyncio.timeout(_DRAIN_S):
+            async for _ in chunks:
+                pass
 
 
 async def _read(pieces: AsyncGenerator[bytes, None], limit: int) -> bytearray:

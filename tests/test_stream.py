@@ -32,7 +32,7 @@ from focalroute import (
 from focalroute.query import QueryOptions
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
-from tests.loopback import Server, completion, json_reply, serving
+from tests.loopback import Server, completion, json_reply, serving, sse
 
 QUESTION = "Tell me of the moons of Saturn."
 USAGE = {"prompt_tokens": 30, "completion_tokens": 4, "total_tokens": 34}
@@ -451,6 +451,23 @@ def test_a_service_that_does_not_stream_its_usage_is_not_asked_for_it(service: S
     with Ensemble(pool(server, "a", stream_usage=False)) as ensemble:
         list(ensemble.stream(QUESTION))
     assert "stream_options" not in server.received[0].body
+
+
+@pytest.mark.parametrize(("dialect", "connections"), [("together", 1), ("llamacpp", 3)])
+def test_connections_to_services_far_away_are_used_again(dialect: Any, connections: int) -> None:
+    """Servers nearby may hang up after a stream without having said so: none of theirs is used twice."""
+    peers = set()
+
+    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
+        assert request.transport is not None
+        peers.add(request.transport.get_extra_info("peername"))
+        return await sse(request, chunk("yes"), chunk(finish="stop"), "[DONE]")
+
+    with serving(handler) as running:
+        endpoint = Endpoint("a", base_url=running.url, model="a", dialect=dialect)
+        with Ensemble([endpoint]) as ensemble:
+            assert ["".join(ensemble.stream(QUESTION)) for _ in range(3)] == ["yes"] * 3
+    assert len(peers) == connections
 
 
 def test_many_streams_at_a_time_do_not_get_mixed_up() -> None:
