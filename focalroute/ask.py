@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +44,8 @@ class Fused(NamedTuple):
     posterior: NDArray[np.float64]
 
 
-class Given(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class Given:
     """What is answered; see `Answer`. ``place``: of the candidate it is; None: it was put together from several."""
 
     text: str
@@ -53,7 +53,7 @@ class Given(NamedTuple):
     confidence: float
     place: int | None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    shares: Mapping[str, float] = MappingProxyType({})
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

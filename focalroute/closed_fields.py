@@ -89,7 +89,7 @@ def _null(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "null" or ("const" in schema and schema["const"] is None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Election:
     """What the candidates say together.
 

@@ -14,7 +14,7 @@ __all__ = ["Offer", "called", "calls_form", "calls_text"]
 ToolCall = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Offer:
     """The tools that a request offers.
 
