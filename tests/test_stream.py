@@ -233,7 +233,7 @@ def test_what_it_costs_is_what_the_service_bills(dialects: SimulatedPool, dialec
     with Ensemble([endpoint]) as ensemble, ensemble.stream("What is 17 + 25?") as stream:
         pieces = list(stream)
     billed = dialects.stats()[dialect].usd
-    assert len(pieces) > 8
+    assert "".join(pieces) == stream.answer.text
     assert stream.answer.text.endswith("42.")
     if dialect == "minimal":  # it never does
         assert (stream.answer.cost, stream.answer.receipt.calls[0].cost_source) == (None, "unknown")
@@ -310,8 +310,12 @@ def test_the_deadline_holds_before_the_first_piece_and_after_it(service: Service
     service.holds.add("b")
     with Ensemble(pool(server, "a")) as ensemble, pytest.raises(DeadlineExceeded):
         list(ensemble.stream(QUESTION, deadline_s=0.2))
-    with Ensemble(pool(server, "b")) as ensemble, pytest.raises(StreamBroken) as caught:
-        list(ensemble.stream(QUESTION, deadline_s=1.0))
+    with Ensemble(pool(server, "b")) as ensemble:
+        service.go_on.set()
+        list(ensemble.stream(QUESTION))  # loads libraries, for which no deadline below shall pay
+        service.go_on.clear()
+        with pytest.raises(StreamBroken) as caught:
+            list(ensemble.stream(QUESTION, deadline_s=2.0))
     assert caught.value.text == "two"
     assert service.leaves("b").wait(LONG_S)
 
@@ -322,7 +326,7 @@ def test_while_nobody_speaks_another_is_asked_and_who_speaks_first_is_heard(serv
     with Ensemble(pool(server, "a", "b"), policy="best-single") as ensemble:
         list(ensemble.stream(QUESTION))  # loads libraries, for which no deadline below shall pay
         service.hanging.add("a")
-        with ensemble.stream(QUESTION, deadline_s=3.0) as stream:
+        with ensemble.stream(QUESTION, deadline_s=5.0) as stream:
             first = next(stream)
             assert service.leaves("a").wait(LONG_S)
             service.go_on.set()
@@ -335,9 +339,9 @@ def test_who_speaks_already_is_raced_by_nobody(service: Service, server: Server)
     """However late it is."""
     service.holds.add("a")
     members = pool(server, "a", "b")
-    with Ensemble(members, policy="best-single") as ensemble, ensemble.stream(QUESTION, deadline_s=2.0) as stream:
+    with Ensemble(members, policy="best-single") as ensemble, ensemble.stream(QUESTION, deadline_s=4.0) as stream:
         next(stream)
-        time.sleep(1.2)
+        time.sleep(2.1)
         service.go_on.set()
         list(stream)
     assert [call.body["model"] for call in server.received] == ["a"]
