@@ -17,6 +17,7 @@ A query goes through these steps, each of them one module:
 
 from focalroute.answer_stream import AsyncAnswerStream
 from focalroute.config import Budget, Endpoint
+from focalroute.embedders import OnnxEmbedder
 from focalroute.ensemble import AsyncEnsemble
 from focalroute.errors import (
     BadLabel,
@@ -59,6 +60,7 @@ __all__ = [
     "FeedbackError",
     "FocalrouteError",
     "Limit",
+    "OnnxEmbedder",
     "PolicyError",
     "PoolError",
     "Receipt",

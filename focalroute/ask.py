@@ -72,6 +72,7 @@ class Ask:
             limit, or lack what the query needs.
         price_of_money: the lambda of its latest observation.
         outlet: where the answer is said as it comes; None: it is not streamed.
+        unread: why there are no features of its text; empty: there are, or it has no text.
     """
 
     query: Query
@@ -87,6 +88,7 @@ class Ask:
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
+    unread: str = ""
     outlet: Outlet | None = None
 
     @property
@@ -148,8 +150,8 @@ class Ask:
         """Whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
 
         Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
-        all of its mass, where choices are given. Where that were too many trials, it is not settled. Nor is an answer
-        whose fields are elected each by itself.
+        all of its mass, where there are choices or several samples. Where that were too many trials, it is not settled.
+        Nor is an answer whose fields are elected each by itself.
         """
         if isinstance(self.query.answer, Structure):
             return False
@@ -160,7 +162,7 @@ class Ask:
         if not trial.backs or (options + 1) ** len(pending) > _MOST_TRIALS:
             return False
         best = posterior(self.policy.fusion_logits(trial.evidence())).argmax()
-        for sure in (False, True) if self.query.choices else (False,):
+        for sure in (False, True) if self.query.choices or (self.query.samples or 1) > 1 else (False,):
             for votes in itertools.product((None, *range(options)), repeat=len(pending)):
                 evidence = trial.supposing(zip(pending, votes, strict=True), len(self.rounds) + 1, sure=sure)
                 if posterior(self.policy.fusion_logits(evidence)).argmax() != best:
@@ -233,13 +235,14 @@ class Ask:
 
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
+        embedding = total(bill.cost for bill in self.purse.bills if bill.endpoint not in self.policy.endpoints)
         return Receipt(
             answer_id=self.query.id,
             created_at=time.time(),
             policy_version=self.policy.version,
             calls=calls,
             rounds=sum(bool(r.replies) for r in self.rounds),
-            cost=total(call.cost for call in calls),
+            cost=total((*(call.cost for call in calls), embedding)),
             latency_s=time.perf_counter() - self.started,
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
@@ -248,6 +251,7 @@ class Ask:
             budget=self.purse.state(),
             decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
             saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
+            embedding=embedding,
         )
 
     def _choice(self, number: int, decision: Decision) -> Choice:
@@ -299,6 +303,8 @@ class Ask:
         said = []
         if self.policy.failed:
             said.append("fallback policy: plurality of the cheapest endpoints")
+        if self.unread:
+            said.append(self.unread)
         if self.late:
             said.append("deadline hit: fused what had arrived")
         failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
@@ -348,6 +354,7 @@ class Ask:
             fused=place,
             features=self.sight.features,
             task=self.query.task,
+            embedder=self.sight.embedder,
         )
 
     def _texts(self, answer: Answer) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -19,6 +20,7 @@ from focalroute.ask import Ask
 from focalroute.budget import BudgetGuard
 from focalroute.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.cost import typical_cost
+from focalroute.embedders import Embedding, TextEmbedder
 from focalroute.errors import StoreError
 from focalroute.feedback import USER, Label, Listener
 from focalroute.many import ask_all
@@ -66,6 +68,10 @@ class AsyncEnsemble:
             as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
         store: file of the SQLite store; None: in memory, gone at the end.
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
+        embedder: what makes the features of a query's text: an endpoint that has embeddings, an `OnnxEmbedder`, or any
+            function of a text that gives (or awaits) a vector; None: the built-in hashed n-grams. Give the one that the
+            policy was trained with. Where it fails, or takes longer than a tenth of the deadline, an ask goes on
+            without, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
         price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
@@ -100,6 +106,7 @@ class AsyncEnsemble:
         policy: str | Path | None = None,
         store: str | Path | None = None,
         budget: Budget | None = None,
+        embedder: TextEmbedder | None = None,
         max_rounds: int = 3,
         explore: bool = True,
         price_of_money: float = 0.1,
@@ -141,9 +148,12 @@ class AsyncEnsemble:
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
         try:
-            self._guard = BudgetGuard(budget, self.endpoints, self._store)
+            self._embedding = Embedding(embedder, self._store)
+            services = validate_pool(self.endpoints + self._embedding.services, askable=True)
+            self._guard = BudgetGuard(budget, services, self._store)
             self._pacer = paced(budget, self._store, price_of_money)
-            self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
+            prices = [typical_cost(e) for e in self.endpoints]
+            self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
             self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
@@ -179,6 +189,7 @@ class AsyncEnsemble:
         *,
         choices: Sequence[str] | None = None,
         answer: AnswerKind | Wanted | None = None,
+        samples: int | None = None,
         task: str | None = None,
         tags: Sequence[str] = (),
         max_usd: Decimal | float | str | None = None,
@@ -191,8 +202,12 @@ class AsyncEnsemble:
         Args:
             query: the question as text, or OpenAI chat messages.
             choices: the closed set of answers; None: a free-form question.
-            answer: the kind of a free-form answer: "number", "short", "text" (default), a pydantic model or a JSON
-                schema, or a callable that maps a reply to its normal form. Replies of one form are one candidate.
+            answer: the kind of a free-form answer: "number", "short", "yes-no", "date", "math", "text" (default), see
+                `focalroute.answers`; a pydantic model or a JSON schema; or a callable that maps a reply to its normal
+                form. Replies of one form are one candidate.
+            samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
+                one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
+                wherever samples are what is drawn. A member that cannot give several at once gives one.
             task: a topic name; the policies that are shipped do not look at it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
@@ -208,7 +223,14 @@ class AsyncEnsemble:
         """
         self._check_open()
         asked = make_query(
-            query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
+            query,
+            choices=choices,
+            answer=answer,
+            samples=samples,
+            task=task,
+            tags=tags,
+            metadata=metadata,
+            params=params,
         )
         return await self._answered(asked, max_usd, deadline_s)
 
@@ -252,13 +274,19 @@ class AsyncEnsemble:
         self._slot.refresh_soon()
         policy = self._slot.current
         self._observer.adopt(policy.experience)
+        purse = self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s)
+        deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
+        began, dice = time.perf_counter(), self._dice()
+        text = await self._embedding.read(asked.text, purse, deadline)
         ask = Ask(
             asked,
             policy=Guarded(policy, self._names),
-            sight=self._observer.begin(asked),
-            purse=self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s),
-            deadline=asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100),
-            rng=self._dice(),
+            sight=self._observer.begin(asked, text.features),
+            purse=purse,
+            deadline=deadline,
+            rng=dice,
+            started=began,
+            unread=text.missing,
             outlet=outlet if asked.open else None,
         )
         price_of_money = self._pacer.begin()
@@ -387,6 +415,7 @@ class AsyncEnsemble:
         try:
             await self._streams.aclose()
             await self._prober.aclose()
+            await self._embedding.aclose()
             await self._pool.aclose()
         finally:
             self._store.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.config import load_pool
+from focalroute.embedders import embedder_of
 from focalroute.errors import ConfigError
 
 __all__ = ["pool_arguments"]
@@ -20,8 +21,9 @@ def pool_arguments(make: Callable[..., object], path: str | Path, settings: Mapp
         ConfigError: the file is wrong, or has a setting that ``make`` does not take.
     """
     pool = load_pool(path)
-    known = set(inspect.signature(make).parameters) - {"endpoints", "budget"}
+    known = set(inspect.signature(make).parameters) - {"endpoints", "budget", "embedder"}
     unknown = sorted(set(pool.ensemble) - known)
     if unknown:
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-    return {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
+    given = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
+    return given if "embedder" in given else {**given, "embedder": embedder_of(pool, path)}

@@ -98,8 +98,7 @@ def probed(query: Query, reply: Reply) -> StoredProbe | None:
         candidate = reply_form(reply, query.answer)
     if candidate is None:
         return None
-    tokens = reply.usage.completion_tokens if reply.usage else 0
-    return StoredProbe(query.id, reply.endpoint, candidate_key(candidate), tokens, reply.latency_s, reply.cost)
+    return StoredProbe(query.id, reply.endpoint, candidate_key(candidate), reply.length, reply.latency_s, reply.cost)
 
 
 def _cost(bills: list[Bill]) -> Cost:

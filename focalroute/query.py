@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from focalroute.answers import AnswerKind, normaliser
-from focalroute.config import RESERVED_PARAMS
+from focalroute.config import MOST_SAMPLES, RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Query
 from focalroute.structured import Wanted, structure_of
@@ -24,6 +24,7 @@ class QueryOptions(TypedDict, total=False):
 
     choices: Sequence[str] | None
     answer: AnswerKind | Wanted | None
+    samples: int | None
     task: str | None
     tags: Sequence[str]
     metadata: Mapping[str, Any] | None
@@ -40,6 +41,7 @@ def make_query(
     *,
     choices: Sequence[str] | None = None,
     answer: AnswerKind | Wanted | None = None,
+    samples: int | None = None,
     task: str | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
@@ -55,6 +57,10 @@ def make_query(
     structure = structure_of(answer)
     if answer is not None and structure is None:
         normaliser(cast("AnswerKind", answer))
+    if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
+        raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
+    if (samples or 1) > 1 and (structure is not None or "tools" in (params or ())):
+        raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -70,6 +76,7 @@ def make_query(
         messages=messages,
         choices=None if choices is None else _choices(choices),
         answer=structure or answer,
+        samples=samples,
         task=task,
         tags=_tags(tags),
         params=dict(params or {}),

@@ -235,6 +235,8 @@ def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, com
         response_id=completion.id,
         finish_reason=reading.finish_reason,
         tool_calls=reading.tool_calls,
+        shares=reading.shares,
+        samples=reading.samples,
     )
 
 

@@ -88,13 +88,14 @@ class Receipt:
         policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
         calls: every member asked, in the order of asking.
         rounds: rounds in which somebody was asked.
-        cost: USD of all calls; None if the cost of any is unknown.
+        cost: USD of all calls and of ``embedding``; None if the cost of any is unknown.
         saved: USD that its cancelled calls would have gone on to cost, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
         latency_s: the whole ask.
         price_of_money: the lambda it was decided by.
         budget: every limit that concerned it, as it was known at its end.
         decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
+        embedding: USD of the features of its text, where a service makes them; None: unknown.
     """
 
     answer_id: str
@@ -111,6 +112,7 @@ class Receipt:
     budget: tuple[Limit, ...] = ()
     decisions: tuple[Choice, ...] = ()
     saved: Decimal | None = Decimal(0)
+    embedding: Decimal | None = Decimal(0)
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""

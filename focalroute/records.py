@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from focalroute.receipts import Receipt
 
 __all__ = [
+    "HASHED",
     "Answer",
     "CostSource",
     "Decision",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 F32 = NDArray[np.float32]
+
+#: The name of the built-in features of a text (`focalroute.observe.features.text_features`).
+HASHED = "text_features"
 
 FailureKind = Literal[
     "connection",  # no answer: refused, reset, DNS, TLS
@@ -62,8 +66,10 @@ class Query:
     Attributes:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
-        answer: the kind of a free-form answer: "number", "short", "text", or a callable that maps a reply's text to its
+        answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
             normal form (None: no answer in it); a `focalroute.structured.Structure` is one.
+        samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
+            the ensemble's setting.
         task: a topic name the caller gives; None unless given.
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
@@ -74,6 +80,7 @@ class Query:
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
     choices: tuple[str, ...] | None = field(default=None, repr=False)
     answer: Any = None
+    samples: int | None = None
     task: str | None = None
     tags: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -155,7 +162,8 @@ class Reply:
     """What one member gave back.
 
     Attributes:
-        text: the reply's text (the first of several samples), None on failure.
+        text: the reply's text, None on failure; of several samples the first, to a free-form question the first that
+            gives the most frequent answer.
         choice: index of the most probable choice; None for a free-form question or on failure.
         probabilities: mass on each choice, shape (K,), sums to at most 1; the rest is unknown, not zero.
         method: how ``probabilities`` were elicited.
@@ -165,6 +173,10 @@ class Reply:
         error: why there is no usable answer; None on success.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
         tool_calls: the tools it calls, in OpenAI's shape; none where it answers with text alone.
+        shares: of several samples of a free-form answer, the text of the first sample of each different answer and the
+            share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
+            reply.
+        samples: how many ``shares`` were counted from.
     """
 
     endpoint: str
@@ -183,11 +195,18 @@ class Reply:
     error: Failure | None = None
     hedge_of: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    shares: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
+    samples: int = 1
 
     @property
     def ok(self) -> bool:
         """Whether the member gave a usable answer."""
         return self.error is None
+
+    @property
+    def length(self) -> int:
+        """Its completion tokens, those of one sample on average where ``shares`` were counted; 0 if unknown."""
+        return self.usage.completion_tokens // self.samples if self.usage else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +283,7 @@ class Trajectory:
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
         features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
         task: the query's.
+        embedder: what made the features (see `focalroute.observe.features.name_of`); only those of one name compare.
     """
 
     version: int
@@ -274,6 +294,7 @@ class Trajectory:
     fusion_log_mu: float | None = None
     features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
     task: str | None = None
+    embedder: str = HASHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +409,7 @@ class Outcome:
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
         features: of the query's text, as on `Trajectory`; None: not kept.
         masses: what members' probabilities were; None where nobody gave any, or the right choice is not known.
+        embedder: as on `Trajectory`.
     """
 
     answer_id: str
@@ -396,3 +418,4 @@ class Outcome:
     inferred: frozenset[str] = frozenset()
     features: F32 | None = None
     masses: Masses | None = None
+    embedder: str = HASHED

@@ -15,7 +15,7 @@ from focalroute.breaker import Breaker
 from focalroute.budget import BudgetGuard
 from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint
-from focalroute.cost import Bill, cost_of, upper_bound
+from focalroute.cost import Bill, bill_of, upper_bound
 from focalroute.elicit import Plan, Reading
 from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, FocalrouteError
@@ -200,7 +200,7 @@ class Seat:
             outlay.usage, free = error.usage, error.free
             raise
         finally:
-            purse.settle(hold, self._bill(outlay.usage, bound, free=free))
+            purse.settle(hold, bill_of(self.endpoint, outlay.usage, bound, free=free))
             self._store.write(*outlay.rows, *purse.unwritten)
 
     async def aclose(self) -> None:
@@ -284,7 +284,7 @@ class Seat:
             refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
             lacking = failure is not None and failure.lacks is not None
             self.breaker.leave(flight, failure, blameless=refused or lacking)
-            bill = self._bill(usage, bound, free=free and completion is None)
+            bill = bill_of(self.endpoint, usage, bound, free=free and completion is None)
             call.bills.append(bill)
             purse.settle(hold, bill)
 
@@ -301,14 +301,6 @@ class Seat:
                     return piece
                 call.outlet.say(call, piece)
         raise broken("the stream was cut short", decoder.usage)
-
-    def _bill(self, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
-        """By its usage; where none came back by what was reserved for it, unless it surely cost nothing."""
-        if usage is not None:
-            return Bill(self.endpoint.name, usage, *cost_of(usage, self.endpoint))
-        if free:
-            return Bill(self.endpoint.name, None, Decimal(0), "price")
-        return Bill(self.endpoint.name, None, bound, "unknown" if bound is None else "reserved")
 
     def _tokens(self, request: Request) -> float:
         """About what a call will use of the tokens of a minute; corrected by what it did."""

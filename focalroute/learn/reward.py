@@ -109,14 +109,15 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
 
     Endpoints that were probed afterwards are credited alike, in round 0.
     """
-    features = None if answer.trajectory is None else answer.trajectory.features
+    steps = answer.trajectory
+    text: dict[str, Any] = {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
     masses = _masses(answer, feedback)
     answer = _with_probes(answer)
     if feedback.label is not None:
         right = {
             name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
         }
-        return Outcome(answer.id, answer.members, right, features=features, masses=masses)
+        return Outcome(answer.id, answer.members, right, masses=masses, **text)
     infer = _inference(answer, feedback.reward)
     right, inferred = {}, set()
     for name, member in answer.members.items():
@@ -125,7 +126,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
             right[name] = value
             if not known:
                 inferred.add(name)
-    return Outcome(answer.id, answer.members, right, frozenset(inferred), features, masses)
+    return Outcome(answer.id, answer.members, right, frozenset(inferred), masses=masses, **text)
 
 
 def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:

@@ -10,11 +10,11 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import reply_form, shown
+from focalroute.answers import normal_form, reply_form, shown
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
-from focalroute.records import Evidence, Member, Observation, Query, Reply
+from focalroute.records import HASHED, Evidence, Member, Observation, Query, Reply
 
 __all__ = ["Sight", "signal_column", "vote_weight"]
 
@@ -34,6 +34,11 @@ _OPEN = 8  # a free-form question counts as one of so many choices, however many
 
 def _bounded(x: float) -> float:
     return max(-4.0, min(4.0, x))
+
+
+def _half_a_sample(samples: int) -> float:
+    """The mass of an answer that none of the samples gave: there may be one as likely as that."""
+    return 1 / (2 * samples)
 
 
 def vote_weight(accuracy: float, choices: int) -> float:
@@ -58,12 +63,14 @@ class Sight:
         features: of the query's text.
         similar: by endpoint, how much more than the pool it is expected to be right on such a text.
         corrections: what is known of the endpoints' probabilities; None: nothing.
+        embedder: what made the features.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
         asked: pool indices of the members whose reply was added, usable or not, in that order.
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
         features: as given.
+        embedder: as given.
     """
 
     def __init__(
@@ -74,8 +81,10 @@ class Sight:
         features: F32,
         similar: Sequence[float],
         corrections: Corrections | None = None,
+        embedder: str = HASHED,
     ) -> None:
         self.features = features
+        self.embedder = embedder
         self.candidates: list[str] = list(query.choices or ())
         self.asked: list[int] = []
         self.backs: dict[int, int] = {}
@@ -89,6 +98,7 @@ class Sight:
         self._clusters: dict[str, int] = {}
         self._members: dict[int, tuple[int, int, int, float, Decimal | None]] = {}
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
+        self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
@@ -101,10 +111,11 @@ class Sight:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
-        trial._clusters, trial._members, trial._blocks = (
+        trial._clusters, trial._members, trial._blocks, trial._least = (
             self._clusters.copy(),
             self._members.copy(),
             self._blocks.copy(),
+            self._least.copy(),
         )
         return trial
 
@@ -119,6 +130,8 @@ class Sight:
                 if candidate >= len(self.candidates):
                     candidate = trial._cluster(f"\0{candidate}", "")
                 mass = [float(k == candidate) for k in range(len(trial.candidates))] if sure else None
+                if sure and not self._closed:
+                    trial._least[i] = _half_a_sample(self._query.samples or 1)
                 trial._blocks[i] = trial._block(i, candidate, mass, 0, round)
         return trial.evidence()
 
@@ -138,10 +151,9 @@ class Sight:
         self.asked.append(i)
         if candidate is None:
             return
-        tokens = reply.usage.completion_tokens if reply.usage else 0
         self.backs[i] = candidate
-        self._members[i] = (round, candidate, tokens, reply.latency_s, reply.cost)
-        self._blocks[i] = self._block(i, candidate, mass, tokens, round)
+        self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
+        self._blocks[i] = self._block(i, candidate, mass, reply.length, round)
 
     def usual(self, endpoint: int) -> tuple[float | None, float | None]:
         """What a call to it usually costs, USD, and takes, seconds; None where unknown."""
@@ -223,10 +235,7 @@ class Sight:
         if not reply.ok:
             return None, None
         if not self._closed:
-            form = reply_form(reply, self._query.answer)
-            if form is None:
-                return None, None
-            return self._cluster(form, shown(reply, form, self._query.answer)), None
+            return self._free_form(reply)
         k, mass, choice = len(self.candidates), reply.probabilities, reply.choice
         if mass is not None and len(mass) != k:
             raise ValueError(f"endpoint {reply.endpoint!r} gave {len(mass)} probabilities for {k} choices")
@@ -236,6 +245,21 @@ class Sight:
             raise ValueError(f"endpoint {reply.endpoint!r} backs choice {choice} of {k}")
         return choice, mass
 
+    def _free_form(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
+        """The same of a free-form answer; its candidates may be new, the one it backs the first of them."""
+        if reply.shares is None:
+            form = reply_form(reply, self._query.answer)
+            return None if form is None else self._cluster(form, shown(reply, form, self._query.answer)), None
+        mass: dict[int, float] = {}
+        for text, share in reply.shares:
+            form = normal_form(text, self._query.answer)
+            if form is not None:
+                candidate = self._cluster(form, text)
+                mass[candidate] = mass.get(candidate, 0.0) + share
+        backed = next(iter(mass), None)
+        self._least[self._index[reply.endpoint]] = _half_a_sample(reply.samples)
+        return backed, [mass.get(k, 0.0) for k in range(len(self.candidates))]
+
     def _cluster(self, form: str, text: str) -> int:
         found = self._clusters.setdefault(form, len(self.candidates))
         if found == len(self.candidates):
@@ -243,6 +267,8 @@ class Sight:
             for i, block in self._blocks.items():
                 unbacked = block[:1].copy()
                 unbacked[0, 0, 1:6] = _UNBACKED
+                if i in self._least:
+                    unbacked[0, 0, 3] = math.log(self._least[i]) / 8
                 self._blocks[i] = np.concatenate([block, unbacked])
         return found
 
@@ -258,9 +284,13 @@ class Sight:
         if mass is None:
             block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
         else:
-            block[:, 0, 2:4] = [(max(0.0, min(1.0, p)), math.log(max(_LOG_FLOOR, min(1.0, p))) / 8) for p in mass]
+            least = self._least.get(i, _LOG_FLOOR)
+            block[:, 0, 2:4] = [(max(0.0, min(1.0, p)), math.log(max(least, min(1.0, p))) / 8) for p in mass]
             block[candidate, 0, 1] = 1.0
-            block[candidate, 0, 4] = self._weight(i)
+            if self._closed:
+                block[candidate, 0, 4] = self._weight(i)
+            else:  # its samples are votes, too
+                block[:, 0, 4] = self._weight(i) * block[:, 0, 2]
             if self._corrections is not None:
                 self._calibrate(block, i, self._corrections)
         return block

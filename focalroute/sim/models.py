@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from focalroute.errors import ConfigError
-from focalroute.sim.questions import TOPICS
+from focalroute.sim.questions import ALL_TOPICS
 
 __all__ = ["SimulatedModel", "default_models", "distribution", "sample", "uniforms"]
 
@@ -47,6 +47,7 @@ class SimulatedModel:
         wrong_length: how much longer (or shorter) its replies are when wrong.
         tools: whether it takes tools; if not, it refuses requests that have any.
         images: whether it takes images; if not, it refuses requests that have any.
+        ending: how it gives its answer where no choices are offered, "{}" being the answer: "\\n#### {}", "**{}**", ...
     """
 
     name: str
@@ -65,6 +66,7 @@ class SimulatedModel:
     wrong_length: float = 1.2
     tools: bool = True
     images: bool = True
+    ending: str = " The answer is {}."
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -73,12 +75,15 @@ class SimulatedModel:
             self._check(where, 0 <= value <= 1, "give a probability between 0 and 1")
         for where, skills in (("skills", self.skills), ("drifted", self.drifted)):
             for topic, value in skills.items():
-                self._check(f"{where}[{topic!r}]", topic in TOPICS, f"unknown topic; use one of {', '.join(TOPICS)}")
+                self._check(
+                    f"{where}[{topic!r}]", topic in ALL_TOPICS, f"unknown topic; use one of {', '.join(ALL_TOPICS)}"
+                )
                 self._check(f"{where}[{topic!r}]", 0 <= value <= 1, "give a probability between 0 and 1")
         for where in ("sharpness", "wrong_length"):
             self._check(where, 0 < getattr(self, where) < math.inf, "give a positive number")
         for where in ("latency_s", "jitter_s", "verbosity"):
             self._check(where, 0 <= getattr(self, where) < math.inf, "give a number of at least 0")
+        self._check("ending", "{}" in self.ending, "give a text with {} in it, where the answer stands")
         for where in ("input_usd_per_1m", "output_usd_per_1m"):
             object.__setattr__(self, where, self._price(where))
 

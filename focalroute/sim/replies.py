@@ -105,7 +105,7 @@ class Voice:
             spoken, texts = list(prompt.letters), list(prompt.texts)
         elif prompt.found:
             texts = list(alternatives(prompt.found, _FREE_CHOICES))
-            spoken = [f" The answer is {text}." for text in texts]
+            spoken = [self._model.ending.replace("{}", text) for text in texts]
         else:
             spoken, texts = [prompt.told or _GREETING], [""]
         answer = prompt.found.answer if prompt.found else None

@@ -1,11 +1,23 @@
-"""When two free-form answers are the same answer, and how a candidate is named without storing its text."""
+"""When two free-form answers are the same answer, and how a candidate is named without storing its text.
+
+A normaliser maps a whole reply, reasoning and all, to the normal form of its final answer (None: there is none). Every
+one but "text" looks for that where `final.final` says. Two replies are one candidate if their forms are equal, and a
+label is right if its form is.
+
+- "number": one number, see `numbers.number`;
+- "short": a name, a place, a word or a few, see `short.short`;
+- "yes-no": yes or no, see `verdicts.verdict`;
+- "date": a day, month or year, see `dates.date`;
+- "math": an expression, list, set, tuple, interval, equation or inequality, see `formulas.math`;
+- "text": open text, the same only if equal up to spacing;
+- a callable of the caller's own.
+
+All are idempotent, never raise, and take time in proportion to the reply's length, or less.
+"""
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation, Overflow
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -31,51 +43,35 @@ Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
 AnswerKind = str | Normaliser
 
-# Not within a number (the sign of "10-20" is none) nor an exponent ("25 m^2" is 25).
-_NUMBER = re.compile(r"(?<![\d^])([-+]?)[$€£]?((?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)((?:[eE][-+]?\d+)?)")
-_EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
-_AT_ENDS = " \t\r\n.,;:!?\"'`*_()[]“”\u2018\u2019"
-_MAX_SHORT = 10_000  # characters, unless plain ASCII: normalising such that combine takes time with their square
-_LEAD_IN = re.compile(rf"(?:(?:the )?(?:final )?answer ?(?:is\b|:)[{re.escape(_AT_ENDS)}]*)+")
-
 
 def _number(text: str) -> str | None:
-    """The last number in the text, in plain decimal notation without trailing zeros.
+    from focalroute.answers.numbers import number  # the patterns of a kind are compiled on its first use
 
-    >>> _number("So 1,250.50 in all."), _number("-3"), _number("none")
-    ('1250.5', '-3', None)
-    """
-    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
-    if not found:
-        return None
-    sign, digits, exponent = found[-1]
-    try:
-        value = _EXACT.normalize(Decimal(sign + digits.replace(",", "") + exponent))
-    except (InvalidOperation, Overflow):  # beyond any number that is meant
-        return None
-    if not value:
-        return "0"
-    return format(value, "f") if abs(value.adjusted()) <= 40 else str(value)
+    return number(text)
 
 
 def _short(text: str) -> str | None:
-    """Case, punctuation at the ends, spacing and a lead-in do not matter.
+    from focalroute.answers.short import short
 
-    >>> _short("The answer is:  New   York."), _short("new york")
-    ('new york', 'new york')
-    """
-    if len(text) > _MAX_SHORT and not text.isascii():
-        return None
-    form = _shorter(text)
-    while form != text:  # folding one thing may uncover another
-        text, form = form, _shorter(form)
-    return form or None
+    return short(text)
 
 
-def _shorter(text: str) -> str:
-    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(_AT_ENDS)
-    lead_in = _LEAD_IN.match(text)
-    return text[lead_in.end() :] if lead_in else text
+def _verdict(text: str) -> str | None:
+    from focalroute.answers.verdicts import verdict
+
+    return verdict(text)
+
+
+def _date(text: str) -> str | None:
+    from focalroute.answers.dates import date
+
+    return date(text)
+
+
+def _math(text: str) -> str | None:
+    from focalroute.answers.formulas import math
+
+    return math(text)
 
 
 def _text(text: str) -> str | None:
@@ -83,7 +79,15 @@ def _text(text: str) -> str | None:
     return " ".join(text.split()) or None
 
 
-KINDS: dict[str, Normaliser] = {"number": _number, "short": _short, "text": _text}
+#: The kinds of free-form answers by name; each says what it reads, and as what.
+KINDS: dict[str, Normaliser] = {
+    "number": _number,
+    "short": _short,
+    "text": _text,
+    "yes-no": _verdict,
+    "date": _date,
+    "math": _math,
+}
 
 
 def normaliser(kind: AnswerKind | None) -> Normaliser:
