@@ -92,6 +92,7 @@ BEYOND = {
         "seat",
         "store",
     },
+    "pool_file": {"embedders"},
     "prices": {"amounts", "price_library"},
     "probe": {"answers", "ask", "budget", "cost", "needs", "observe", "pacing", "pool", "store"},
     "query": {"answers", "structured"},
