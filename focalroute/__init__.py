@@ -15,6 +15,7 @@ A query goes through these steps, each of them one module:
 `AsyncEnsemble` (ensemble.py) reads like this list; `Ensemble` (sync.py) is its synchronous face.
 """
 
+from focalroute.answer_stream import AsyncAnswerStream
 from focalroute.config import Budget, Endpoint
 from focalroute.embedders import OnnxEmbedder
 from focalroute.ensemble import AsyncEnsemble
@@ -29,17 +30,20 @@ from focalroute.errors import (
     PolicyError,
     PoolError,
     StoreError,
+    StreamBroken,
     UnknownAnswer,
 )
 from focalroute.receipts import Call, Choice, Limit, Receipt
 from focalroute.records import Answer, Failure, Reply, Usage
 from focalroute.stats import EndpointStats, Stats
-from focalroute.sync import Ensemble
+from focalroute.sync import AnswerStream, Ensemble
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "AnswerStream",
+    "AsyncAnswerStream",
     "AsyncEnsemble",
     "BadLabel",
     "Budget",
@@ -63,6 +67,7 @@ __all__ = [
     "Reply",
     "Stats",
     "StoreError",
+    "StreamBroken",
     "UnknownAnswer",
     "Usage",
     "__version__",

@@ -7,30 +7,33 @@ import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import KINDS, candidate_key, normal_form
+from focalroute.answers import KINDS, candidate_key, reply_form
 from focalroute.budget import Purse
 from focalroute.cost import total
-from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError
+from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
 from focalroute.observe import Sight
 from focalroute.observe.layout import MEMBER, slices
+from focalroute.outlet import Outlet
 from focalroute.policy.decider import Eligible, decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
 from focalroute.receipts import Call, Choice, Receipt
 from focalroute.records import Answer, Decision, Evidence, Observation, Query, Reply, Round, Trajectory
 from focalroute.store.base import LedgerRow, StoredAnswer
+from focalroute.structured import Structure
 
 __all__ = ["Ask"]
 
 _MOST_TRIALS = 64
+_LACKS = "takes no "
 _EVIDENCE = slices(MEMBER)["evidence"].start
 
 
@@ -39,6 +42,18 @@ class Fused(NamedTuple):
 
     evidence: Evidence
     posterior: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Given:
+    """What is answered; see `Answer`. ``place``: of the candidate it is; None: it was put together from several."""
+
+    text: str
+    value: Any
+    confidence: float
+    place: int | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -51,10 +66,12 @@ class Ask:
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
+        given: what is answered, once it is.
         late: whether the deadline has passed.
-        left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
-            limit.
+        left_out: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
+            limit, or lack what the query needs.
         price_of_money: the lambda of its latest observation.
+        outlet: where the answer is said as it comes; None: it is not streamed.
         unread: why there are no features of its text; empty: there are, or it has no text.
     """
 
@@ -67,10 +84,17 @@ class Ask:
     started: float = field(default_factory=time.perf_counter)
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None
+    given: Given | None = None
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
     unread: str = ""
+    outlet: Outlet | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a reply is being said as it comes, or was: it is the answer."""
+        return self.outlet is not None and self.outlet.speaker is not None
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -85,11 +109,18 @@ class Ask:
     def _failure(self) -> PoolError | BudgetExceeded:
         """Why there is no answer."""
         replies = self.replies
+        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
+        if self.outlet is not None and self.begun:
+            said = f"the answer broke off ({reasons}); what was said until then is in .text"
+            return StreamBroken(said, replies, self.outlet.said)
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
+        unable = [name for name, why in self.left_out.items() if why.startswith(_LACKS)]
+        if not replies and len(unable) == len(self.policy.endpoints):
+            said = ", ".join(f"{name} {self.left_out[name]}" for name in unable)
+            return PoolError(f"no endpoint can be asked this ({said}); see Endpoint.tools, .images and .json_schema")
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
             return self.purse.exceeded()
-        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
         return PoolError(f"every asked endpoint failed ({reasons})", replies)
 
     def observe(self, price_of_money: float) -> Observation:
@@ -112,10 +143,12 @@ class Ask:
             rng=self.rng,
         )
 
-    def leave_out(self, available: Sequence[bool], out: Sequence[bool]) -> None:
-        """Some are not available now: because their breaker is open (``out``), or because of a rate limit."""
-        for name, free, broken in zip(self.policy.endpoints, available, out, strict=True):
-            if not free:
+    def leave_out(self, available: Sequence[bool], out: Sequence[bool], lacks: Sequence[str | None]) -> None:
+        """Some are not available now: they lack something, their breaker is open (``out``), or a rate limit says so."""
+        for name, free, broken, lack in zip(self.policy.endpoints, available, out, lacks, strict=True):
+            if lack is not None:
+                self.left_out[name] = f"{_LACKS}{lack}"
+            elif not free:
                 self.left_out[name] = "breaker open" if broken else "rate limited"
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
@@ -123,7 +156,10 @@ class Ask:
 
         Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
         all of its mass, where there are choices or several samples. Where that were too many trials, it is not settled.
+        Nor is an answer whose fields are elected each by itself.
         """
+        if isinstance(self.query.answer, Structure):
+            return False
         trial = self.sight.fork()
         for reply in replies:
             trial.add(reply, len(self.rounds) + 1)
@@ -151,13 +187,14 @@ class Ask:
     def goes_on(self, *, most: int, askable: int) -> bool:
         """Whether another round follows the last one.
 
-        As long as nobody has answered it goes on to others: there is nothing to stop with.
+        As long as nobody has answered it goes on to others: there is nothing to stop with. A reply that was said as it
+        came is the answer: nothing follows it.
 
         Args:
             most: how many rounds at the most.
             askable: how many endpoints can be asked, those already asked included.
         """
-        if not self.rounds[-1].replies or len(self.sight.asked) == askable:
+        if self.begun or not self.rounds[-1].replies or len(self.sight.asked) == askable:
             return False
         return len(self.rounds) < most or not self.sight.backs
 
@@ -165,23 +202,41 @@ class Ask:
         """The candidate with the most posterior mass, the first of equals; the failure where nobody answered."""
         if self.fused is None:
             raise self._failure()
-        probabilities = self.fused.posterior
-        best = int(probabilities.argmax())
-        text = self.sight.candidates[best]
+        given = self.given = self._give(self.fused.posterior)
         receipt = self._receipt()
         return Answer(
             id=self.query.id,
-            text=text,
-            value=text if self._kind in ("choice", "text") else self._form(text),
-            choice=best if self.query.choices else None,
+            text=given.text,
+            value=given.value,
+            choice=given.place if self.query.choices else None,
             candidates=tuple(self.sight.candidates),
-            probabilities=tuple(probabilities.tolist()),
-            confidence=float(probabilities[best]),
+            probabilities=tuple(self.fused.posterior.tolist()),
+            confidence=given.confidence,
             cost=receipt.cost,
             receipt=receipt,
             replies=self.replies,
             metadata=self.query.metadata,
+            tool_calls=given.tool_calls,
+            shares=given.shares,
         )
+
+    def _give(self, probabilities: NDArray[np.float64]) -> Given:
+        """What to answer by this posterior over the candidates."""
+        best = int(probabilities.argmax())
+        candidate, form, confidence = self.sight.candidates[best], self.sight.forms[best], float(probabilities[best])
+        caller, structure = self._caller(form), self.query.answer
+        if caller is not None:
+            return Given(caller.text or "", candidate, confidence, best, caller.tool_calls)
+        if isinstance(structure, Structure):
+            fused, election = structure.fuse(self.sight.forms, probabilities.tolist())
+            confidence = min(election.shares.values(), default=confidence)
+            return Given(fused, structure.value(fused), confidence, election.candidate, shares=election.shares)
+        return Given(candidate, candidate if self._kind in ("choice", "text") else form, confidence, best)
+
+    def _caller(self, form: str) -> Reply | None:
+        """Of the replies in this form, the first that calls tools; None: they are text."""
+        callers = (reply for reply in self.replies if reply.ok and reply.tool_calls and not self.query.choices)
+        return next((reply for reply in callers if reply_form(reply, self.query.answer) == form), None)
 
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
@@ -272,15 +327,17 @@ class Ask:
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""
+        keys, place = tuple(map(candidate_key, self.sight.forms)), self.given.place if self.given else None
+        new = place is None  # nobody gave it as a whole: no policy chose it among what it saw
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
-            keys=tuple(candidate_key(self._form(text)) for text in answer.candidates),
+            keys=(*keys, candidate_key(answer.text)) if new else keys,
             kind=self._kind,
-            answered=answer.candidates.index(answer.text),
-            probabilities=answer.probabilities,
+            answered=len(keys) if place is None else place,
+            probabilities=(*answer.probabilities, 0.0) if new else answer.probabilities,
             members=self.sight.members(),
-            trajectory=self._trajectory(answer),
+            trajectory=None if place is None else self._trajectory(place),
             receipt=answer.receipt.to_json(),
             texts=self._texts(answer) if texts else None,
         )
@@ -289,15 +346,12 @@ class Ask:
     def _kind(self) -> str:
         if self.query.choices:
             return "choice"
+        if isinstance(self.query.answer, Structure):
+            return "structured"
         kind = self.query.answer or "text"
         return kind if kind in KINDS else "custom"
 
-    def _form(self, candidate: str) -> str:
-        if self.query.choices:
-            return candidate
-        return normal_form(candidate, self.query.answer) or candidate
-
-    def _trajectory(self, answer: Answer) -> Trajectory | None:
+    def _trajectory(self, place: int) -> Trajectory | None:
         if not self.policy.learnable or self.fused is None:
             return None
         return Trajectory(
@@ -305,7 +359,7 @@ class Ask:
             endpoints=self.policy.endpoints,
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
             evidence=self.fused.evidence,
-            fused=answer.candidates.index(answer.text),
+            fused=place,
             features=self.sight.features,
             task=self.query.task,
             embedder=self.sight.embedder,
@@ -316,6 +370,7 @@ class Ask:
             "messages": self.query.messages,
             "candidates": answer.candidates,
             "replies": {reply.endpoint: reply.text for reply in answer.replies},
+            "tool_calls": {reply.endpoint: reply.tool_calls for reply in answer.replies if reply.tool_calls},
         }
         return json.dumps(kept, default=str)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.answers import shown
 from focalroute.ask import Ask, Fused
 from focalroute.elicit import transfer
 from focalroute.observe.features import text_features
@@ -29,9 +30,11 @@ def begin(query: Query, *, policy: Guarded, most: int, **rest: Any) -> Ask:
 
     Args:
         most: rounds at the most.
-        rest: as `Ask` takes it.
+        rest: as `Ask` takes it. A sequence is not streamed while it is under way: only its last reply is the answer.
     """
-    return Chain(query, policy, most=most, **rest) if policy.sequential else Ask(query, policy, **rest)
+    if policy.sequential:
+        return Chain(query, policy, most=most, **{**rest, "outlet": None})
+    return Ask(query, policy, **rest)
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class Chain(Ask):
             endpoint, candidate, mass = self.steps[-1]
             last[endpoint] = 1
             backed = [step[1] for step in self.steps]
-            answer = text_features(self._form(self.sight.candidates[candidate]), ANSWER)
+            answer = text_features(self.sight.forms[candidate], ANSWER)
             certainty = 0.0 if mass is None else mass[candidate]
             figures[:-1] = (1, backed.count(candidate) / len(backed), backed[-2:] == [candidate] * 2, certainty)
         columns = [last, asked, seen.endpoints[:, _ACCURACY], seen.endpoints[:, _PRICE]]
@@ -117,7 +120,8 @@ class Chain(Ask):
             self._backed[len(self.rounds), reply.endpoint] = candidate
             self._last = reply
             if not self.query.choices:
-                self.sight.candidates[candidate] = reply.text or ""  # in its latest wording
+                form = self.sight.forms[candidate]
+                self.sight.candidates[candidate] = shown(reply, form, self.query.answer)  # in its latest wording
         if self.steps and round_.replies:
             self.fused = Fused(self.sight.evidence(), self._posterior())
             self.sight.see(self.fused.posterior)

@@ -177,6 +177,10 @@ class Endpoint:
         n: overrides the probe: whether several samples can be asked for in one call.
         structured_choice: overrides the probe: whether an answer can be constrained to the choices.
         stream_usage: overrides the probe: whether a stream ends with its usage.
+        tools: whether it takes tools; None: it is asked, and what it refuses is remembered for an hour. Queries with
+            tools are not put to an endpoint that takes none.
+        images: likewise of images in messages.
+        json_schema: likewise of a ``response_format`` with a JSON schema in ``params``.
         params: provider parameters sent with every call (``temperature``, ``seed``, ...).
     """
 
@@ -201,6 +205,9 @@ class Endpoint:
     n: bool | None = None
     structured_choice: bool | None = None
     stream_usage: bool | None = None
+    tools: bool | None = None
+    images: bool | None = None
+    json_schema: bool | None = None
     params: Mapping[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:

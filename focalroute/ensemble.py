@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import logging
 import random
@@ -11,40 +10,45 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from focalroute.answer_stream import AsyncAnswerStream, Streams
 from focalroute.answers import AnswerKind
 from focalroute.budget import BudgetGuard
 from focalroute.chain import begin
-from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
+from focalroute.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.cost import typical_cost
-from focalroute.embedders import Embedding, TextEmbedder, embedder_of
-from focalroute.errors import ConfigError, StoreError
-from focalroute.feedback import USER, Listener
+from focalroute.embedders import Embedding, TextEmbedder
+from focalroute.errors import StoreError
+from focalroute.feedback import USER, Label, Listener
 from focalroute.many import ask_all
 from focalroute.observe import Observer
+from focalroute.outlet import Outlet
 from focalroute.pacing import paced
 from focalroute.policy.catalogue import chosen
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
+from focalroute.pool_file import pool_arguments
 from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
-from focalroute.query import Prompt, make_query
+from focalroute.query import Prompt, QueryOptions, make_query
 from focalroute.race import Rules
-from focalroute.records import Answer
+from focalroute.records import Answer, Query
 from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import Row
+from focalroute.structured import Wanted, checked_label
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
     from focalroute.learn.online import UpdateReport
 
-__all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
+__all__ = ["CLOSED", "AsyncEnsemble"]
 
 #: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
 _LAST_S = 0.02
@@ -52,21 +56,6 @@ _LAST_S = 0.02
 _log = logging.getLogger("focalroute")
 
 CLOSED = "this ensemble is closed; make a new one"
-
-
-def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The constructor's arguments that a pool file gives, ``settings`` over them.
-
-    Raises:
-        ConfigError: the file is wrong, or has a setting the constructor does not take.
-    """
-    pool = load_pool(path)
-    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget", "embedder"}
-    unknown = sorted(set(pool.ensemble) - known)
-    if unknown:
-        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-    given = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
-    return given if "embedder" in given else {**given, "embedder": embedder_of(pool, path)}
 
 
 class AsyncEnsemble:
@@ -155,6 +144,7 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
+        self._streams = Streams()
         self._closed = False
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
@@ -184,7 +174,7 @@ class AsyncEnsemble:
         Raises:
             ConfigError: the file, or a setting, is wrong.
         """
-        return cls(**pool_arguments(path, settings))
+        return cls(**pool_arguments(AsyncEnsemble, path, settings))
 
     async def __aenter__(self) -> Self:
         return self
@@ -199,7 +189,7 @@ class AsyncEnsemble:
         query: Prompt,
         *,
         choices: Sequence[str] | None = None,
-        answer: AnswerKind | None = None,
+        answer: AnswerKind | Wanted | None = None,
         samples: int | None = None,
         task: str | None = None,
         tags: Sequence[str] = (),
@@ -214,8 +204,8 @@ class AsyncEnsemble:
             query: the question as text, or OpenAI chat messages.
             choices: the closed set of answers; None: a free-form question.
             answer: the kind of a free-form answer: "number", "short", "yes-no", "date", "math", "text" (default), see
-                `focalroute.answers`; or a callable that maps a reply to its normal form. Replies of one normal form are
-                one candidate.
+                `focalroute.answers`; a pydantic model or a JSON schema; or a callable that maps a reply to its normal
+                form. Replies of one form are one candidate.
             samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
                 one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
                 wherever samples are what is drawn. A member that cannot give several at once gives one.
@@ -233,7 +223,6 @@ class AsyncEnsemble:
             StoreError: a limit cannot be kept, as the store fails.
         """
         self._check_open()
-        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
             query,
             choices=choices,
@@ -244,6 +233,45 @@ class AsyncEnsemble:
             metadata=metadata,
             params=params,
         )
+        return await self._answered(asked, max_usd, deadline_s)
+
+    def stream(
+        self,
+        query: Prompt,
+        *,
+        max_usd: Decimal | float | str | None = None,
+        deadline_s: float | None = None,
+        **options: Unpack[QueryOptions],
+    ) -> AsyncAnswerStream:
+        """Ask the pool and say the answer as it comes; arguments as `ask`.
+
+        Open text that a single member was chosen for streams through at once, and is the answer: no further round
+        follows. Where several were chosen, or answers can be compared (all but open text), their replies are gathered
+        and fused as in `ask`, and the answer is said in one piece. To be used as::
+
+            async with ensemble.stream("...") as stream:
+                async for piece in stream:
+                    print(piece, end="", flush=True)
+            answer = stream.answer
+
+        Raises:
+            ConfigError: an argument is wrong. All else is raised while the stream is read: what `ask` raises, and
+            StreamBroken: the answer broke off after it had begun.
+        """
+        self._check_open()
+        return AsyncAnswerStream(
+            partial(self._answered, make_query(query, **options), max_usd, deadline_s), self._streams
+        )
+
+    async def _answered(
+        self,
+        asked: Query,
+        max_usd: Decimal | float | str | None,
+        deadline_s: float | None,
+        outlet: Outlet | None = None,
+    ) -> Answer:
+        """Round after round, the answer, its receipt; said as it comes where there is an outlet."""
+        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         self._slot.refresh_soon()
         policy = self._slot.current
         self._observer.adopt(policy.experience)
@@ -261,6 +289,7 @@ class AsyncEnsemble:
             rng=dice,
             started=began,
             unread=text.missing,
+            outlet=outlet if asked.open else None,
         )
         price_of_money = self._pacer.begin()
         try:
@@ -275,6 +304,8 @@ class AsyncEnsemble:
             raise
         finally:
             self._pacer.end(ask.purse.spent if ask.purse.bills else None)
+        if outlet is not None and not ask.begun and fused.text:
+            outlet.say(ask, fused.text)
         recorded = await self._record(fused, row, *ask.ledger())
         if recorded.durable:
             self._prober.after(ask)
@@ -328,7 +359,7 @@ class AsyncEnsemble:
         answer: Answer | str,
         *,
         reward: float | bool | None = None,
-        label: str | int | None = None,
+        label: Label | None = None,
         source: str = USER,
     ) -> None:
         """Say how good an answer was; returns once that is committed.
@@ -338,8 +369,9 @@ class AsyncEnsemble:
         Args:
             answer: the answer or its id; it may come from another process on the same store.
             reward: in [-1, 1], or whether it was right.
-            label: the right answer: a choice's text or index, or a free-form answer (in normal form already, where a
-                callable made it). Tells more than a reward.
+            label: the right answer: a choice's text or index, a free-form answer (in normal form already, where a
+                callable made it), a structured answer with all of its fields, or tool calls (each with its name and
+                arguments). Tells more than a reward.
             source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
 
         Raises:
@@ -349,8 +381,9 @@ class AsyncEnsemble:
             FeedbackConflict: this source has already said something else of it.
             StoreError: it could not be stored.
         """
-        answer_id = answer.id if isinstance(answer, Answer) else answer
-        await self._listener.give(answer_id, reward=reward, label=label, source=source)
+        if isinstance(answer, Answer):
+            label, answer = checked_label(label, answer.value), answer.id
+        await self._listener.give(answer, reward=reward, label=label, source=source)
 
     async def update(self) -> UpdateReport:
         """Learn from the feedback in the store now, off the event loop, and serve the outcome if it passes its gate.
@@ -382,6 +415,7 @@ class AsyncEnsemble:
         self._updater.close()
         self._slot.close()
         try:
+            await self._streams.aclose()
             await self._prober.aclose()
             await self._embedding.aclose()
             await self._pool.aclose()

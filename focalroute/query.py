@@ -6,16 +6,29 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.config import MOST_SAMPLES, RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Query
+from focalroute.structured import Wanted, structure_of
 
-__all__ = ["Prompt", "make_query", "new_id"]
+__all__ = ["Prompt", "QueryOptions", "make_query", "new_id"]
 
 Prompt = str | Sequence[Mapping[str, Any]]
+
+
+class QueryOptions(TypedDict, total=False):
+    """What `make_query` takes besides the prompt, for whoever passes it on."""
+
+    choices: Sequence[str] | None
+    answer: AnswerKind | Wanted | None
+    samples: int | None
+    task: str | None
+    tags: Sequence[str]
+    metadata: Mapping[str, Any] | None
+    params: Mapping[str, Any] | None
 
 
 def new_id() -> str:
@@ -27,7 +40,7 @@ def make_query(
     prompt: Prompt,
     *,
     choices: Sequence[str] | None = None,
-    answer: AnswerKind | None = None,
+    answer: AnswerKind | Wanted | None = None,
     samples: int | None = None,
     task: str | None = None,
     tags: Sequence[str] = (),
@@ -41,10 +54,13 @@ def make_query(
     """
     if choices is not None and answer is not None:
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
-    if answer is not None:
-        normaliser(answer)
+    structure = structure_of(answer)
+    if answer is not None and structure is None:
+        normaliser(cast("AnswerKind", answer))
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
+    if (samples or 1) > 1 and (structure is not None or "tools" in (params or ())):
+        raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -59,7 +75,7 @@ def make_query(
         id=new_id(),
         messages=messages,
         choices=None if choices is None else _choices(choices),
-        answer=answer,
+        answer=structure or answer,
         samples=samples,
         task=task,
         tags=_tags(tags),

@@ -67,7 +67,7 @@ class Query:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
         answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
-            normal form (None: no answer in it).
+            normal form (None: no answer in it); a `focalroute.structured.Structure` is one.
         samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
             the ensemble's setting.
         task: a topic name the caller gives; None unless given.
@@ -85,6 +85,11 @@ class Query:
     tags: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def open(self) -> bool:
+        """Whether its answers are open text, of which no two need be alike."""
+        return self.choices is None and self.answer in (None, "text")
 
     @property
     def text(self) -> str:
@@ -134,6 +139,7 @@ class Failure:
 
     Attributes:
         status: HTTP status, where there was one.
+        lacks: what the service says it cannot do: "tools", "images" or "json_schema".
         retry_after_s: how long the service asked us to wait.
     """
 
@@ -141,6 +147,7 @@ class Failure:
     message: str
     status: int | None = None
     retry_after_s: float | None = None
+    lacks: str | None = None
 
     @property
     def retryable(self) -> bool:
@@ -165,6 +172,7 @@ class Reply:
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
+        tool_calls: the tools it calls, in OpenAI's shape; none where it answers with text alone.
         shares: of several samples of a free-form answer, the text of the first sample of each different answer and the
             share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
             reply.
@@ -186,6 +194,7 @@ class Reply:
     finish_reason: str | None = None
     error: Failure | None = None
     hedge_of: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     shares: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
     samples: int = 1
 
@@ -293,21 +302,26 @@ class Answer:
     """The fused answer.
 
     Attributes:
-        text: the answer; for a closed question the choice's text, else one member's whole reply.
-        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply.
+        text: the answer; for a closed question the choice's text, of a structured one its JSON, else one member's whole
+            reply.
+        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply; an
+            instance of the model, or what is valid against the schema; of tool calls, names and arguments as JSON.
         choice: index into the choices, None for a free-form question.
-        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers.
+        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
+            calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
-        confidence: the posterior of the answer given.
+        confidence: the posterior of the answer given; of a structured one that of its least sure closed field.
+        shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown.
         durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
         degraded: as on the receipt.
         replies: every member's reply, in the order of asking.
+        tool_calls: the tools to be called, in OpenAI's shape, as one member called them; none where the answer is text.
     """
 
     id: str
     text: str
-    value: str
+    value: Any
     choice: int | None
     candidates: tuple[str, ...]
     probabilities: tuple[float, ...]
@@ -317,6 +331,14 @@ class Answer:
     replies: tuple[Reply, ...] = field(repr=False)
     durable: bool = True
     metadata: Mapping[str, Any] | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the assistant's message, to go on from: append it, then what the tools gave."""
+        calls = {"tool_calls": [dict(call) for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.text if self.text or not calls else None, **calls}
 
     @property
     def degraded(self) -> tuple[str, ...]:

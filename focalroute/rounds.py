@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from focalroute.ask import Ask
+from focalroute.needs import needs
 from focalroute.pool import Pool
 from focalroute.records import Decision, Reply, Round
 
@@ -28,7 +29,8 @@ class Rounds:
         self._most = most
         self._order = order
         self._explore = explore
-        self._terms = pool.terms(ask.query, ask.purse, ask.deadline)
+        self._terms = pool.terms(ask.query, ask.purse, ask.deadline, ask.outlet)
+        self._needs = needs(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
         self._decision: Decision | None = None
@@ -41,7 +43,7 @@ class Rounds:
         self._terms.query = ask.put
         observation = ask.observe(price_of_money)
         self._available = self._pool.available()
-        if False in self._available:
+        if self._needs or False in self._available:
             self._leave_out()
         decision = self._decision = ask.decide(
             observation, order=self._order, eligible=self._eligible, explore=self._explore
@@ -52,11 +54,17 @@ class Rounds:
         return not ask.late and ask.goes_on(most=self._most, askable=len(self._order))
 
     def _leave_out(self) -> None:
-        """Some cannot be asked now; but where nobody else is left to answer, those over a rate limit are waited for."""
-        ask, out = self._ask, self._pool.out()
+        """Some cannot be asked now; but where nobody else is left to answer, those over a rate limit are waited for.
+
+        Who lacks what the query needs is never asked, were it the last.
+        """
+        ask, out, lacks = self._ask, self._pool.out(), self._pool.lacking(self._needs)
+        able = tuple([lack is None for lack in lacks])
+        self._available = _both(self._available, able)
         if not ask.sight.backs and not any(self._available[i] for i in self._order if i not in ask.sight.asked):
-            self._available = tuple([not broken for broken in out])
-        ask.leave_out(self._available, out)
+            whole = _both(able, [not broken for broken in out])
+            self._available = whole if any(whole) else able
+        ask.leave_out(self._available, out, lacks)
 
     async def _bounded(self) -> bool:
         """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
@@ -93,3 +101,7 @@ class Rounds:
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
         """Whether the answer is certain, whatever the pending endpoints say."""
         return self._ask.settled(replies, pending)
+
+
+def _both(one: Sequence[bool], other: Sequence[bool]) -> tuple[bool, ...]:
+    return tuple([a and b for a, b in zip(one, other, strict=True)])

@@ -19,8 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from focalroute.errors import ConfigError
+from focalroute.structured import Structure
+from focalroute.tool_calls import calls_form, calls_text
+
+if TYPE_CHECKING:
+    from focalroute.records import Reply
 
 __all__ = [
     "KINDS",
@@ -29,6 +35,8 @@ __all__ = [
     "candidate_key",
     "normal_form",
     "normaliser",
+    "reply_form",
+    "shown",
 ]
 
 Normaliser = Callable[[str], str | None]
@@ -116,6 +124,24 @@ def normal_form(text: str, kind: AnswerKind | None) -> str | None:
     if form is not None and not isinstance(form, str):
         raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
     return form
+
+
+def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
+    """The normal form of a usable reply to a free-form question: of its tool calls, else of its text.
+
+    Raises:
+        ConfigError: as `normal_form`.
+    """
+    if reply.tool_calls:
+        return calls_form(reply.tool_calls)
+    return None if reply.text is None else normal_form(reply.text, kind)
+
+
+def shown(reply: Reply, form: str, kind: AnswerKind | None) -> str:
+    """The reply as a candidate: its text, of tool calls or a structured answer their JSON in one form."""
+    if reply.tool_calls:
+        return calls_text(reply.tool_calls)
+    return form if isinstance(kind, Structure) else reply.text or ""
 
 
 def candidate_key(candidate: str) -> str:

@@ -3,7 +3,7 @@
 `transfer` shows the answer of one endpoint to the next.
 """
 
-from focalroute.elicit.plan import Plan, Reading, plan
+from focalroute.elicit.plan import Plan, Reading, needs_probe, plan
 from focalroute.elicit.transfer import transfer
 
-__all__ = ["Plan", "Reading", "plan", "transfer"]
+__all__ = ["Plan", "Reading", "needs_probe", "plan", "transfer"]

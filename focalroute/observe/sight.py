@@ -10,7 +10,7 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import normal_form
+from focalroute.answers import normal_form, reply_form, shown
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
@@ -101,6 +101,11 @@ class Sight:
         self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The normal form of each candidate: the choices themselves, or what its replies have in common."""
+        return tuple(self.candidates if self._closed else self._clusters)
 
     def fork(self) -> Sight:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
@@ -252,16 +257,16 @@ class Sight:
 
     def _free_form(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
         """The same of a free-form answer; its candidates may be new, the one it backs the first of them."""
-        shares = reply.shares or (((reply.text, 1.0),) if reply.text is not None else ())
+        if reply.shares is None:
+            form = reply_form(reply, self._query.answer)
+            return None if form is None else self._cluster(form, shown(reply, form, self._query.answer)), None
         mass: dict[int, float] = {}
-        for text, share in shares:
+        for text, share in reply.shares:
             form = normal_form(text, self._query.answer)
             if form is not None:
                 candidate = self._cluster(form, text)
                 mass[candidate] = mass.get(candidate, 0.0) + share
         backed = next(iter(mass), None)
-        if reply.shares is None:
-            return backed, None
         self._least[self._index[reply.endpoint]] = _half_a_sample(reply.samples)
         return backed, [mass.get(k, 0.0) for k in range(len(self.candidates))]
 

@@ -22,7 +22,7 @@ def complete(model: SimulatedModel, body: Mapping[str, Any], dialect: str = "ope
         Refused: the service would refuse it.
     """
     spoken = DIALECTS[dialect]
-    asked = parse_request(body, spoken)
+    asked = parse_request(body, spoken, model)
     voice = Voice(model, asked.prompt, allowed=asked.allowed, room=asked.room)
     replies = [voice.say(i, asked.temperature, asked.seed) for i in range(asked.n)]
     tokens = sum(len(reply.tokens) for reply in replies)

@@ -45,6 +45,8 @@ class SimulatedModel:
         verbosity: mean length of its thinking aloud before an answer, tokens; it leaves it out where it is told to give
             the answer only, or held to a format.
         wrong_length: how much longer (or shorter) its replies are when wrong.
+        tools: whether it takes tools; if not, it refuses requests that have any.
+        images: whether it takes images; if not, it refuses requests that have any.
         ending: how it gives its answer where no choices are offered, "{}" being the answer: "\\n#### {}", "**{}**", ...
         convinced: shown an earlier answer that is right, the share of its mass that moves there.
         misled: the same, shown one that is wrong.
@@ -64,6 +66,8 @@ class SimulatedModel:
     jitter_s: float = 0.0
     verbosity: int = 0
     wrong_length: float = 1.2
+    tools: bool = True
+    images: bool = True
     ending: str = " The answer is {}."
     convinced: float = 0.6
     misled: float = 0.3

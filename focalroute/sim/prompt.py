@@ -11,7 +11,7 @@ from typing import Any
 
 from focalroute.sim.questions import Found, find
 
-__all__ = ["Prompt", "last_user_text", "read_prompt", "same"]
+__all__ = ["Prompt", "last_user_text", "read_prompt", "read_result", "same"]
 
 _LETTERED = re.compile(r"^[ \t]*\(?([A-Z])(?:\)|\.|:)[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _LISTED = re.compile(r"\bone of (?:these|the following)\b[^:\n]{0,40}:\s*([^\n]+)", re.IGNORECASE)
@@ -83,6 +83,11 @@ def read_prompt(text: str) -> Prompt:
         told=None if found else told,
         earlier=shown[2].strip() if shown else None,
     )
+
+
+def read_result(result: str) -> Prompt:
+    """What a tool gave, to be told on."""
+    return Prompt(result, None, (), (), terse=True, told=f"The answer is {result}.")
 
 
 def same(one: str, other: str) -> bool:

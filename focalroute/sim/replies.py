@@ -72,6 +72,7 @@ class Voice:
         allowed: the only replies the request admits, as (value the model chooses, text to send); None: unconstrained.
         drifted: whether the skills after the drift switch hold.
         room: the token limit; None: none.
+        right: which of the allowed replies is right; None: the one that is the question's answer.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class Voice:
         allowed: Sequence[tuple[str, str]] | None = None,
         drifted: bool = False,
         room: int | None = None,
+        right: int | None = None,
     ) -> None:
         self._model, self._prompt, self._room = model, prompt, room
         self._constrained = allowed is not None
-        self._options = options(model, prompt, allowed, drifted=drifted)
+        self._options = options(model, prompt, allowed, drifted=drifted, right=right)
         self._spoken, self._p, self._right = self._options.spoken, self._options.p, self._options.right
         self._words = [tokenise(spoken) for spoken in self._spoken]
 

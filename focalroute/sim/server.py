@@ -188,8 +188,16 @@ async def _answer(request: web.Request, body: dict[str, Any], served: Served, di
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
         return await _INSTEAD[fault.kind](request, fault, dialect)
-    asked = parse_request(body, dialect)
-    voice = Voice(served.model, asked.prompt, allowed=asked.allowed, drifted=served.drifted, room=asked.room)
+    asked = parse_request(body, dialect, served.model)
+    calls = [(text, text) for text in asked.calling.arguments] if asked.calling else None
+    voice = Voice(
+        served.model,
+        asked.prompt,
+        allowed=calls or asked.allowed,
+        drifted=served.drifted,
+        room=asked.room,
+        right=0 if calls else None,
+    )
     replies = [voice.say(i, asked.temperature, asked.seed) for i in range(asked.n)]
     cost = served.bill(asked.prompt_tokens, sum(len(reply.tokens) for reply in replies), fault)
     composer = Composer(dialect, served.model.name, asked, replies, cost)

@@ -45,13 +45,19 @@ class Options:
 
 
 def options(
-    model: SimulatedModel, prompt: Prompt, allowed: Sequence[tuple[str, str]] | None, *, drifted: bool
+    model: SimulatedModel,
+    prompt: Prompt,
+    allowed: Sequence[tuple[str, str]] | None,
+    *,
+    drifted: bool,
+    right: int | None = None,
 ) -> Options:
     """What this model could say.
 
     Args:
         allowed: the only replies the request admits, as (value the model chooses, text to send); None: any.
         drifted: whether the skills after the drift switch hold.
+        right: which of the allowed replies is right; None: the one that is the question's answer.
     """
     found = prompt.found
     behind = dict(zip(prompt.letters, prompt.texts, strict=True))
@@ -66,7 +72,8 @@ def options(
         spoken = [model.ending.replace("{}", text) for text in texts]
     else:
         return Options((prompt.told or _GREETING,), distribution(model, prompt.key, None, [""], None), None, "")
-    right = _at(texts, found.answer) if found else None
+    if right is None and found is not None:
+        right = _at(texts, found.answer)
     skill = found.topic if found else None
     p = distribution(model, prompt.key, skill, texts, right, drifted=drifted) if texts else ()
     shown = _shown(prompt.earlier, prompt.letters, texts)
