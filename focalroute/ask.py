@@ -103,6 +103,7 @@ class Ask:
             eligible=lambda endpoint, picked: not (alone and picked) and eligible(endpoint, picked),
             explore=explore and self.policy.learnable,
             rng=self.rng,
+            one=self.query.combine == "pick",
         )
 
     def leave_out(self, available: Sequence[bool], out: Sequence[bool]) -> None:

@@ -6,12 +6,12 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.config import RESERVED_PARAMS
 from focalroute.errors import ConfigError
-from focalroute.records import Query
+from focalroute.records import Combine, Query
 
 __all__ = ["Prompt", "make_query", "new_id"]
 
@@ -32,6 +32,7 @@ def make_query(
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
+    combine: Combine = "choose",
 ) -> Query:
     """Check the arguments of an ask.
 
@@ -42,6 +43,10 @@ def make_query(
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
     if answer is not None:
         normaliser(answer)
+    if combine not in get_args(Combine):
+        raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(get_args(Combine))}")
+    if combine == "synthesise" and (choices is not None or answer not in (None, "text")):
+        raise ConfigError('combine: only open text is synthesised; leave out choices, and answer (or give "text")')
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -61,6 +66,7 @@ def make_query(
         tags=_tags(tags),
         params=dict(params or {}),
         metadata=metadata,
+        combine=combine,
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Combine",
     "CostSource",
     "Decision",
     "Evidence",
@@ -50,6 +51,8 @@ FailureKind = Literal[
     "unavailable",  # not called at all: no longer affordable
 ]
 Method = Literal["logprobs", "samples", "parsed", "text"]
+#: How replies become the answer: see `Query`.
+Combine = Literal["choose", "pick", "synthesise"]
 #: Where a cost comes from: the reply said so; tokens x the pool file's own price, a listing's or a price library's (see
 #: `Endpoint.prices_from`); what was reserved for it, as its usage never came back; nobody knows.
 CostSource = Literal["provider", "price", "listing", "library", "reserved", "unknown"]
@@ -68,6 +71,8 @@ class Query:
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
         metadata: the caller's own, handed back on the answer.
+        combine: "choose": the Fusion chooses among the replies; "pick": the Decider picks the one member whose reply is
+            the answer; "synthesise": an endpoint writes one text from the replies.
     """
 
     id: str
@@ -78,6 +83,7 @@ class Query:
     tags: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+    combine: Combine = "choose"
 
     @property
     def text(self) -> str:
@@ -222,6 +228,7 @@ class Decision:
         probabilities: p_i of every endpoint after clipping, pool order.
         picked: the endpoints decided on, in visiting order; empty means STOP.
         log_mu: log-probability of ``picked`` under the policy that chose it; None when served greedily or forced.
+        one: whether exactly one was to be picked.
     """
 
     round: int
@@ -231,6 +238,7 @@ class Decision:
     probabilities: tuple[float, ...]
     picked: tuple[int, ...]
     log_mu: float | None
+    one: bool = False
 
 
 @dataclass(frozen=True, slots=True)

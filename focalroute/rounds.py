@@ -17,7 +17,7 @@ class Rounds:
     """Takes one ask through its rounds; of the round under way it says who may be asked besides, and when to stop.
 
     Args:
-        most: how many rounds at the most.
+        most: how many rounds at the most; one, where the Decider picks the one member.
         order: every endpoint's index, in the order in which the Decider visits them.
         explore: whether decisions are sampled.
     """
@@ -25,7 +25,7 @@ class Rounds:
     def __init__(self, ask: Ask, pool: Pool, *, most: int, order: Sequence[int], explore: bool) -> None:
         self._ask = ask
         self._pool = pool
-        self._most = most
+        self._most = 1 if ask.query.combine == "pick" else most
         self._order = order
         self._explore = explore
         self._terms = pool.terms(ask.query, ask.purse, ask.deadline)

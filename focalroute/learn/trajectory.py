@@ -197,6 +197,7 @@ def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Head
         picked,
         must_pick=np.array([decision.must_pick for _, decision in sampled], np.bool_),
         pool=np.array([len(observation.endpoints) for observation, _ in sampled], np.int64),
+        one=np.array([decision.one for _, decision in sampled], np.bool_),
     )
 
 
