@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation, Overflow
 from hashlib import blake2b
 
 from focalroute.errors import ConfigError
 
-__all__ = ["KINDS", "AnswerKind", "NormaliserFailed", "candidate_key", "normal_form", "normaliser"]
+__all__ = ["KINDS", "AnswerKind", "NormaliserFailed", "candidate_key", "is_open_text", "normal_form", "normaliser"]
 
 Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
@@ -83,6 +83,11 @@ def normaliser(kind: AnswerKind | None) -> Normaliser:
         return KINDS["text" if kind is None else kind]
     except (KeyError, TypeError):
         raise ConfigError(f"answer: unknown kind {kind!r}; use one of {', '.join(KINDS)} or a callable") from None
+
+
+def is_open_text(choices: Sequence[str] | None, kind: AnswerKind | None) -> bool:
+    """Whether answers are open text, of which no two are equal: neither choices nor another kind of answer is given."""
+    return choices is None and kind in (None, "text")
 
 
 class NormaliserFailed(ConfigError):

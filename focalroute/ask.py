@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
 from focalroute.receipts import Call, Choice, Receipt
 from focalroute.records import Answer, Decision, Evidence, Observation, Query, Reply, Round, Trajectory
-from focalroute.store.base import LedgerRow, StoredAnswer
+from focalroute.store.base import SYNTHESIS, LedgerRow, StoredAnswer
 
 __all__ = ["Ask"]
 
@@ -55,6 +55,7 @@ class Ask:
         left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
             limit.
         price_of_money: the lambda of its latest observation.
+        written: what the endpoint that was to write the answer gave back; None: none was asked to.
     """
 
     query: Query
@@ -69,6 +70,7 @@ class Ask:
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
+    written: Reply | None = None
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -116,8 +118,11 @@ class Ask:
         """Whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
 
         Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
-        all of its mass, where choices are given. Where that were too many trials, it is not settled.
+        all of its mass, where choices are given. Where that were too many trials, it is not settled; nor is an open
+        text, to which every further reply counts.
         """
+        if self.sight.agreement is not None:
+            return False
         trial = self.sight.fork()
         for reply in replies:
             trial.add(reply, len(self.rounds) + 1)
@@ -155,13 +160,27 @@ class Ask:
             return False
         return len(self.rounds) < most or not self.sight.backs
 
+    def ranked(self) -> list[str]:
+        """The candidates, those with the most posterior mass first."""
+        order = [] if self.fused is None else (-self.fused.posterior).argsort(kind="stable").tolist()
+        return [self.sight.candidates[k] for k in order]
+
+    @property
+    def _text(self) -> str | None:
+        """What was written from the replies, if it was."""
+        return self.written.text if self.written is not None and self.written.ok else None
+
     def answer(self) -> Answer:
-        """The candidate with the most posterior mass, the first of equals; the failure where nobody answered."""
+        """What was written from the replies, or else the candidate with the most posterior mass, the first of equals.
+
+        Raises:
+            PoolError: nobody answered; or DeadlineExceeded, or BudgetExceeded.
+        """
         if self.fused is None:
             raise self._failure()
         probabilities = self.fused.posterior
         best = int(probabilities.argmax())
-        text = self.sight.candidates[best]
+        text = self.sight.candidates[best] if self._text is None else self._text
         receipt = self._receipt()
         return Answer(
             id=self.query.id,
@@ -179,13 +198,14 @@ class Ask:
 
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
+        written = None if self.written is None else replace(self._call(0, self.written), candidate=None, evidence=None)
         return Receipt(
             answer_id=self.query.id,
             created_at=time.time(),
             policy_version=self.policy.version,
             calls=calls,
             rounds=sum(bool(r.replies) for r in self.rounds),
-            cost=total(call.cost for call in calls),
+            cost=total(call.cost for call in (*calls, *([written] if written else ()))),
             latency_s=time.perf_counter() - self.started,
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
@@ -194,6 +214,7 @@ class Ask:
             budget=self.purse.state(),
             decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
             saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
+            synthesis=written,
         )
 
     def _choice(self, number: int, decision: Decision) -> Choice:
@@ -218,7 +239,7 @@ class Ask:
         return Call(
             endpoint=reply.endpoint,
             round=number,
-            probability=self.rounds[number - 1].decision.probabilities[index],
+            probability=self.rounds[number - 1].decision.probabilities[index] if number else 1.0,
             candidate=self.sight.backs.get(index),
             method=reply.method,
             usage=reply.usage,
@@ -250,6 +271,11 @@ class Ask:
         failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
         if failed:
             said.append(f"fewer members: {', '.join(failed)} failed")
+        if self.sight.agreement is not None and self.sight.agreement.failure is not None:
+            said.append(f"embed failed ({self.sight.agreement.failure}): replies were compared by their letters")
+        if self.written is not None and self.written.error is not None:
+            why = f"{self.written.endpoint}: {self.written.error.kind}: {self.written.error.message}"
+            said.append(f"not synthesised ({why}): the answer is the reply that was chosen")
         asked = {reply.endpoint for reply in self.replies}
         left_out = {name: why for name, why in self.left_out.items() if name not in asked}
         for reason in sorted(set(left_out.values())):
@@ -259,13 +285,14 @@ class Ask:
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""
+        texts_of = answer.candidates if self._text is None else (*answer.candidates, self._text)
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
-            keys=tuple(candidate_key(self._form(text)) for text in answer.candidates),
-            kind=self._kind,
-            answered=answer.candidates.index(answer.text),
-            probabilities=answer.probabilities,
+            keys=tuple(candidate_key(self._form(text)) for text in texts_of),
+            kind=self._kind if self._text is None else SYNTHESIS,
+            answered=answer.candidates.index(answer.text) if self._text is None else len(answer.candidates),
+            probabilities=answer.probabilities if self._text is None else (*answer.probabilities, 0.0),
             members=self.sight.members(),
             trajectory=self._trajectory(answer),
             receipt=answer.receipt.to_json(),
@@ -292,7 +319,7 @@ class Ask:
             endpoints=self.policy.endpoints,
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
             evidence=self.fused.evidence,
-            fused=answer.candidates.index(answer.text),
+            fused=answer.candidates.index(answer.text) if self._text is None else -1,
             features=self.sight.features,
             task=self.query.task,
         )
@@ -301,6 +328,7 @@ class Ask:
         kept = {
             "messages": self.query.messages,
             "candidates": answer.candidates,
+            "answer": answer.text,
             "replies": {reply.endpoint: reply.text for reply in answer.replies},
         }
         return json.dumps(kept, default=str)

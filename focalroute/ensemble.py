@@ -22,6 +22,7 @@ from focalroute.errors import ConfigError, StoreError
 from focalroute.feedback import USER, Listener
 from focalroute.many import ask_all
 from focalroute.observe import Observer
+from focalroute.observe.agreement import TextEmbedder
 from focalroute.pacing import paced
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named, chosen
@@ -31,11 +32,12 @@ from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
 from focalroute.query import Prompt, make_query
 from focalroute.race import Rules
-from focalroute.records import Answer
+from focalroute.records import Answer, Combine
 from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import Row
+from focalroute.synthesis import Synthesiser
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, A
         ConfigError: the file is wrong, or has a setting the constructor does not take.
     """
     pool = load_pool(path)
-    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget"}
+    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget", "embed"}
     unknown = sorted(set(pool.ensemble) - known)
     if unknown:
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
@@ -94,6 +96,9 @@ class AsyncEnsemble:
         probe_share: what probes of endpoints that a query was not asked may cost over time, as a share of what the asks
             do (see `focalroute.observe.probing`); they run in the background, and teach with the answer's feedback.
             A policy by name does without.
+        synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
+        embed: maps a reply's text to a vector (or is a coroutine function that does), by which replies of open text are
+            compared; None: hashed n-grams.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
         seed: makes the sampled decisions repeatable.
@@ -121,6 +126,8 @@ class AsyncEnsemble:
         samples: int = 10,
         update_every: int | None = None,
         probe_share: float = 0.02,
+        synthesiser: str | None = None,
+        embed: TextEmbedder | None = None,
         store_text: bool = False,
         durability: Literal["normal", "full"] = "normal",
         seed: int | None = None,
@@ -147,6 +154,7 @@ class AsyncEnsemble:
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
         self._closed = False
+        self._embed = embed
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
         try:
@@ -159,6 +167,7 @@ class AsyncEnsemble:
             self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window)
             rules = Rules(attempts, hedge_after, early_stop)
             self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
+            self._synthesiser = Synthesiser(self._pool, self._names, synthesiser)
             share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
             self._prober = Prober(self._observer, self._pool, self._store, self._pacer, share, deadline_s=deadline_s)
         except BaseException:
@@ -188,6 +197,7 @@ class AsyncEnsemble:
         *,
         choices: Sequence[str] | None = None,
         answer: AnswerKind | None = None,
+        combine: Combine = "choose",
         task: str | None = None,
         tags: Sequence[str] = (),
         max_usd: Decimal | float | str | None = None,
@@ -202,6 +212,9 @@ class AsyncEnsemble:
             choices: the closed set of answers; None: a free-form question.
             answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply
                 to its normal form. Replies of one normal form are one candidate.
+            combine: "choose": the answer is the candidate that the Fusion prefers; "pick": the reply of the one member
+                that the Decider picks (another is asked only if it fails or hangs); "synthesise": open text that the
+                ensemble's ``synthesiser`` writes from the replies.
             task: a topic name; the policies that are shipped do not look at it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
@@ -218,15 +231,23 @@ class AsyncEnsemble:
         self._check_open()
         settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
-            query, choices=choices, answer=answer, task=task, tags=tags, metadata=metadata, params=params
+            query,
+            choices=choices,
+            answer=answer,
+            combine=combine,
+            task=task,
+            tags=tags,
+            metadata=metadata,
+            params=params,
         )
+        self._synthesiser.check(asked)
         self._slot.refresh_soon()
         policy = self._slot.current
         self._observer.adopt(policy.experience)
         ask = Ask(
             asked,
             policy=Guarded(policy, self._names),
-            sight=self._observer.begin(asked),
+            sight=self._observer.begin(asked, embed=self._embed),
             purse=self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s),
             deadline=asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100),
             rng=self._dice(),
@@ -237,6 +258,7 @@ class AsyncEnsemble:
             rounds = Rounds(ask, self._pool, most=settings.max_rounds, order=order, explore=settings.explore)
             while await rounds.step(price_of_money):
                 self._check_open()
+            await self._synthesiser.write(ask)
             fused = ask.answer()
             row = ask.stored(fused, texts=self._settings.store_text)
         except BaseException:  # whatever ended it, what was consumed is in the ledger

@@ -47,7 +47,7 @@ class Prober:
 
     def after(self, ask: Ask) -> None:
         """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
-        if self._closed:
+        if self._closed or ask.sight.agreement is not None:  # of another open text no feedback tells anything
             return
         free = enumerate(self._pool.available())
         candidates = {i for i, available in free if available and i not in ask.sight.asked}

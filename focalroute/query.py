@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from focalroute.answers import AnswerKind, normaliser
+from focalroute.answers import AnswerKind, is_open_text, normaliser
 from focalroute.config import RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Combine, Query
@@ -45,7 +45,7 @@ def make_query(
         normaliser(answer)
     if combine not in get_args(Combine):
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(get_args(Combine))}")
-    if combine == "synthesise" and (choices is not None or answer not in (None, "text")):
+    if combine == "synthesise" and not is_open_text(choices, answer):
         raise ConfigError('combine: only open text is synthesised; leave out choices, and answer (or give "text")')
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')

@@ -259,7 +259,7 @@ class Trajectory:
         endpoints: the pool's endpoint names at the time; indices elsewhere point into it.
         decisions: (observation, decision) of every real decision, a STOP included.
         evidence: what the Fusion saw at the end.
-        fused: index of the candidate it answered with.
+        fused: index of the candidate it answered with; -1: it was written from all of them.
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
         features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
         task: the query's.
@@ -280,12 +280,13 @@ class Answer:
     """The fused answer.
 
     Attributes:
-        text: the answer; for a closed question the choice's text, else one member's whole reply.
+        text: the answer; for a closed question the choice's text, else one member's whole reply, or what was
+            synthesised from them.
         value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply.
         choice: index into the choices, None for a free-form question.
         candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers.
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
-        confidence: the posterior of the answer given.
+        confidence: the posterior of the answer given; of one that was synthesised, that of the likeliest reply.
         cost: USD of all calls, None if any is unknown.
         durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
         degraded: as on the receipt.
@@ -309,6 +310,14 @@ class Answer:
     def degraded(self) -> tuple[str, ...]:
         """How the answer falls short of normal service, in words; empty if it does not."""
         return self.receipt.degraded
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The members it is made of: those who gave it, or all whose replies it was synthesised from."""
+        written = self.receipt.synthesis is not None and self.receipt.synthesis.error is None
+        given = None if written else self.candidates.index(self.text)
+        backing = ((call.endpoint, call.candidate) for call in self.receipt.calls if call.candidate is not None)
+        return tuple(endpoint for endpoint, candidate in backing if written or candidate == given)
 
 
 @dataclass(frozen=True, slots=True)

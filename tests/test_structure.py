@@ -92,6 +92,7 @@ BEYOND = {
     "savings": {"cost", "store"},
     "spending": {"cost", "learn", "observe", "savings", "store"},
     "stats": {"limits", "observe", "savings", "store"},
+    "synthesis": {"ask", "elicit", "pool"},
 }
 
 # Engines and everything heavy come with the first use, never with `import focalroute`.

@@ -25,7 +25,7 @@ from focalroute.errors import CallFailed
 from focalroute.records import Failure, Method, Query
 from focalroute.wire import Completion, CompletionChoice, Request
 
-__all__ = ["Plan", "Reading", "plan"]
+__all__ = ["Plan", "Reading", "appended", "plan"]
 
 #: Enough for a letter and the sentence some models put around it. A model that reasons aloud needs more: set
 #: ``max_tokens`` in the endpoint's ``params``.
@@ -97,7 +97,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     if query.choices is None:
         return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
     labels = reader_of(query.choices).labels
-    messages = _put(query.messages, query.choices, labels)
+    messages = appended(query.messages, _asked(query.choices, labels))
     held = labels if capabilities.structured_choice else None
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
         request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
@@ -110,11 +110,8 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", query.choices)
 
 
-def _put(
-    messages: Sequence[Mapping[str, Any]], choices: Sequence[str], labels: Sequence[str]
-) -> tuple[Mapping[str, Any], ...]:
-    """The messages with the choices added to the last one of the user."""
-    asked = _asked(choices, labels)
+def appended(messages: Sequence[Mapping[str, Any]], asked: str) -> tuple[Mapping[str, Any], ...]:
+    """The messages with a text added to the last one of the user."""
     for i in range(len(messages) - 1, -1, -1):
         if messages[i].get("role") == "user":
             return (

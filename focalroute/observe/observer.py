@@ -16,7 +16,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.answers import is_open_text
 from focalroute.errors import ConfigError
+from focalroute.observe.agreement import Agreement, TextEmbedder
 from focalroute.observe.calibration import Book
 from focalroute.observe.drift import Change, Detector
 from focalroute.observe.experience import Experience
@@ -177,14 +179,19 @@ class Observer:
         """The last change of each endpoint; None where none was found."""
         return tuple(self._changes.get(name) for name in self.endpoints)
 
-    def begin(self, query: Query) -> Sight:
-        """Begin one ask: its own mutable state, on the pool's numbers as they are now."""
+    def begin(self, query: Query, *, embed: TextEmbedder | None = None) -> Sight:
+        """Begin one ask: its own mutable state, on the pool's numbers as they are now.
+
+        Args:
+            embed: what replies of open text are compared by; None: `text_features`.
+        """
         features = self._features(query.text)
         with self._lock:
             similar = self._memory.estimate(features)
             corrections = self._book.corrections(query.task) if query.choices else None
         self._begun = True
-        return Sight(query, self._read(), self._index, features, similar, corrections)
+        agreement = Agreement(embed) if is_open_text(query.choices, query.answer) else None
+        return Sight(query, self._read(), self._index, features, similar, corrections, agreement)
 
     def expected_cost(self) -> F64:
         """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""

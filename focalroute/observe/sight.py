@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.answers import normal_form
+from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
@@ -58,12 +59,13 @@ class Sight:
         features: of the query's text.
         similar: by endpoint, how much more than the pool it is expected to be right on such a text.
         corrections: what is known of the endpoints' probabilities; None: nothing.
+        agreement: compares candidates that are open texts; None: what is not equal has nothing in common.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
         asked: pool indices of the members whose reply was added, usable or not, in that order.
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
-        features: as given.
+        features: as given, as is ``agreement``.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class Sight:
         features: F32,
         similar: Sequence[float],
         corrections: Corrections | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         self.features = features
+        self.agreement = agreement
         self.candidates: list[str] = list(query.choices or ())
         self.asked: list[int] = []
         self.backs: dict[int, int] = {}
@@ -90,6 +94,7 @@ class Sight:
         self._members: dict[int, tuple[int, int, int, float, Decimal | None]] = {}
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
         self._leader = -1
+        self._agrees: list[float] = []  # each candidate with the leading one
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     def fork(self) -> Sight:
@@ -177,7 +182,7 @@ class Sight:
         for i, candidate in self.backs.items():
             rows[i, _REPLIED] = 1
             if self._leader >= 0:
-                rows[i, _AGREES] = 1.0 if candidate == self._leader else -1.0
+                rows[i, _AGREES] = self._agrees[candidate] if candidate < len(self._agrees) else -1.0
         return Observation(context, rows)
 
     def see(self, posterior: Sequence[float] | NDArray[np.float64]) -> None:
@@ -189,10 +194,15 @@ class Sight:
         p = [float(x) for x in posterior]
         if len(p) != len(self.candidates) or not abs(sum(p) - 1) < 0.01 or min(p) < 0:
             raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
+        self._leader = p.index(max(p))
+        self._agrees = [1.0 if k == self._leader else -1.0 for k in range(len(p))]
+        if self.agreement is not None:
+            alike = self.agreement.between(self.candidates)
+            p = gathered(p, self._leader, alike)
+            self._agrees = (2 * alike[self._leader] - 1).tolist()
         falling = sorted(p, reverse=True)
         top = [*falling[:4], 0.0, 0.0, 0.0][:4]
         entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(len(p)) if len(p) > 1 else 0.0
-        self._leader = p.index(falling[0])
         self._fused = (*top, top[0] - top[1], entropy)
 
     def evidence(self) -> Evidence:
@@ -205,6 +215,8 @@ class Sight:
             candidates[:, :2] = 0.0
         else:
             seen = np.concatenate([self._blocks[i] for i in members], axis=1)
+            if self.agreement is not None:
+                seen = shared(seen, self.agreement.between(self.candidates))
             np.multiply(np.add.reduce(seen[:, :, 1:3], axis=1), 1 / m, out=candidates[:, :2])
         candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._reading.names))
         return Evidence(seen, candidates, tuple(members))

@@ -11,6 +11,7 @@ from random import Random
 
 from focalroute.errors import ConfigError
 from focalroute.sim.families import FAMILIES, Family
+from focalroute.sim.prose import JUDGING, grade_in
 
 __all__ = ["TOPICS", "Found", "Question", "alternatives", "find", "generate", "solve", "stream"]
 
@@ -106,7 +107,10 @@ def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -
 
 
 def find(text: str) -> Found | None:
-    """The first question of a known family in a text, or None."""
+    """The first question of a known family in a text, or None; where a text shows a reply to be graded, which grade."""
+    graded = grade_in(text)
+    if graded is not None:
+        return Found(JUDGING, *graded)
     for family in FAMILIES.values():
         found = _found(family, text)
         if found is not None:

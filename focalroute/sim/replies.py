@@ -9,7 +9,9 @@ from itertools import cycle, islice
 
 from focalroute.sim.models import SimulatedModel, distribution, sample, uniforms
 from focalroute.sim.prompt import Prompt, same
+from focalroute.sim.prose import Brief
 from focalroute.sim.questions import alternatives
+from focalroute.sim.writing import write
 
 __all__ = ["Reply", "Token", "Voice", "count_tokens", "tokenise"]
 
@@ -85,7 +87,7 @@ class Voice:
         drifted: bool = False,
         room: int | None = None,
     ) -> None:
-        self._model, self._prompt, self._room = model, prompt, room
+        self._model, self._prompt, self._room, self._drifted = model, prompt, room, drifted
         self._constrained = allowed is not None
         self._spoken, texts, self._right = self._options(allowed)
         topic = prompt.found.topic if prompt.found else None
@@ -115,10 +117,16 @@ class Voice:
     def say(self, index: int, temperature: float, seed: object = None) -> Reply:
         """Sample number ``index``; the same arguments give the same reply."""
         draws = uniforms("sample", self._model.seed, self._model.name, self._prompt.key, index, seed)
-        picked = sample(self._p, draws[0], temperature)
-        tokens = self._tokens(picked, draws[1])
+        if self._prompt.brief is not None and not self._constrained:
+            tokens = _certain(tokenise(self._prose(self._prompt.brief, index, temperature, seed)))
+        else:
+            tokens = self._tokens(sample(self._p, draws[0], temperature), draws[1])
         room = len(tokens) if self._room is None else max(1, self._room)
         return Reply(tuple(tokens[:room]), cut=room < len(tokens))
+
+    def _prose(self, brief: Brief, index: int, temperature: float, seed: object) -> str:
+        drafts, drifted = self._prompt.drafts, self._drifted
+        return write(self._model, brief, drafts, drifted=drifted, temperature=temperature, index=index, seed=seed)
 
     def _tokens(self, picked: int, u: float) -> list[Token]:
         prompt, model = self._prompt, self._model

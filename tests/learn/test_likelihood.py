@@ -114,7 +114,14 @@ def test_the_gradients_of_exactly_one_are_those_of_finite_differences() -> None:
     joined = [np.concatenate([np.hstack([getattr(several, name), pad]), getattr(one, name)])
               for name in ("visited", "eligible", "picked")]  # fmt: skip
     rows = len(joined[0])
-    both = Heads(*joined, np.ones(rows, np.bool_), np.full(rows, 4), np.arange(rows) >= len(several.picked))
+    both = Heads(
+        joined[0],
+        joined[1],
+        joined[2],
+        np.ones(rows, np.bool_),
+        np.full(rows, 4),
+        np.arange(rows) >= len(several.picked),
+    )
     z, h = np.random.default_rng(0).standard_normal(joined[0].shape) * 0.5, 1e-5
     found = likelihood(z, both)
     np.testing.assert_allclose(
