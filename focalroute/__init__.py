@@ -30,6 +30,7 @@ from focalroute.errors import (
     StoreError,
     UnknownAnswer,
 )
+from focalroute.judge import Judge, JudgeStats
 from focalroute.receipts import Call, Choice, Limit, Receipt
 from focalroute.records import Answer, Failure, Reply, Usage
 from focalroute.stats import EndpointStats, Stats
@@ -54,6 +55,8 @@ __all__ = [
     "FeedbackConflict",
     "FeedbackError",
     "FocalrouteError",
+    "Judge",
+    "JudgeStats",
     "Limit",
     "PolicyError",
     "PoolError",

@@ -20,6 +20,7 @@ from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_po
 from focalroute.cost import typical_cost
 from focalroute.errors import ConfigError, StoreError
 from focalroute.feedback import USER, Listener
+from focalroute.judge import Judge, Judging, judging_endpoints
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.observe.agreement import TextEmbedder
@@ -48,6 +49,7 @@ __all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
 #: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
 _LAST_S = 0.02
 
+_IN_CODE = {"self", "endpoints", "budget", "embed", "judge"}  # what no pool file's [ensemble] holds
 _log = logging.getLogger("focalroute")
 
 CLOSED = "this ensemble is closed; make a new one"
@@ -60,7 +62,7 @@ def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, A
         ConfigError: the file is wrong, or has a setting the constructor does not take.
     """
     pool = load_pool(path)
-    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - {"self", "endpoints", "budget", "embed"}
+    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - _IN_CODE
     unknown = sorted(set(pool.ensemble) - known)
     if unknown:
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
@@ -99,6 +101,7 @@ class AsyncEnsemble:
         synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
         embed: maps a reply's text to a vector (or is a coroutine function that does), by which replies of open text are
             compared; None: hashed n-grams.
+        judge: who gives feedback for some of the answers in the background; None: nobody.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
         seed: makes the sampled decisions repeatable.
@@ -128,6 +131,7 @@ class AsyncEnsemble:
         probe_share: float = 0.02,
         synthesiser: str | None = None,
         embed: TextEmbedder | None = None,
+        judge: Judge | None = None,
         store_text: bool = False,
         durability: Literal["normal", "full"] = "normal",
         seed: int | None = None,
@@ -149,7 +153,8 @@ class AsyncEnsemble:
             seed=seed,
         )
         self.endpoints = validate_pool(endpoints, askable=True)
-        warn_if_stale(self.endpoints)
+        judging = judging_endpoints(judge, self.endpoints)
+        warn_if_stale(self.endpoints + judging)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
@@ -158,13 +163,14 @@ class AsyncEnsemble:
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
         try:
-            self._guard = BudgetGuard(budget, self.endpoints, self._store)
+            self._guard = BudgetGuard(budget, self.endpoints + judging, self._store)
             self._pacer = paced(budget, self._store, price_of_money)
             self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
             self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window)
+            self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
             rules = Rules(attempts, hedge_after, early_stop)
             self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
             self._synthesiser = Synthesiser(self._pool, self._names, synthesiser)
@@ -269,6 +275,7 @@ class AsyncEnsemble:
         recorded = await self._record(fused, row, *ask.ledger())
         if recorded.durable:
             self._prober.after(ask)
+            self._judging.after(ask, recorded)
         return recorded
 
     def _check_open(self) -> None:
@@ -361,7 +368,8 @@ class AsyncEnsemble:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
         self._check_open()
         version, name = self._slot.current.version, self._slot.name
-        return stats_of(self.endpoints, self._store, self._observer, self._pool.health(), version, name)
+        health, judge = self._pool.health(), self._judging.stats
+        return stats_of(self.endpoints, self._store, self._observer, health, version, name, judge)
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""
@@ -370,6 +378,7 @@ class AsyncEnsemble:
     async def aclose(self) -> None:
         """Finish what is queued, close connections and the store. Idempotent."""
         self._closed = True
+        await self._judging.aclose()  # while there is still somebody to hear of its feedback
         self._updater.close()
         self._slot.close()
         try:

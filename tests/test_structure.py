@@ -52,6 +52,7 @@ BEYOND = {
     "endpoint": {"wire"},
     "evaluate": {"ask", "budget", "cost", "learn", "observe", "pacing", "policy", "probe", "progress", "store"},
     "feedback": {"learn", "observe", "policy", "store", "updates"},
+    "judge": {"ask", "budget", "feedback", "pacing", "pool", "race", "store"},
     "learn": {"answers", "observe", "policy", "store"},
     "many": {"progress", "query"},
     "observe": {"answers"},
@@ -91,7 +92,7 @@ BEYOND = {
     "updates": {"learn", "policy", "store"},
     "savings": {"cost", "store"},
     "spending": {"cost", "learn", "observe", "savings", "store"},
-    "stats": {"limits", "observe", "savings", "store"},
+    "stats": {"judge", "limits", "observe", "savings", "store"},
     "synthesis": {"ask", "elicit", "pool"},
 }
 
