@@ -17,12 +17,12 @@ from aiohttp import web
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, Endpoint, Ensemble, Judge
 from focalroute.learn.reward import JUDGE, USER
 from focalroute.records import Feedback, Query
-from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, requests
+from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.prose import GRADES
 from focalroute.store.sqlite import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving
 
-BRIEFS = list(requests(12, seed=4))
+BRIEFS = list(prose_requests(12, seed=4))
 
 
 @pytest.fixture(scope="module")

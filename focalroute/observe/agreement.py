@@ -25,6 +25,7 @@ TextEmbedder = Callable[[str], ArrayLike | Awaitable[ArrayLike]]
 
 F32 = NDArray[np.float32]
 
+_WIDTH = 1024  # of the built-in vectors: a reply has more n-grams than a query
 _AT = slices(MEMBER)
 _SHARED = [_AT[name].start for name in ("vote", "probability", "evidence")]
 
@@ -74,7 +75,7 @@ class Agreement:
     def _built_in(self, text: str) -> F32:
         found = self._features.get(text)
         if found is None:
-            found = self._features[text] = text_features(text)
+            found = self._features[text] = text_features(text, _WIDTH)
         return found
 
 

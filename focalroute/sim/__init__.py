@@ -2,13 +2,13 @@
 
 Questions with true labels come from `stream`; models that differ in skill, price, speed and honesty answer them from
 `SimulatedPool`, in the wire format of any provider, and fail in every way on request (`Fault`). No key and no network
-are needed. `requests` are for prose, whose hidden quality can be read back from a reply.
+are needed. `prose_requests` are for prose, whose hidden quality can be read back from a reply.
 """
 
 from focalroute.sim.faults import Fault
 from focalroute.sim.models import SimulatedModel, default_models
 from focalroute.sim.process import SimulatedPool
-from focalroute.sim.prose import Brief, requests
+from focalroute.sim.prose import Brief, prose_requests
 from focalroute.sim.questions import TOPICS, Question, generate, solve, stream
 from focalroute.sim.served import ModelStats
 
@@ -22,7 +22,7 @@ __all__ = [
     "SimulatedPool",
     "default_models",
     "generate",
-    "requests",
+    "prose_requests",
     "solve",
     "stream",
 ]

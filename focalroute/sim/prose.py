@@ -16,7 +16,7 @@ from random import Random
 
 from focalroute.errors import ConfigError
 
-__all__ = ["AXES", "GRADES", "JUDGING", "Brief", "Point", "drafts_in", "find_brief", "grade_in", "requests"]
+__all__ = ["AXES", "GRADES", "JUDGING", "Brief", "Point", "drafts_in", "find_brief", "grade_in", "prose_requests"]
 
 #: What requests ask for, and their replies are good at or not.
 AXES = ("helpful", "safe", "truthful")
@@ -85,14 +85,14 @@ def _first(options: Sequence[str], text: str) -> int | None:
     return places[min(places)] if places else None
 
 
-def requests(n: int, seed: int = 0, axes: Sequence[str] = AXES) -> Iterator[Brief]:
+def prose_requests(n: int, seed: int = 0, axes: Sequence[str] = AXES) -> Iterator[Brief]:
     """``n`` requests of these axes mixed; the same seed gives the same ones.
 
     Raises:
         ConfigError: there is no such axis.
 
-    >>> [brief.axis for brief in requests(3, seed=1)]
-    ['helpful', 'truthful', 'helpful']
+    >>> [brief.axis for brief in prose_requests(3, seed=1)]
+    ['helpful', 'safe', 'safe']
     """
     unknown = sorted(set(axes) - set(AXES))
     if unknown or not axes:
@@ -214,7 +214,7 @@ _POINTS = {
               "weaving", "glass", "printing", "fishing", "brewing", "pottery", "tanning", "shipping"),
         _open("Its feast is in {}.", "It celebrates in {}.", "Every {} there is a feast.",
               "January", "March", "April", "June", "July", "September", "October", "December"),
-        _open("On its arms is {}.", "Its arms show {}.", "{} is what its arms show.",
+        _open("On its arms is {}.", "Its arms show {}.", "Look at its arms and see {}.",
               "a heron", "a stag", "an otter", "a falcon", "a salmon", "an ox", "a beaver", "a swan"),
     ),
 }  # fmt: skip
