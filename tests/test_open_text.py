@@ -16,9 +16,11 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, ConfigError, Endpoint, Ensemble, PoolError
+from focalroute.observe import Observer
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.features import text_features
-from focalroute.observe.layout import MEMBER, slices, width
+from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices, width
+from focalroute.records import Query, Reply
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.store.sqlite import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving
@@ -140,6 +142,29 @@ def test_what_the_decider_sees_counts_what_is_alike_as_agreement() -> None:
     alike = np.array([[1, 1, 0.25], [1, 1, 0.25], [0.25, 0.25, 1]], np.float32)
     assert gathered([0.5, 0.3, 0.2], 0, alike) == pytest.approx([0.85, 0.0, 0.15])
     assert gathered([0.5, 0.3, 0.2], 0, np.eye(3, dtype=np.float32)) == pytest.approx([0.5, 0.3, 0.2])
+
+
+def test_a_lone_text_is_no_surer_to_the_decider_than_its_writer_and_agreement_makes_it_surer() -> None:
+    """As a vote on a question of eight choices; what others say is agreement as far as it is alike."""
+    observer = Observer(NAMES, (1.0,) * 4)
+    level = 0.5  # nothing is known of anybody
+
+    def seen(*texts: str) -> Any:
+        sight = observer.begin(Query("q", ({"role": "user", "content": "?"},)))
+        for name, text in zip(NAMES, texts, strict=False):
+            sight.add(Reply(name, text=text), 1)
+        sight.see([1 / len(sight.candidates)] * len(sight.candidates))
+        return sight.observe(round=2, price_of_money=1.0, budget_left=1.0)
+
+    top = slices(CONTEXT)["posterior"].start
+    agrees = slices(ENDPOINT)["agrees"].start
+    lone, same = seen("The river is the Tamar."), seen("The river is the Tamar.", "The river is the  Tamar.")
+    near, far = seen("The river is the Tamar.", "The river is the Trent."), seen("The river is the Tamar.", "Cheese!")
+    assert lone.context[top] == pytest.approx(level, abs=0.001)
+    assert lone.context[top + 1] == pytest.approx((1 - level) / 7, abs=0.001)
+    assert same.context[top] > near.context[top] > lone.context[top] > far.context[top]
+    assert same.endpoints[1, agrees] == 1
+    assert 1 > near.endpoints[1, agrees] > far.endpoints[1, agrees] >= -1
 
 
 def test_by_default_texts_are_alike_as_their_letters_are() -> None:

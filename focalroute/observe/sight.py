@@ -24,6 +24,7 @@ F32 = NDArray[np.float32]
 _ASKED, _REPLIED, _AGREES, _SIMILAR, _SIGNAL, _FOCAL = (
     slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "similar", "signal", "focal")
 )
+_EVIDENCE = slices(MEMBER)["evidence"].start
 _MEMBER = width(MEMBER)
 _CANDIDATE = width(CANDIDATE)
 _LOG_FLOOR = math.exp(-30)
@@ -198,12 +199,22 @@ class Sight:
         self._agrees = [1.0 if k == self._leader else -1.0 for k in range(len(p))]
         if self.agreement is not None:
             alike = self.agreement.between(self.candidates)
-            p = gathered(p, self._leader, alike)
+            p = self._doubted(gathered(p, self._leader, alike))
             self._agrees = (2 * alike[self._leader] - 1).tolist()
         falling = sorted(p, reverse=True)
         top = [*falling[:4], 0.0, 0.0, 0.0][:4]
         entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(len(p)) if len(p) > 1 else 0.0
         self._fused = (*top, top[0] - top[1], entropy)
+
+    def _doubted(self, posterior: Sequence[float]) -> list[float]:
+        """The posterior of open texts with what nobody has said yet, as that of a closed question of so many choices.
+
+        A lone reply is always the likeliest of those there are: that says nothing of how good it is. By naive Bayes the
+        leader is right with the odds e^s : K - 1, s its evidence.
+        """
+        evidence = math.exp(-float(self.evidence().members[self._leader, :, _EVIDENCE].sum()))
+        sure = 1 / (1 + (_OPEN - 1) * evidence)
+        return [*(sure * p for p in posterior), *[(1 - sure) / (_OPEN - 1)] * (_OPEN - 1)]
 
     def evidence(self) -> Evidence:
         """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
