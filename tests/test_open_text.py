@@ -20,7 +20,7 @@ from focalroute.observe import Observer
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices, width
-from focalroute.records import Query, Reply
+from focalroute.records import Feedback, Query, Reply
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.store.sqlite import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving
@@ -99,11 +99,11 @@ def test_who_is_picked_is_learned_from_graded_rewards() -> None:
     models = [SimulatedModel(axis, skill=0.3, skills={axis: 0.95}) for axis in ("helpful", "safe")]
     picked = []
     with SimulatedPool(models) as pool, Ensemble(pool.endpoints, seed=0) as ensemble:
-        for brief in prose_requests(150, 5, ["helpful", "safe"]):
+        for brief in prose_requests(110, 5, ["helpful", "safe"]):
             answer = ensemble.ask(brief.request, combine="pick")
             ensemble.feedback(answer, reward=2 * brief.quality(answer.text) - 1)
             picked.append(answer.made_of == (brief.axis,))
-    assert np.mean(picked[-50:]) > 0.9
+    assert np.mean(picked[-40:]) > 0.9
 
 
 # -- choose ------------------------------------------------------------------------------------------------------------
@@ -403,3 +403,33 @@ def test_what_cannot_be_synthesised_is_said_before_anybody_is_asked(three: dict[
     with pytest.raises(ConfigError, match="synthesiser: 'nobody' is not in the pool"):
         Ensemble(**{**three, "synthesiser": "nobody"})
     assert server.received == []
+
+
+def test_updates_learn_from_picks_and_from_syntheses(three: dict[str, Any], tmp_path: Path) -> None:
+    """One of each, told and told again: a policy comes of it, or is kept back, and nothing breaks."""
+    settings = {**three, "explore": True, "store": tmp_path / "s.db", "seed": 0}
+    with Ensemble(**settings) as ensemble:
+        for combine in ("pick", "synthesise", "choose") * 4:
+            ensemble.feedback(ensemble.ask("?", combine=combine), reward=0.5)
+    kept = SqliteStore(tmp_path / "s.db")
+    told = [answer for answer, _ in kept.recent(12)]
+    for n in range(30):
+        for i, answer in enumerate(told):
+            again = replace(answer, id=f"{n}-{i}")
+            kept.write(again, Feedback(again.id, (-1.0, 0.25, 1.0)[n % 3], None, "user", float(n)))
+    kept.close()
+    with Ensemble(**settings) as ensemble:
+        report = ensemble.update()
+        assert report.status in ("published", "rejected", "insufficient")
+        assert ensemble.ask("?", combine="pick").made_of
+
+
+def test_a_pool_file_may_name_who_writes_but_not_hold_functions(tmp_path: Path) -> None:
+    endpoint = '[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n'
+    path = tmp_path / "pool.toml"
+    path.write_text(f'{endpoint}\n[ensemble]\nsynthesiser = "a"\n')
+    Ensemble.from_toml(path).close()
+    for key in ("embed", "judge"):
+        path.write_text(f'{endpoint}\n[ensemble]\n{key} = "a"\n')
+        with pytest.raises(ConfigError, match=f"ensemble: unknown key '{key}'"):
+            Ensemble.from_toml(path)

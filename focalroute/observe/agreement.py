@@ -64,6 +64,8 @@ class Agreement:
 
     def between(self, candidates: Sequence[str]) -> F32:
         """How alike each two candidates are, (K, K), in [0, 1]; 1 on the diagonal."""
+        if len(candidates) == 1:
+            return np.ones((1, 1), np.float32)
         own = [self._own.get(text) for text in candidates] if self.failure is None else [None]
         seen = [vector for vector in own if vector is not None]
         vectors = np.stack(seen if len(seen) == len(candidates) else [self._built_in(text) for text in candidates])
