@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from focalroute.records import Feedback, Query
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.prose import GRADES
 from focalroute.store.sqlite import SqliteStore
-from tests.loopback import Server, completion, json_reply, serving
+from tests.loopback import Server, completion, json_reply, serving, until
 
 BRIEFS = list(prose_requests(12, seed=4))
 
@@ -97,18 +97,15 @@ def judged(ensemble: Ensemble) -> int:
     return judge.judged
 
 
+def done(ensemble: Ensemble, number: int) -> bool:
+    """Whether so many judgements have ended, with a verdict or without."""
+    return judged(ensemble) + failed(ensemble) == number
+
+
 def failed(ensemble: Ensemble) -> int:
     judge = ensemble.stats().judge
     assert judge is not None
     return judge.failed
-
-
-def until(condition: Any) -> None:
-    """Wait for what happens in the background."""
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("first", [USER, JUDGE])
@@ -259,7 +256,7 @@ def test_what_fails_is_logged_and_never_raised(
     for by in (endpoints[2], fails, nonsense, lambda query, answer: 7.0, lambda query, answer: math.nan):
         with Ensemble(endpoints[:1], judge=Judge(by, share=1.0)) as ensemble:
             ensemble.ask("What is 1 + 1?")
-            until(lambda ensemble=ensemble: failed(ensemble) == 1)
+            until(partial(done, ensemble, 1))
             assert judged(ensemble) == 0
     for kind in ("status", "ValueError", "TypeError", "reward: must be a number"):
         assert f"could not be judged: {kind}" in caplog.text
@@ -312,7 +309,7 @@ def test_judging_stays_within_the_budget(endpoints: tuple[Endpoint, ...], pool: 
         with Ensemble(endpoints[:1], judge=judge, budget=budget, seed=0) as ensemble:
             for brief in BRIEFS[:3]:
                 ensemble.ask(brief.request)
-            until(lambda: ensemble.stats().judge.judged + ensemble.stats().judge.failed == 3)  # type: ignore[union-attr]
+            until(partial(done, ensemble, 3))
             assert judged(ensemble) == calls
 
 
