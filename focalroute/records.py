@@ -313,11 +313,11 @@ class Answer:
 
     @property
     def made_of(self) -> tuple[str, ...]:
-        """The members it is made of: those who gave it, or all whose replies it was synthesised from."""
+        """The members it is made of: those who gave it, or all whose replies it was put together from."""
         written = self.receipt.synthesis is not None and self.receipt.synthesis.error is None
-        given = None if written else self.candidates.index(self.text)
+        given = self.candidates.index(self.text) if self.text in self.candidates and not written else None
         backing = ((call.endpoint, call.candidate) for call in self.receipt.calls if call.candidate is not None)
-        return tuple(endpoint for endpoint, candidate in backing if written or candidate == given)
+        return tuple(endpoint for endpoint, candidate in backing if given is None or candidate == given)
 
 
 @dataclass(frozen=True, slots=True)
