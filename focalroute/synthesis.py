@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from focalroute.ask import Ask
-from focalroute.elicit import appended
+from focalroute.elicit.messages import added
 from focalroute.errors import ConfigError
 from focalroute.pool import Pool
 from focalroute.records import Failure, Query, Reply
@@ -77,5 +77,5 @@ class Synthesiser:
 def _put(ask: Ask) -> Query:
     """The request with the replies to it."""
     drafts = json.dumps([{"reply": text[:_MOST_CHARACTERS]} for text in ask.ranked()], ensure_ascii=False)
-    messages = appended(ask.query.messages, _ASKED.format(drafts=drafts))
+    messages = added(ask.query.messages, _ASKED.format(drafts=drafts))
     return Query(ask.query.id, messages, params=ask.query.params)

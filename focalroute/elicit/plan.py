@@ -13,19 +13,20 @@ Samples come before (3) because they say something of the other choices too. Fre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.capabilities import Capabilities
+from focalroute.elicit.messages import added
 from focalroute.elicit.parse import DECORATION, Reader, reader_of
 from focalroute.elicit.score import score
 from focalroute.errors import CallFailed
 from focalroute.records import Failure, Method, Query
 from focalroute.wire import Completion, CompletionChoice, Request
 
-__all__ = ["Plan", "Reading", "appended", "plan"]
+__all__ = ["Plan", "Reading", "plan"]
 
 #: Enough for a letter and the sentence some models put around it. A model that reasons aloud needs more: set
 #: ``max_tokens`` in the endpoint's ``params``.
@@ -97,7 +98,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     if query.choices is None:
         return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
     labels = reader_of(query.choices).labels
-    messages = appended(query.messages, _asked(query.choices, labels))
+    messages = added(query.messages, _asked(query.choices, labels))
     held = labels if capabilities.structured_choice else None
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
         request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
@@ -110,30 +111,12 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", query.choices)
 
 
-def appended(messages: Sequence[Mapping[str, Any]], asked: str) -> tuple[Mapping[str, Any], ...]:
-    """The messages with a text added to the last one of the user."""
-    for i in range(len(messages) - 1, -1, -1):
-        if messages[i].get("role") == "user":
-            return (
-                *messages[:i],
-                {**messages[i], "content": _joined(messages[i].get("content"), asked)},
-                *messages[i + 1 :],
-            )
-    return (*messages, {"role": "user", "content": asked})
-
-
 def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
     kind: Literal["letter", "number"] = "number" if labels[0].isdigit() else "letter"
     if all(choice.strip(DECORATION) == label for choice, label in zip(choices, labels, strict=True)):
         return f"Answer with one of these only: {', '.join(labels)}."
     lines = "\n".join(f"{label}. {choice}" for label, choice in zip(labels, choices, strict=True))
     return f"{lines}\n\nAnswer with the {kind} of one choice only."
-
-
-def _joined(content: Any, asked: str) -> Any:
-    if isinstance(content, str):
-        return f"{content}\n\n{asked}"
-    return [*(content or ()), {"type": "text", "text": asked}]
 
 
 def _single(completion: Completion, reader: Reader, method: Method) -> Reading:
