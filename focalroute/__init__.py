@@ -15,7 +15,9 @@ A query goes through these steps, each of them one module:
 `AsyncEnsemble` (ensemble.py) reads like this list; `Ensemble` (sync.py) is its synchronous face.
 """
 
+from focalroute.answer_stream import AsyncAnswerStream
 from focalroute.config import Budget, Endpoint
+from focalroute.embedders import OnnxEmbedder
 from focalroute.ensemble import AsyncEnsemble
 from focalroute.errors import (
     BadLabel,
@@ -28,18 +30,21 @@ from focalroute.errors import (
     PolicyError,
     PoolError,
     StoreError,
+    StreamBroken,
     UnknownAnswer,
 )
 from focalroute.judge import Judge, JudgeStats
 from focalroute.receipts import Call, Choice, Limit, Receipt
 from focalroute.records import Answer, Failure, Reply, Usage
 from focalroute.stats import EndpointStats, Stats
-from focalroute.sync import Ensemble
+from focalroute.sync import AnswerStream, Ensemble
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "AnswerStream",
+    "AsyncAnswerStream",
     "AsyncEnsemble",
     "BadLabel",
     "Budget",
@@ -58,12 +63,14 @@ __all__ = [
     "Judge",
     "JudgeStats",
     "Limit",
+    "OnnxEmbedder",
     "PolicyError",
     "PoolError",
     "Receipt",
     "Reply",
     "Stats",
     "StoreError",
+    "StreamBroken",
     "UnknownAnswer",
     "Usage",
     "__version__",

@@ -7,30 +7,33 @@ import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import KINDS, candidate_key, normal_form
+from focalroute.answers import KINDS, candidate_key, normal_form, reply_form
 from focalroute.budget import Purse
 from focalroute.cost import total
-from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError
+from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
 from focalroute.observe import Sight
 from focalroute.observe.layout import MEMBER, slices
+from focalroute.outlet import Outlet
 from focalroute.policy.decider import Eligible, decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
 from focalroute.receipts import Call, Choice, Receipt
 from focalroute.records import Answer, Decision, Evidence, Observation, Query, Reply, Round, Trajectory
 from focalroute.store.base import SYNTHESIS, LedgerRow, StoredAnswer
+from focalroute.structured import Structure
 
 __all__ = ["Ask"]
 
 _MOST_TRIALS = 64
+_LACKS = "takes no "
 _EVIDENCE = slices(MEMBER)["evidence"].start
 
 
@@ -39,6 +42,24 @@ class Fused(NamedTuple):
 
     evidence: Evidence
     posterior: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Given:
+    """What is answered; see `Answer`.
+
+    Attributes:
+        form: its normal form.
+        place: of the candidate it is; None: it was put together, or written, from several.
+    """
+
+    text: str
+    value: Any
+    form: str
+    confidence: float
+    place: int | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -51,11 +72,14 @@ class Ask:
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as nobody has answered.
+        given: what is answered, once it is.
         late: whether the deadline has passed.
-        left_out: name -> why it could not be asked in some round, of endpoints that failed before or were over a rate
-            limit.
+        left_out: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
+            limit, or lack what the query needs.
         price_of_money: the lambda of its latest observation.
         written: what the endpoint that was to write the answer gave back; None: none was asked to.
+        outlet: where the answer is said as it comes; None: it is not streamed.
+        unread: why there are no features of its text; empty: there are, or it has no text.
     """
 
     query: Query
@@ -67,10 +91,18 @@ class Ask:
     started: float = field(default_factory=time.perf_counter)
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None
+    given: Given | None = None
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
     written: Reply | None = None
+    unread: str = ""
+    outlet: Outlet | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a reply is being said as it comes, or was: it is the answer."""
+        return self.outlet is not None and self.outlet.speaker is not None
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -80,11 +112,18 @@ class Ask:
     def _failure(self) -> PoolError | BudgetExceeded:
         """Why there is no answer."""
         replies = self.replies
+        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
+        if self.outlet is not None and self.begun:
+            said = f"the answer broke off ({reasons}); what was said until then is in .text"
+            return StreamBroken(said, replies, self.outlet.said)
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
+        unable = [name for name, why in self.left_out.items() if why.startswith(_LACKS)]
+        if not replies and len(unable) == len(self.policy.endpoints):
+            said = ", ".join(f"{name} {self.left_out[name]}" for name in unable)
+            return PoolError(f"no endpoint can be asked this ({said}); see Endpoint.tools, .images and .json_schema")
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
             return self.purse.exceeded()
-        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
         return PoolError(f"every asked endpoint failed ({reasons})", replies)
 
     def observe(self, price_of_money: float) -> Observation:
@@ -108,20 +147,22 @@ class Ask:
             one=self.query.combine == "pick",
         )
 
-    def leave_out(self, available: Sequence[bool], out: Sequence[bool]) -> None:
-        """Some are not available now: because their breaker is open (``out``), or because of a rate limit."""
-        for name, free, broken in zip(self.policy.endpoints, available, out, strict=True):
-            if not free:
+    def leave_out(self, available: Sequence[bool], out: Sequence[bool], lacks: Sequence[str | None]) -> None:
+        """Some are not available now: they lack something, their breaker is open (``out``), or a rate limit says so."""
+        for name, free, broken, lack in zip(self.policy.endpoints, available, out, lacks, strict=True):
+            if lack is not None:
+                self.left_out[name] = f"{_LACKS}{lack}"
+            elif not free:
                 self.left_out[name] = "breaker open" if broken else "rate limited"
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
         """Whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
 
         Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
-        all of its mass, where choices are given. Where that were too many trials, it is not settled; nor is an open
-        text, to which every further reply counts.
+        all of its mass, where there are choices or several samples. Where that were too many trials, it is not settled.
+        Nor is an open text, to which every further reply counts, or an answer whose fields are elected each by itself.
         """
-        if self.sight.agreement is not None:
+        if self.sight.agreement is not None or isinstance(self.query.answer, Structure):
             return False
         trial = self.sight.fork()
         for reply in replies:
@@ -130,7 +171,7 @@ class Ask:
         if not trial.backs or (options + 1) ** len(pending) > _MOST_TRIALS:
             return False
         best = posterior(self.policy.fusion_logits(trial.evidence())).argmax()
-        for sure in (False, True) if self.query.choices else (False,):
+        for sure in (False, True) if self.query.choices or (self.query.samples or 1) > 1 else (False,):
             for votes in itertools.product((None, *range(options)), repeat=len(pending)):
                 evidence = trial.supposing(zip(pending, votes, strict=True), len(self.rounds) + 1, sure=sure)
                 if posterior(self.policy.fusion_logits(evidence)).argmax() != best:
@@ -139,10 +180,18 @@ class Ask:
 
     def take(self, round_: Round) -> None:
         """Take in a round: its replies, and what the Fusion makes of them and all before."""
+        self.hear(round_)
+        self.fuse()
+
+    def hear(self, round_: Round) -> None:
+        """Take in a round's replies."""
         self.rounds.append(round_)
         for reply in round_.replies:
             self.sight.add(reply, len(self.rounds))
-        if self.sight.backs and round_.replies:
+
+    def fuse(self) -> None:
+        """See what the Fusion makes of all replies, if the last round brought any."""
+        if self.sight.backs and self.rounds[-1].replies:
             evidence = self.sight.evidence()
             self.fused = Fused(evidence, posterior(self.policy.fusion_logits(evidence)))
             self.sight.see(self.fused.posterior)
@@ -150,13 +199,14 @@ class Ask:
     def goes_on(self, *, most: int, askable: int) -> bool:
         """Whether another round follows the last one.
 
-        As long as nobody has answered it goes on to others: there is nothing to stop with.
+        As long as nobody has answered it goes on to others: there is nothing to stop with. A reply that was said as it
+        came is the answer: nothing follows it.
 
         Args:
             most: how many rounds at the most.
             askable: how many endpoints can be asked, those already asked included.
         """
-        if not self.rounds[-1].replies or len(self.sight.asked) == askable:
+        if self.begun or not self.rounds[-1].replies or len(self.sight.asked) == askable:
             return False
         return len(self.rounds) < most or not self.sight.backs
 
@@ -178,34 +228,55 @@ class Ask:
         """
         if self.fused is None:
             raise self._failure()
-        probabilities = self.fused.posterior
-        best = int(probabilities.argmax())
-        text = self.sight.candidates[best] if self._text is None else self._text
+        given = self.given = self._give(self.fused.posterior)
         receipt = self._receipt()
         return Answer(
             id=self.query.id,
-            text=text,
-            value=text if self._kind in ("choice", "text") else self._form(text),
-            choice=best if self.query.choices else None,
+            text=given.text,
+            value=given.value,
+            choice=given.place if self.query.choices else None,
             candidates=tuple(self.sight.candidates),
-            probabilities=tuple(probabilities.tolist()),
-            confidence=float(probabilities[best]),
+            probabilities=tuple(self.fused.posterior.tolist()),
+            confidence=given.confidence,
             cost=receipt.cost,
             receipt=receipt,
             replies=self.replies,
             metadata=self.query.metadata,
+            tool_calls=given.tool_calls,
+            shares=given.shares,
         )
+
+    def _give(self, probabilities: NDArray[np.float64]) -> Given:
+        """What to answer by this posterior over the candidates."""
+        best = int(probabilities.argmax())
+        candidate, form, confidence = self.sight.candidates[best], self.sight.forms[best], float(probabilities[best])
+        if self._text is not None:
+            return Given(self._text, self._text, normal_form(self._text, "text") or "", confidence, None)
+        caller, structure = self._caller(form), self.query.answer
+        if caller is not None:
+            return Given(caller.text or "", candidate, form, confidence, best, caller.tool_calls)
+        if isinstance(structure, Structure):
+            fused, election = structure.fuse(self.sight.forms, probabilities.tolist())
+            confidence = min(election.shares.values(), default=confidence)
+            return Given(fused, structure.value(fused), fused, confidence, election.candidate, shares=election.shares)
+        return Given(candidate, candidate if self._kind in ("choice", "text") else form, form, confidence, best)
+
+    def _caller(self, form: str) -> Reply | None:
+        """Of the replies in this form, the first that calls tools; None: they are text."""
+        callers = (reply for reply in self.replies if reply.ok and reply.tool_calls and not self.query.choices)
+        return next((reply for reply in callers if reply_form(reply, self.query.answer) == form), None)
 
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
         written = None if self.written is None else replace(self._call(0, self.written), candidate=None, evidence=None)
+        embedding = total(bill.cost for bill in self.purse.bills if bill.endpoint not in self.policy.endpoints)
         return Receipt(
             answer_id=self.query.id,
             created_at=time.time(),
             policy_version=self.policy.version,
             calls=calls,
             rounds=sum(bool(r.replies) for r in self.rounds),
-            cost=total(call.cost for call in (*calls, *([written] if written else ()))),
+            cost=total((*(call.cost for call in calls), *([written.cost] if written else ()), embedding)),
             latency_s=time.perf_counter() - self.started,
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
@@ -215,6 +286,7 @@ class Ask:
             decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
             saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
             synthesis=written,
+            embedding=embedding,
         )
 
     def _choice(self, number: int, decision: Decision) -> Choice:
@@ -266,13 +338,15 @@ class Ask:
         said = []
         if self.policy.failed:
             said.append("fallback policy: plurality of the cheapest endpoints")
+        if self.unread:
+            said.append(self.unread)
         if self.late:
             said.append("deadline hit: fused what had arrived")
         failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
         if failed:
             said.append(f"fewer members: {', '.join(failed)} failed")
-        if self.sight.agreement is not None and self.sight.agreement.failure is not None:
-            said.append(f"embed failed ({self.sight.agreement.failure}): replies were compared by their letters")
+        if self.sight.agreement is not None and self.sight.agreement.failure:
+            said.append(f"replies compared by their letters: {self.sight.agreement.failure}")
         if self.written is not None and self.written.error is not None:
             why = f"{self.written.endpoint}: {self.written.error.kind}: {self.written.error.message}"
             said.append(f"not synthesised ({why}): the answer is the reply that was chosen")
@@ -285,33 +359,35 @@ class Ask:
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""
-        texts_of = answer.candidates if self._text is None else (*answer.candidates, self._text)
+        keys, probabilities = tuple(map(candidate_key, self.sight.forms)), answer.probabilities
+        place = None if self.given is None else self.given.place
+        if self.given is not None and place is None:  # nobody gave it as a whole
+            keys, probabilities = (*keys, candidate_key(self.given.form)), (*probabilities, 0.0)
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
-            keys=tuple(candidate_key(self._form(text)) for text in texts_of),
-            kind=self._kind if self._text is None else SYNTHESIS,
-            answered=answer.candidates.index(answer.text) if self._text is None else len(answer.candidates),
-            probabilities=answer.probabilities if self._text is None else (*answer.probabilities, 0.0),
+            keys=keys,
+            kind=self._kind,
+            answered=len(keys) - 1 if place is None else place,
+            probabilities=probabilities,
             members=self.sight.members(),
-            trajectory=self._trajectory(answer),
+            trajectory=self._trajectory(place),
             receipt=answer.receipt.to_json(),
             texts=self._texts(answer) if texts else None,
         )
 
     @property
     def _kind(self) -> str:
+        if self._text is not None:
+            return SYNTHESIS
         if self.query.choices:
             return "choice"
+        if isinstance(self.query.answer, Structure):
+            return "structured"
         kind = self.query.answer or "text"
         return kind if kind in KINDS else "custom"
 
-    def _form(self, candidate: str) -> str:
-        if self.query.choices:
-            return candidate
-        return normal_form(candidate, self.query.answer) or candidate
-
-    def _trajectory(self, answer: Answer) -> Trajectory | None:
+    def _trajectory(self, place: int | None) -> Trajectory | None:
         if not self.policy.learnable or self.fused is None:
             return None
         return Trajectory(
@@ -319,9 +395,10 @@ class Ask:
             endpoints=self.policy.endpoints,
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
             evidence=self.fused.evidence,
-            fused=answer.candidates.index(answer.text) if self._text is None else -1,
+            fused=-1 if place is None else place,
             features=self.sight.features,
             task=self.query.task,
+            embedder=self.sight.embedder,
         )
 
     def _texts(self, answer: Answer) -> str:
@@ -330,6 +407,7 @@ class Ask:
             "candidates": answer.candidates,
             "answer": answer.text,
             "replies": {reply.endpoint: reply.text for reply in answer.replies},
+            "tool_calls": {reply.endpoint: reply.tool_calls for reply in answer.replies if reply.tool_calls},
         }
         return json.dumps(kept, default=str)
 

@@ -66,7 +66,10 @@ def ask(
     query: Annotated[str, typer.Argument(help="The question.")],
     pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
     choices: Annotated[str | None, typer.Option(help="The closed set of answers, separated by commas.")] = None,
-    answer: Annotated[str | None, typer.Option(help="Kind of a free-form answer: number, short or text.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Kind of a free-form answer: number, short, yes-no, date, math or text.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Replies to draw from each member in one call.")] = None,
     store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
@@ -81,7 +84,7 @@ def ask(
     settings = {name: value for name, value in given.items() if value is not None}
     offered = None if choices is None else [choice.strip() for choice in choices.split(",")]
     with Ensemble.from_toml(pool, **settings) as ensemble:
-        fused = ensemble.ask(query, choices=offered, answer=answer, max_usd=max_usd)
+        fused = ensemble.ask(query, choices=offered, answer=answer, samples=samples, max_usd=max_usd)
     if as_json:
         said = ("id", "value", "text", "choice", "candidates", "probabilities", "confidence")
         receipt = {"receipt": json.loads(fused.receipt.to_json())}
@@ -144,7 +147,7 @@ def collect(
     column: Annotated[
         list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
     ] = None,
-    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers: number, short or text.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
     max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,

@@ -26,6 +26,7 @@ from focalroute.errors import ConfigError
 from focalroute.keys import KeyUse, misdirected
 
 __all__ = [
+    "MOST_SAMPLES",
     "RESERVED_PARAMS",
     "Budget",
     "Dialect",
@@ -51,6 +52,9 @@ _KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20
 
 #: Request fields that are ours to set.
 RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
+
+#: No service gives more samples in one call.
+MOST_SAMPLES = 128
 
 _HIGHEST_PRICE = Decimal(100_000)
 
@@ -173,6 +177,10 @@ class Endpoint:
         n: overrides the probe: whether several samples can be asked for in one call.
         structured_choice: overrides the probe: whether an answer can be constrained to the choices.
         stream_usage: overrides the probe: whether a stream ends with its usage.
+        tools: whether it takes tools; None: it is asked, and what it refuses is remembered for an hour. Queries with
+            tools are not put to an endpoint that takes none.
+        images: likewise of images in messages.
+        json_schema: likewise of a ``response_format`` with a JSON schema in ``params``.
         params: provider parameters sent with every call (``temperature``, ``seed``, ...).
     """
 
@@ -197,6 +205,9 @@ class Endpoint:
     n: bool | None = None
     structured_choice: bool | None = None
     stream_usage: bool | None = None
+    tools: bool | None = None
+    images: bool | None = None
+    json_schema: bool | None = None
     params: Mapping[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -290,7 +301,7 @@ class Settings:
     attempts: Annotated[int, Field(ge=1, le=10)]
     hedge_after: Annotated[float, Field(ge=0.5, lt=1)] | None
     early_stop: bool
-    samples: Annotated[int, Field(ge=1, le=128)]
+    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
     update_every: Annotated[int, Field(ge=1)] | None
     probe_share: Annotated[float, Field(ge=0, le=1)]
     store_text: bool
@@ -300,11 +311,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class PoolFile:
-    """A parsed pool file: the endpoints, and the keyword arguments its ``[ensemble]`` and ``[budget]`` tables give."""
+    """A parsed pool file: the endpoints, and the keyword arguments its other tables give.
+
+    ``embedder``: the table of that name as it stands (see `focalroute.embedders.embedder_of`); None: there is none.
+    """
 
     endpoints: tuple[Endpoint, ...]
     ensemble: Mapping[str, Any]
     budget: Budget | None
+    embedder: Mapping[str, Any] | None = None
 
 
 def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tuple[Endpoint, ...]:
@@ -352,19 +367,21 @@ def load_pool(path: str | Path) -> PoolFile:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, an integer of too many digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    unknown = sorted(set(data) - {"endpoint", "ensemble", "budget"})
+    unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})
     if unknown:
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a pool file has [[endpoint]], [ensemble] and [budget]")
+        known = "[[endpoint]], [ensemble], [budget] and [embedder]"
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a pool file has {known}")
     tables = data.get("endpoint", [])
     if not isinstance(tables, list):
         raise ConfigError(f"{path}: endpoint: write [[endpoint]], with two brackets")
     endpoints = [_table(path, f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
     budget = _table(path, "budget", Budget, data["budget"]) if "budget" in data else None
-    ensemble = data.get("ensemble", {})
-    if not isinstance(ensemble, dict):
-        raise ConfigError(f"{path}: ensemble: write it as a table, [ensemble]")
+    ensemble, embedder = data.get("ensemble", {}), data.get("embedder")
+    for name, table in {"ensemble": ensemble, "embedder": embedder or {}}.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name}: write it as a table, [{name}]")
     try:
-        return PoolFile(validate_pool(endpoints), ensemble, budget)
+        return PoolFile(validate_pool(endpoints), ensemble, budget, embedder)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 

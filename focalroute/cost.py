@@ -17,7 +17,7 @@ from focalroute.config import Endpoint
 from focalroute.records import CostSource, Usage
 from focalroute.wire import Request
 
-__all__ = ["Bill", "cost_of", "total", "typical_cost", "upper_bound"]
+__all__ = ["Bill", "bill_of", "cost_of", "total", "typical_cost", "upper_bound"]
 
 _MILLION = Decimal(1_000_000)
 _PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
@@ -121,6 +121,15 @@ class Bill:
         usage = functools.reduce(operator.add, usages) if usages else None
         source: CostSource = min((bill.source for bill in bills), key=_CERTAINTY.index, default="price")
         return usage, total(bill.cost for bill in bills), source
+
+
+def bill_of(endpoint: Endpoint, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
+    """By its usage; where none came back by ``bound``, what was reserved for it, unless it surely cost nothing."""
+    if usage is not None:
+        return Bill(endpoint.name, usage, *cost_of(usage, endpoint))
+    if free:
+        return Bill(endpoint.name, None, Decimal(0), "price")
+    return Bill(endpoint.name, None, bound, "unknown" if bound is None else "reserved")
 
 
 _CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "library", "price", "listing", "provider")

@@ -17,16 +17,20 @@ from urllib.parse import urlsplit
 
 from focalroute.config import Endpoint
 from focalroute.errors import CallFailed, ConfigError
+from focalroute.injected import CHAT, EMBEDDINGS, Injected, cap_field, read_all
 from focalroute.records import Failure, Usage
 from focalroute.wire import (
     MAX_REPLY_BYTES,
     CapField,
     Completion,
+    Embedded,
     Request,
     StreamDecoder,
     broken,
     decode_bytes,
+    decode_embeddings,
     encode,
+    encode_texts,
     refusal,
 )
 
@@ -39,12 +43,8 @@ _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
 _CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
-_OPENAI_HOSTS = ("openai.com", "azure.com")
-
-#: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
-_BY_NAME = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "logprobs", "top_logprobs"}
-_BY_NAME |= {"response_format", "stream", "stream_options"}
-_UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
+_REMOTE = ("together", "deepinfra", "openrouter")
+_DRAIN_S = 0.05
 
 
 #: Takes the raw headers of a response.
@@ -105,7 +105,7 @@ class EndpointClient:
     def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None = None) -> None:
         self.endpoint = endpoint
         self._heed = heed
-        self._transport: _Http | _Injected | None = None
+        self._transport: _Http | Injected | None = None
         self._clients = clients
 
     async def complete(self, request: Request, *, timeout_s: float | None = None) -> Completion:
@@ -118,27 +118,44 @@ class EndpointClient:
             CallFailed: no chat completion came back; the failure says why.
             ConfigError: the endpoint has no address, or its key is not set.
         """
+        body = self._body(request, self._ready().cap, stream=False)
+        return decode_bytes(await self._whole(CHAT, body, timeout_s))
+
+    async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embedded:
+        """Ask once for the embeddings of some texts.
+
+        Raises:
+            CallFailed: they did not come back; the failure says why.
+            ConfigError: as `complete`.
+        """
+        body = encode_texts(texts, self.endpoint.model, self.endpoint.params)
+        return decode_embeddings(await self._whole(EMBEDDINGS, body, timeout_s), len(texts))
+
+    async def _whole(self, path: str, body: Mapping[str, Any], timeout_s: float | None) -> bytearray:
         transport = self._ready()
-        body = self._body(request, transport.cap, stream=False)
         try:
             async with asyncio.timeout(timeout_s or self.endpoint.timeout_s):
-                return await transport.complete(body)
+                return await transport.whole(path, body)
         except TimeoutError:
             raise _timed_out() from None
 
     async def stream(
-        self, request: Request, *, timeout_s: float | None = None
+        self, request: Request, *, timeout_s: float | None = None, decoder: StreamDecoder | None = None
     ) -> AsyncGenerator[str | Completion, None]:
         """Ask once for a reply in pieces: yields each piece of text as it comes, and last the whole `Completion`.
 
         Close the iterator (`contextlib.aclosing`) to give up the call.
+
+        Args:
+            timeout_s: as in `complete`.
+            decoder: a new one, for whoever wants to know the usage reported so far when the call is given up.
 
         Raises:
             CallFailed: as `complete`; also if the stream was cut, with the usage reported until then.
             ConfigError: as `complete`.
         """
         deadline = asyncio.get_running_loop().time() + (timeout_s or self.endpoint.timeout_s)
-        decoder = StreamDecoder()
+        decoder = decoder or StreamDecoder()
         transport = self._ready()
         pieces = transport.stream(self._body(request, transport.cap, stream=True), decoder)
         try:
@@ -152,10 +169,14 @@ class EndpointClient:
             raise CallFailed(error.failure, error.usage or decoder.usage, free=error.free) from None
         yield decoder.finish()
 
-    def _ready(self) -> _Http | _Injected:
+    def prepare(self) -> None:
+        """Load what the first call needs, for which no time limit shall pay."""
+        self._ready()
+
+    def _ready(self) -> _Http | Injected:
         if self._transport is None:
             injected = self.endpoint.client is not None
-            self._transport = _Injected(self.endpoint) if injected else _Http(self.endpoint, self._clients, self._heed)
+            self._transport = Injected(self.endpoint) if injected else _Http(self.endpoint, self._clients, self._heed)
         return self._transport
 
     def _body(self, request: Request, cap: CapField, *, stream: bool) -> dict[str, Any]:
@@ -175,12 +196,6 @@ def _timed_out(usage: Usage | None = None) -> CallFailed:
     return CallFailed(Failure("timeout", "no whole reply within the time limit"), usage)
 
 
-def _cap(base_url: str) -> CapField:
-    host = urlsplit(base_url).hostname or ""
-    own = any(host == known or host.endswith("." + known) for known in _OPENAI_HOSTS)
-    return "max_completion_tokens" if own else "max_tokens"
-
-
 class _Http:
     """Our own client: one POST, bounded and typed. A redirect is a failure like any other status."""
 
@@ -191,38 +206,43 @@ class _Http:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
-            self._url = httpx.URL(endpoint.base_url + "/chat/completions")
+            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, EMBEDDINGS)}
         except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
-        self.cap = _cap(endpoint.base_url)
+        self.cap = cap_field(endpoint.base_url)
         self._clients = clients
         self._heed = heed
         self._key = _key(endpoint)
         self._proxy = _proxy(endpoint.base_url)
+        # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
+        # them a new connection would cost several times its way.
+        self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
         if self._key:
             self._headers["Authorization"] = f"Bearer {self._key}"
 
-    async def complete(self, body: Mapping[str, Any]) -> Completion:
-        async with contextlib.aclosing(await self._post(body)) as response:
-            return decode_bytes(await _read(_chunks(response), MAX_REPLY_BYTES))
+    async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
+        """The body of the reply."""
+        async with contextlib.aclosing(await self._post(path, body)) as response:
+            return await read_all(_chunks(response), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        # not kept alive: some servers (llama.cpp's) hang up after a stream without having said so
-        response = await self._post(body, Connection="close")
+        response = await (self._post(CHAT, body) if self._keeps else self._post(CHAT, body, Connection="close"))
         async with contextlib.aclosing(response), contextlib.aclosing(_chunks(response)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
                 if decoder.done:
-                    return
+                    break
+            if self._keeps and decoder.done:
+                await _drained(chunks)
 
-    async def _post(self, body: Mapping[str, Any], **headers: str) -> httpx.Response:
+    async def _post(self, path: str, body: Mapping[str, Any], **headers: str) -> httpx.Response:
         import httpx
         from aiohttp import ClientConnectorError, ClientError, ConnectionTimeoutError
 
         sent = _json(body)
         request = httpx.Request(
-            "POST", self._url, headers=self._headers | headers, content=sent, extensions={"timeout": _CONNECT}
+            "POST", self._urls[path], headers=self._headers | headers, content=sent, extensions={"timeout": _CONNECT}
         )
         transport = await self._clients.transport(self._proxy)
         try:
@@ -242,7 +262,7 @@ class _Http:
 
     async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
-            payload = json.loads(await _read(_chunks(response), _MAX_ERROR_BYTES))
+            payload = json.loads(await read_all(_chunks(response), _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
@@ -285,86 +305,9 @@ async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
 
 
-async def _read(pieces: AsyncGenerator[bytes, None], limit: int) -> bytearray:
-    body = bytearray()
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            body += piece
-            if len(body) > limit:
-                raise broken("the reply is too long")
-    return body
-
-
-class _Injected:
-    """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only bytes cross this seam, piece by piece.
-
-    Nor does it follow redirects for us: with some versions it would take an Azure key along, and always the prompt.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._client = endpoint.client.with_options(max_retries=0)  # ours: the user's own stays as it is
-        self._prepare = self._client._prepare_options
-        self._client._prepare_options = self._without_redirects
-        # loads much code, for which no call's time limit shall pay
-        self._completions = self._client.chat.completions.with_streaming_response
-        self.cap = _cap(str(self._client.base_url))
-
-    async def complete(self, body: Mapping[str, Any]) -> Completion:
-        return decode_bytes(await _read(self._bytes(body), MAX_REPLY_BYTES))
-
-    async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        async with contextlib.aclosing(self._bytes(body)) as chunks:
-            async for chunk in chunks:
-                yield decoder.feed(chunk)
-                if decoder.done:
-                    return
-
-    async def _bytes(self, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-        """The body of the reply in pieces, as they come."""
-        known = {name: value for name, value in body.items() if name in _BY_NAME}
-        extra = {name: value for name, value in body.items() if name not in _BY_NAME}
-        begun, failed = False, None
-        try:
-            async with self._completions.create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
-                begun = True
-                async for chunk in response.http_response.aiter_raw():
-                    yield chunk
-        except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            unread = CallFailed(_translated(error, self._secrets(body)), free=_unsent(error))
-            failed = _cut(error) if begun else unread
-        if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
-            raise failed
-
-    async def _without_redirects(self, options: Any) -> Any:
-        prepared = await self._prepare(options) or options
-        prepared.follow_redirects = False
-        return prepared
-
-    def _secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
-        return (json.dumps(body, default=str), str(self._client.api_key))
-
-
-def _cut(error: Exception) -> CallFailed:
-    """The failure of a reply that broke off; httpx and httpx2 have the same names for a timeout of their own."""
-    if "Timeout" in type(error).__name__:
-        return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
-    return broken(f"the reply was cut short ({type(error).__name__})")
-
-
-def _unsent(error: Exception) -> bool:
-    """Whether the openai library could not even connect; httpx and httpx2 have the same names for it."""
-    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-
-
-def _translated(error: Exception, secrets: Sequence[str]) -> Failure:
-    """The openai library's exceptions as our failures."""
-    import openai
-
-    name = type(error).__name__
-    if isinstance(error, openai.APITimeoutError):
-        return Failure("timeout", "no whole reply within the client's own time limit")
-    if isinstance(error, openai.APIConnectionError):
-        return Failure("connection", f"could not reach the service ({name})")
-    if isinstance(error, openai.APIStatusError):
-        return refusal(error.status_code, error.response.headers, error.body, secrets)
-    return Failure("protocol", f"no chat completion came back ({name})")
+async def _drained(chunks: AsyncIterator[bytes]) -> None:
+    """Read what follows the end of a stream, if it comes at once, so that its connection can be used again."""
+    with contextlib.suppress(TimeoutError, CallFailed):
+        async with asyncio.timeout(_DRAIN_S):
+            async for _ in chunks:
+                pass

@@ -3,70 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import logging
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from focalroute.answer_stream import AsyncAnswerStream, Streams
 from focalroute.answers import AnswerKind
 from focalroute.ask import Ask
 from focalroute.budget import BudgetGuard
-from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
+from focalroute.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.cost import typical_cost
-from focalroute.errors import ConfigError, StoreError
-from focalroute.feedback import USER, Listener
+from focalroute.embedders import Embedding, TextEmbedder
+from focalroute.errors import StoreError
+from focalroute.feedback import USER, Label, Listener
 from focalroute.judge import Judge, Judging, judging_endpoints
 from focalroute.many import ask_all
 from focalroute.observe import Observer
-from focalroute.observe.agreement import TextEmbedder
+from focalroute.outlet import Outlet
 from focalroute.pacing import paced
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named, chosen
 from focalroute.policy.slot import PolicySlot
 from focalroute.pool import Pool
+from focalroute.pool_file import pool_arguments
 from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
-from focalroute.query import Prompt, make_query
+from focalroute.query import Prompt, QueryOptions, make_query
 from focalroute.race import Rules
-from focalroute.records import Answer, Combine
+from focalroute.records import Answer, Combine, Query
 from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import Row
+from focalroute.structured import Wanted, checked_label
 from focalroute.synthesis import Synthesiser
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
     from focalroute.learn.online import UpdateReport
 
-__all__ = ["CLOSED", "AsyncEnsemble", "pool_arguments"]
+__all__ = ["CLOSED", "AsyncEnsemble"]
 
 #: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
 _LAST_S = 0.02
 
-_IN_CODE = {"self", "endpoints", "budget", "embed", "judge"}  # what no pool file's [ensemble] holds
 _log = logging.getLogger("focalroute")
 
 CLOSED = "this ensemble is closed; make a new one"
-
-
-def pool_arguments(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The constructor's arguments that a pool file gives, ``settings`` over them.
-
-    Raises:
-        ConfigError: the file is wrong, or has a setting the constructor does not take.
-    """
-    pool = load_pool(path)
-    known = set(inspect.signature(AsyncEnsemble.__init__).parameters) - _IN_CODE
-    unknown = sorted(set(pool.ensemble) - known)
-    if unknown:
-        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-    return {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}
 
 
 class AsyncEnsemble:
@@ -80,6 +70,10 @@ class AsyncEnsemble:
             as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
         store: file of the SQLite store; None: in memory, gone at the end.
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
+        embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
+            endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
+            None: the built-in hashed n-grams. Give the one that the policy was trained with. Where it fails, or takes
+            longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
         price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
@@ -99,8 +93,6 @@ class AsyncEnsemble:
             do (see `focalroute.observe.probing`); they run in the background, and teach with the answer's feedback.
             A policy by name does without.
         synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
-        embed: maps a reply's text to a vector (or is a coroutine function that does), by which replies of open text are
-            compared; None: hashed n-grams.
         judge: who gives feedback for some of the answers in the background; None: nobody.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
@@ -118,6 +110,7 @@ class AsyncEnsemble:
         policy: str | Path | None = None,
         store: str | Path | None = None,
         budget: Budget | None = None,
+        embedder: TextEmbedder | None = None,
         max_rounds: int = 3,
         explore: bool = True,
         price_of_money: float = 0.1,
@@ -130,7 +123,6 @@ class AsyncEnsemble:
         update_every: int | None = None,
         probe_share: float = 0.02,
         synthesiser: str | None = None,
-        embed: TextEmbedder | None = None,
         judge: Judge | None = None,
         store_text: bool = False,
         durability: Literal["normal", "full"] = "normal",
@@ -158,14 +150,17 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
+        self._streams = Streams()
         self._closed = False
-        self._embed = embed
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
         try:
-            self._guard = BudgetGuard(budget, self.endpoints + judging, self._store)
+            self._embedding = Embedding(embedder, self._store)
+            paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
+            self._guard = BudgetGuard(budget, paid, self._store)
             self._pacer = paced(budget, self._store, price_of_money)
-            self._observer = Observer(self._names, [typical_cost(e) for e in self.endpoints], window=window)
+            prices = [typical_cost(e) for e in self.endpoints]
+            self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
             self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
@@ -187,7 +182,7 @@ class AsyncEnsemble:
         Raises:
             ConfigError: the file, or a setting, is wrong.
         """
-        return cls(**pool_arguments(path, settings))
+        return cls(**pool_arguments(AsyncEnsemble, path, settings))
 
     async def __aenter__(self) -> Self:
         return self
@@ -202,7 +197,8 @@ class AsyncEnsemble:
         query: Prompt,
         *,
         choices: Sequence[str] | None = None,
-        answer: AnswerKind | None = None,
+        answer: AnswerKind | Wanted | None = None,
+        samples: int | None = None,
         combine: Combine = "choose",
         task: str | None = None,
         tags: Sequence[str] = (),
@@ -216,8 +212,12 @@ class AsyncEnsemble:
         Args:
             query: the question as text, or OpenAI chat messages.
             choices: the closed set of answers; None: a free-form question.
-            answer: the kind of a free-form answer: "number", "short", "text" (default), or a callable that maps a reply
-                to its normal form. Replies of one normal form are one candidate.
+            answer: the kind of a free-form answer: "number", "short", "yes-no", "date", "math", "text" (default), see
+                `focalroute.answers`; a pydantic model or a JSON schema; or a callable that maps a reply to its normal
+                form. Replies of one form are one candidate.
+            samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
+                one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
+                wherever samples are what is drawn. A member that cannot give several at once gives one.
             combine: "choose": the answer is the candidate that the Fusion prefers; "pick": the reply of the one member
                 that the Decider picks (another is asked only if it fails or hangs); "synthesise": open text that the
                 ensemble's ``synthesiser`` writes from the replies.
@@ -235,11 +235,11 @@ class AsyncEnsemble:
             StoreError: a limit cannot be kept, as the store fails.
         """
         self._check_open()
-        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         asked = make_query(
             query,
             choices=choices,
             answer=answer,
+            samples=samples,
             combine=combine,
             task=task,
             tags=tags,
@@ -247,16 +247,62 @@ class AsyncEnsemble:
             params=params,
         )
         self._synthesiser.check(asked)
+        return await self._answered(asked, max_usd, deadline_s)
+
+    def stream(
+        self,
+        query: Prompt,
+        *,
+        max_usd: Decimal | float | str | None = None,
+        deadline_s: float | None = None,
+        **options: Unpack[QueryOptions],
+    ) -> AsyncAnswerStream:
+        """Ask the pool and say the answer as it comes; arguments as `ask`.
+
+        Open text that a single member was chosen for streams through at once, and is the answer: no further round
+        follows. Where several were chosen, or answers can be compared (all but open text), or one is synthesised, the
+        replies are gathered as in `ask`, and the answer is said in one piece. To be used as::
+
+            async with ensemble.stream("...") as stream:
+                async for piece in stream:
+                    print(piece, end="", flush=True)
+            answer = stream.answer
+
+        Raises:
+            ConfigError: an argument is wrong. All else is raised while the stream is read: what `ask` raises, and
+            StreamBroken: the answer broke off after it had begun.
+        """
+        self._check_open()
+        asked = make_query(query, **options)
+        self._synthesiser.check(asked)
+        return AsyncAnswerStream(partial(self._answered, asked, max_usd, deadline_s), self._streams)
+
+    async def _answered(
+        self,
+        asked: Query,
+        max_usd: Decimal | float | str | None,
+        deadline_s: float | None,
+        outlet: Outlet | None = None,
+    ) -> Answer:
+        """Round after round, the answer, its receipt; said as it comes where there is an outlet."""
+        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         self._slot.refresh_soon()
         policy = self._slot.current
         self._observer.adopt(policy.experience)
+        purse = self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s)
+        deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
+        began, dice = time.perf_counter(), self._dice()
+        text = await self._embedding.read(asked.text, purse, deadline)
         ask = Ask(
             asked,
             policy=Guarded(policy, self._names),
-            sight=self._observer.begin(asked, embed=self._embed),
-            purse=self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s),
-            deadline=asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100),
-            rng=self._dice(),
+            sight=self._observer.begin(asked, text.features, self._embedding.reader(purse, deadline)),
+            purse=purse,
+            deadline=deadline,
+            rng=dice,
+            started=began,
+            unread=text.missing,
+            outlet=outlet if asked.open and asked.combine != "synthesise" else None,
         )
         price_of_money = self._pacer.begin()
         try:
@@ -272,6 +318,8 @@ class AsyncEnsemble:
             raise
         finally:
             self._pacer.end(ask.purse.spent if ask.purse.bills else None)
+        if outlet is not None and not ask.begun and fused.text:
+            outlet.say(ask, fused.text)
         recorded = await self._record(fused, row, *ask.ledger())
         if recorded.durable:
             self._prober.after(ask)
@@ -326,7 +374,7 @@ class AsyncEnsemble:
         answer: Answer | str,
         *,
         reward: float | bool | None = None,
-        label: str | int | None = None,
+        label: Label | None = None,
         source: str = USER,
     ) -> None:
         """Say how good an answer was; returns once that is committed.
@@ -336,8 +384,9 @@ class AsyncEnsemble:
         Args:
             answer: the answer or its id; it may come from another process on the same store.
             reward: in [-1, 1], or whether it was right.
-            label: the right answer: a choice's text or index, or a free-form answer (in normal form already, where a
-                callable made it). Tells more than a reward.
+            label: the right answer: a choice's text or index, a free-form answer (in normal form already, where a
+                callable made it), a structured answer with all of its fields, or tool calls (each with its name and
+                arguments). Tells more than a reward.
             source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
 
         Raises:
@@ -347,8 +396,9 @@ class AsyncEnsemble:
             FeedbackConflict: this source has already said something else of it.
             StoreError: it could not be stored.
         """
-        answer_id = answer.id if isinstance(answer, Answer) else answer
-        await self._listener.give(answer_id, reward=reward, label=label, source=source)
+        if isinstance(answer, Answer):
+            label, answer = checked_label(label, answer.value), answer.id
+        await self._listener.give(answer, reward=reward, label=label, source=source)
 
     async def update(self) -> UpdateReport:
         """Learn from the feedback in the store now, off the event loop, and serve the outcome if it passes its gate.
@@ -382,7 +432,9 @@ class AsyncEnsemble:
         self._updater.close()
         self._slot.close()
         try:
+            await self._streams.aclose()
             await self._prober.aclose()
+            await self._embedding.aclose()
             await self._pool.aclose()
         finally:
             self._store.close()

@@ -3,7 +3,8 @@
     FocalrouteError
     ├── ConfigError            a setting, a pool file or an argument is wrong (also a ValueError)
     ├── PoolError              every asked endpoint failed; ``.replies`` holds each failure
-    │   └── DeadlineExceeded   nothing usable had arrived when the deadline passed (also a TimeoutError)
+    │   ├── DeadlineExceeded   nothing usable had arrived when the deadline passed (also a TimeoutError)
+    │   └── StreamBroken       a streamed answer broke off; ``.text`` is what was said until then
     ├── BudgetExceeded         no endpoint is affordable; ``.limit``, ``.spent``, ``.reserved``, ``.resets_at``
     ├── PolicyError            a policy bundle is missing, damaged or does not fit
     ├── FeedbackError          feedback that cannot be taken
@@ -37,6 +38,7 @@ __all__ = [
     "PolicyError",
     "PoolError",
     "StoreError",
+    "StreamBroken",
     "UnknownAnswer",
 ]
 
@@ -63,6 +65,18 @@ class PoolError(FocalrouteError):
 
 class DeadlineExceeded(PoolError, TimeoutError):
     """The deadline of the ask passed before any usable reply had arrived."""
+
+
+class StreamBroken(PoolError):
+    """A streamed answer broke off: its endpoint failed after it had begun to speak, or the deadline passed.
+
+    Attributes:
+        text: what was said until then.
+    """
+
+    def __init__(self, message: str, replies: Sequence[Reply] = (), text: str = "") -> None:
+        super().__init__(message, replies)
+        self.text = text
 
 
 class BudgetExceeded(FocalrouteError):

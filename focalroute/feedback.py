@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from focalroute.errors import FeedbackError, UnknownAnswer
-from focalroute.learn.reward import USER, credit, judged, outranks
+from focalroute.learn.reward import USER, Label, credit, judged, outranks
 from focalroute.observe import Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.records import Feedback
 from focalroute.store.base import Store, StoredAnswer
 from focalroute.updates import Updater
 
-__all__ = ["USER", "Listener"]
+__all__ = ["USER", "Label", "Listener"]
 
 _log = logging.getLogger("focalroute")
 
@@ -39,7 +39,7 @@ class Listener:
         store.subscribe(self._hear, last=window)
         self._started = True
 
-    async def give(self, answer_id: str, *, reward: float | bool | None, label: str | int | None, source: str) -> None:
+    async def give(self, answer_id: str, *, reward: float | bool | None, label: Label | None, source: str) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
         if not isinstance(answer_id, str) or not isinstance(source, str) or not source:
             raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")

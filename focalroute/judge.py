@@ -243,7 +243,8 @@ def _put(query: Query, answer: Answer, judge: Judge, worst_first: bool) -> Query
     """The question to an endpoint: which grade the answer deserves."""
     conversation = [{"role": one.get("role"), "content": _text(one.get("content"))} for one in query.messages]
     offered = {} if query.choices is None else {"choices": query.choices}
-    shown = {"conversation": conversation, **offered, "reply": answer.text[:_MOST_CHARACTERS]}
+    called = {"tool_calls": answer.value[:_MOST_CHARACTERS]} if answer.tool_calls else {}
+    shown = {"conversation": conversation, **offered, "reply": answer.text[:_MOST_CHARACTERS], **called}
     grades = tuple(reversed(_GRADES)) if worst_first else tuple(_GRADES)
     asked = f"{json.dumps(shown, ensure_ascii=False, default=str)}\n\nWhich grade does the reply deserve?"
     system = _INSTRUCTIONS.format(criteria=judge.criteria or _CRITERIA)

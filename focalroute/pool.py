@@ -20,6 +20,8 @@ from focalroute.elicit import Plan
 from focalroute.endpoint import HttpClients
 from focalroute.errors import ConfigError
 from focalroute.limits import Health
+from focalroute.needs import Feature
+from focalroute.outlet import Outlet
 from focalroute.race import Helm, Race, Rules
 from focalroute.records import Query, Reply
 from focalroute.retries import Terms
@@ -64,6 +66,11 @@ class Pool:
         """Which endpoints may be called now without a long wait. It may be none."""
         self._listen()
         return tuple([seat.check() for seat in self._seats])
+
+    def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
+        """What each endpoint is known to lack of what is needed; None: nothing."""
+        wanted = sorted(needed)
+        return tuple([next((feature for feature in wanted if seat.lacks(feature)), None) for seat in self._seats])
 
     def out(self) -> tuple[bool, ...]:
         """Which endpoints' breakers are not closed. Never all."""
@@ -123,9 +130,9 @@ class Pool:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def terms(self, query: Query, purse: Purse, deadline: float) -> Terms:
-        """What all calls of one ask share; ``deadline`` is in the running loop's time."""
-        return Terms(query, purse, deadline, self._rules.attempts - 1)
+    def terms(self, query: Query, purse: Purse, deadline: float, outlet: Outlet | None = None) -> Terms:
+        """What all calls of one ask share (see `Terms`); ``deadline`` is in the running loop's time."""
+        return Terms(query, purse, deadline, self._rules.attempts - 1, outlet)
 
     async def ask(self, picked: Sequence[int], terms: Terms, helm: Helm | None = None) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently.

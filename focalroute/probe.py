@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from focalroute.answers import candidate_key, normal_form
+from focalroute.answers import candidate_key, reply_form
 from focalroute.ask import Ask
 from focalroute.budget import Purse
 from focalroute.cost import Bill
 from focalroute.errors import FocalrouteError
+from focalroute.needs import needs
 from focalroute.observe import Observer
 from focalroute.observe.probing import Cost, Probe, Probing
 from focalroute.pacing import Pacer
@@ -49,8 +50,8 @@ class Prober:
         """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
         if self._closed or ask.sight.agreement is not None:  # of another open text no feedback tells anything
             return
-        free = enumerate(self._pool.available())
-        candidates = {i for i, available in free if available and i not in ask.sight.asked}
+        free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
+        candidates = {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}
         probe = self._probing.after(_cost(ask.purse.bills), candidates)
         if probe is not None:
             task = asyncio.get_running_loop().create_task(self._probe(probe, ask.query, ask.purse))
@@ -94,11 +95,10 @@ def probed(query: Query, reply: Reply) -> StoredProbe | None:
     if query.choices:
         candidate = None if reply.choice is None else query.choices[reply.choice]
     else:
-        candidate = normal_form(reply.text or "", query.answer)
+        candidate = reply_form(reply, query.answer)
     if candidate is None:
         return None
-    tokens = reply.usage.completion_tokens if reply.usage else 0
-    return StoredProbe(query.id, reply.endpoint, candidate_key(candidate), tokens, reply.latency_s, reply.cost)
+    return StoredProbe(query.id, reply.endpoint, candidate_key(candidate), reply.length, reply.latency_s, reply.cost)
 
 
 def _cost(bills: list[Bill]) -> Cost:

@@ -6,16 +6,30 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypedDict, cast, get_args
 
-from focalroute.answers import AnswerKind, is_open_text, normaliser
-from focalroute.config import RESERVED_PARAMS
+from focalroute.answers import AnswerKind, normaliser
+from focalroute.config import MOST_SAMPLES, RESERVED_PARAMS
 from focalroute.errors import ConfigError
 from focalroute.records import Combine, Query
+from focalroute.structured import Wanted, structure_of
 
-__all__ = ["Prompt", "make_query", "new_id"]
+__all__ = ["Prompt", "QueryOptions", "make_query", "new_id"]
 
 Prompt = str | Sequence[Mapping[str, Any]]
+
+
+class QueryOptions(TypedDict, total=False):
+    """What `make_query` takes besides the prompt, for whoever passes it on."""
+
+    choices: Sequence[str] | None
+    answer: AnswerKind | Wanted | None
+    samples: int | None
+    task: str | None
+    tags: Sequence[str]
+    metadata: Mapping[str, Any] | None
+    params: Mapping[str, Any] | None
+    combine: Combine
 
 
 def new_id() -> str:
@@ -27,7 +41,8 @@ def make_query(
     prompt: Prompt,
     *,
     choices: Sequence[str] | None = None,
-    answer: AnswerKind | None = None,
+    answer: AnswerKind | Wanted | None = None,
+    samples: int | None = None,
     task: str | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
@@ -41,12 +56,15 @@ def make_query(
     """
     if choices is not None and answer is not None:
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
-    if answer is not None:
-        normaliser(answer)
+    structure = structure_of(answer)
+    if answer is not None and structure is None:
+        normaliser(cast("AnswerKind", answer))
+    if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
+        raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
+    if (samples or 1) > 1 and (structure is not None or "tools" in (params or ())):
+        raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if combine not in get_args(Combine):
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(get_args(Combine))}")
-    if combine == "synthesise" and not is_open_text(choices, answer):
-        raise ConfigError('combine: only open text is synthesised; leave out choices, and answer (or give "text")')
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -57,17 +75,23 @@ def make_query(
         _require_json("query", [dict(message) for message in messages])
     if params:
         _require_json("params", dict(params))
-    return Query(
+    query = Query(
         id=new_id(),
         messages=messages,
         choices=None if choices is None else _choices(choices),
-        answer=answer,
+        answer=structure or answer,
+        samples=samples,
         task=task,
         tags=_tags(tags),
         params=dict(params or {}),
         metadata=metadata,
         combine=combine,
     )
+    if combine == "synthesise" and (not query.open or "tools" in query.params):
+        raise ConfigError(
+            'combine: only open text is synthesised; leave out choices, tools, and answer (or give "text")'
+        )
+    return query
 
 
 def _messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:

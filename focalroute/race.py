@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from focalroute.capabilities import Capabilities
 from focalroute.cost import Bill
-from focalroute.elicit import Plan, Reading
+from focalroute.elicit import Plan, Reading, needs_probe
 from focalroute.errors import CallFailed
+from focalroute.outlet import Outlet
 from focalroute.records import Failure, Reply
 from focalroute.retries import Terms, retrying
 from focalroute.seat import Call, Seat
@@ -63,7 +64,7 @@ class Race:
     As long as nobody has answered and half of the time is gone, one more endpoint is asked, and again after half of
     the rest, or as soon as that one fails: a lone member that hangs shall not cost the answer. With ``hedge_after`` a
     member is raced that takes longer than that quantile of its own latencies, which counts as a retry. Who answers
-    first wins, the others of its race are cancelled.
+    first wins, the others of its race are cancelled; where the answer is streamed, who first says something.
 
     Args:
         seats: all endpoints of the pool.
@@ -87,11 +88,14 @@ class Race:
         self._plan = plan
         self._helm = helm
         self._closed = closed
+        self._outlet: Outlet | None = None  # where a member that was picked alone says its reply as it comes
         self._members: list[_Member] = []
         self._rescue_s = math.inf  # when nobody has answered by this time left, somebody else is asked
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
         """Their replies, failures included, in the order of asking."""
+        if len(picked) == 1 and self._helm and not self._helm.answered:
+            self._outlet = self._terms.outlet
         for index in picked:
             self._start(index, len(self._members))
         self._rescue_s = self._terms.left_s / 2 if self._helm and not self._helm.answered else -math.inf
@@ -109,17 +113,17 @@ class Race:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        return tuple([member.reply for member in self._members if member.reply is not None])
+        return tuple([self._counted(member, member.reply) for member in self._members if member.reply is not None])
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
-        call = Call(self._plan, self._terms.query.choices is not None, self._terms)
+        call = Call(self._plan, needs_probe(self._terms.query), self._terms, outlet=self._outlet)
         task = asyncio.get_running_loop().create_task(self._ask(self._seats[index], call, hedge_of))
         self._members.append(_Member(index, group, call, task, hedge_of))
 
     async def _ask(self, seat: Seat, call: Call, hedge_of: str | None) -> Reply:
         try:
             async with asyncio.timeout_at(self._terms.deadline):
-                retried = retrying(self._terms, self._rules.attempts, self._closed)
+                retried = retrying(self._terms, self._rules.attempts, lambda: self._closed() or self._begun)
                 answered: tuple[Reading, Completion] = await retried(seat.attempt, call)
         except CallFailed as error:
             return _reply(seat, call, hedge_of, error=error.failure)
@@ -129,13 +133,29 @@ class Race:
 
     # -- while they are under way ------------------------------------------------------------------------------------
 
+    @property
+    def _begun(self) -> bool:
+        """Whether a member says its reply already: it is the answer, and nobody else's can be."""
+        return self._outlet is not None and self._outlet.begun.done()
+
+    def _counted(self, member: _Member, reply: Reply) -> Reply:
+        """Its reply; who came through beside the one that is the answer already does not count."""
+        if not self._begun or not reply.ok or (self._outlet and member.call is self._outlet.speaker):
+            return reply
+        failure = Failure("cancelled", "another endpoint answered first")
+        return _reply(self._seats[member.index], member.call, member.hedge_of, error=failure)
+
     async def _wait(self, pending: Sequence[_Member]) -> None:
         """Until something may have to be done: a reply came that decides something, or somebody is late."""
         racing = self._rules.early_stop or any(member.raced for member in pending)
+        waited: list[asyncio.Future[Any]] = [member.task for member in pending]
+        if self._outlet is not None and not self._begun:
+            waited.append(self._outlet.begun)
+            racing = True
         late_s = min(self._late_in(member) for member in pending)
         timeout = min(late_s, self._terms.left_s - self._rescue_s)
         await asyncio.wait(
-            [member.task for member in pending],
+            waited,
             timeout=None if timeout == math.inf else max(timeout, 0.0),
             return_when=asyncio.FIRST_COMPLETED if racing else asyncio.FIRST_EXCEPTION,
         )
@@ -143,7 +163,7 @@ class Race:
     def _late_in(self, member: _Member) -> float:
         """Seconds until it is late; infinite: it never is, or nobody may race it."""
         share = self._rules.hedge_after
-        if share is None or member.raced or self._helm is None or self._terms.retries < 1:
+        if share is None or member.raced or self._helm is None or self._terms.retries < 1 or self._begun:
             return math.inf
         usual = self._seats[member.index].breaker.latencies.quantile(share)
         return math.inf if usual is None else usual - (time.perf_counter() - member.call.started)
@@ -154,7 +174,7 @@ class Race:
         for member in pending:
             if self._late_in(member) <= 0 and self._race(member):
                 self._terms.retries -= 1
-        if any(member.reply and member.reply.ok for member in self._members):
+        if self._begun or any(member.reply and member.reply.ok for member in self._members):
             self._rescue_s = -math.inf
         fresh = [member for member in self._members if member.reply is None and not member.raced]
         if pending and (not fresh or self._terms.left_s <= self._rescue_s > -math.inf):
@@ -172,10 +192,13 @@ class Race:
     def _needless(self) -> list[_Member]:
         """Who has lost a race, or can change nothing any more."""
         pending = [member for member in self._members if member.reply is None]
+        speaker = self._outlet.speaker if self._outlet else None
         winners = {
-            member.group: place for place, member in enumerate(self._members) if member.reply and member.reply.ok
+            member.group: place
+            for place, member in enumerate(self._members)
+            if (member.reply and member.reply.ok) or member.call is speaker
         }
-        lost = [member for member in pending if member.group in winners]
+        lost = [member for member in pending if member.group in winners and member.call is not speaker]
         for member in lost:
             member.call.outrun = self._members.index(member) < winners[member.group]
         if self._rules.early_stop and self._helm and winners and len(lost) < len(pending):
@@ -211,6 +234,9 @@ def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, com
         model=completion.model,
         response_id=completion.id,
         finish_reason=reading.finish_reason,
+        tool_calls=reading.tool_calls,
+        shares=reading.shares,
+        samples=reading.samples,
     )
 
 

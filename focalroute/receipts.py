@@ -91,13 +91,14 @@ class Receipt:
         rounds: rounds in which somebody was asked.
         synthesis: the call that wrote the answer from the members' replies; where it has an error, the answer is the
             reply that the Fusion chose. None: nothing was to be written. It is not among ``calls``, but in ``cost``.
-        cost: USD of all calls; None if the cost of any is unknown.
+        cost: USD of all calls, of ``synthesis`` and of ``embedding``; None if the cost of any is unknown.
         saved: USD that its cancelled calls would have gone on to cost, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
         latency_s: the whole ask.
         price_of_money: the lambda it was decided by.
         budget: every limit that concerned it, as it was known at its end.
         decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
+        embedding: USD of the features of its text, where a service makes them; None: unknown.
     """
 
     answer_id: str
@@ -114,6 +115,7 @@ class Receipt:
     budget: tuple[Limit, ...] = ()
     decisions: tuple[Choice, ...] = ()
     saved: Decimal | None = Decimal(0)
+    embedding: Decimal | None = Decimal(0)
     synthesis: Call | None = None
 
     def to_json(self) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from focalroute.receipts import Receipt
 
 __all__ = [
+    "HASHED",
     "Answer",
     "Combine",
     "CostSource",
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 F32 = NDArray[np.float32]
+
+#: The name of the built-in features of a text (`focalroute.observe.features.text_features`).
+HASHED = "text_features"
 
 FailureKind = Literal[
     "connection",  # no answer: refused, reset, DNS, TLS
@@ -65,8 +69,10 @@ class Query:
     Attributes:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
-        answer: the kind of a free-form answer: "number", "short", "text", or a callable that maps a reply's text to its
-            normal form (None: no answer in it).
+        answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
+            normal form (None: no answer in it); a `focalroute.structured.Structure` is one.
+        samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
+            the ensemble's setting.
         task: a topic name the caller gives; None unless given.
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
@@ -79,11 +85,17 @@ class Query:
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
     choices: tuple[str, ...] | None = field(default=None, repr=False)
     answer: Any = None
+    samples: int | None = None
     task: str | None = None
     tags: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
     combine: Combine = "choose"
+
+    @property
+    def open(self) -> bool:
+        """Whether its answers are open text, of which no two need be alike."""
+        return self.choices is None and self.answer in (None, "text")
 
     @property
     def text(self) -> str:
@@ -133,6 +145,7 @@ class Failure:
 
     Attributes:
         status: HTTP status, where there was one.
+        lacks: what the service says it cannot do: "tools", "images" or "json_schema".
         retry_after_s: how long the service asked us to wait.
     """
 
@@ -140,6 +153,7 @@ class Failure:
     message: str
     status: int | None = None
     retry_after_s: float | None = None
+    lacks: str | None = None
 
     @property
     def retryable(self) -> bool:
@@ -154,7 +168,8 @@ class Reply:
     """What one member gave back.
 
     Attributes:
-        text: the reply's text (the first of several samples), None on failure.
+        text: the reply's text, None on failure; of several samples the first, to a free-form question the first that
+            gives the most frequent answer.
         choice: index of the most probable choice; None for a free-form question or on failure.
         probabilities: mass on each choice, shape (K,), sums to at most 1; the rest is unknown, not zero.
         method: how ``probabilities`` were elicited.
@@ -163,6 +178,11 @@ class Reply:
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
+        tool_calls: the tools it calls, in OpenAI's shape; none where it answers with text alone.
+        shares: of several samples of a free-form answer, the text of the first sample of each different answer and the
+            share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
+            reply.
+        samples: how many ``shares`` were counted from.
     """
 
     endpoint: str
@@ -180,11 +200,19 @@ class Reply:
     finish_reason: str | None = None
     error: Failure | None = None
     hedge_of: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    shares: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
+    samples: int = 1
 
     @property
     def ok(self) -> bool:
         """Whether the member gave a usable answer."""
         return self.error is None
+
+    @property
+    def length(self) -> int:
+        """Its completion tokens, those of one sample on average where ``shares`` were counted; 0 if unknown."""
+        return self.usage.completion_tokens // self.samples if self.usage else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +287,11 @@ class Trajectory:
         endpoints: the pool's endpoint names at the time; indices elsewhere point into it.
         decisions: (observation, decision) of every real decision, a STOP included.
         evidence: what the Fusion saw at the end.
-        fused: index of the candidate it answered with; -1: it was written from all of them.
+        fused: index of the candidate it answered with; -1: it was written, or put together, from several.
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
         features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
         task: the query's.
+        embedder: what made the features (see `focalroute.observe.features.name_of`); only those of one name compare.
     """
 
     version: int
@@ -273,6 +302,7 @@ class Trajectory:
     fusion_log_mu: float | None = None
     features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
     task: str | None = None
+    embedder: str = HASHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,22 +310,27 @@ class Answer:
     """The fused answer.
 
     Attributes:
-        text: the answer; for a closed question the choice's text, else one member's whole reply, or what was
-            synthesised from them.
-        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply.
+        text: the answer; for a closed question the choice's text, of a structured one its JSON, else one member's whole
+            reply, or what was synthesised from them.
+        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply; an
+            instance of the model, or what is valid against the schema; of tool calls, names and arguments as JSON.
         choice: index into the choices, None for a free-form question.
-        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers.
+        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
+            calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
-        confidence: the posterior of the answer given; of one that was synthesised, that of the likeliest reply.
+        confidence: the posterior of the answer given; of a structured one that of its least sure closed field, of one
+            that was synthesised that of the likeliest reply.
+        shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown.
         durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
         degraded: as on the receipt.
         replies: every member's reply, in the order of asking.
+        tool_calls: the tools to be called, in OpenAI's shape, as one member called them; none where the answer is text.
     """
 
     id: str
     text: str
-    value: str
+    value: Any
     choice: int | None
     candidates: tuple[str, ...]
     probabilities: tuple[float, ...]
@@ -305,6 +340,14 @@ class Answer:
     replies: tuple[Reply, ...] = field(repr=False)
     durable: bool = True
     metadata: Mapping[str, Any] | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the assistant's message, to go on from: append it, then what the tools gave."""
+        calls = {"tool_calls": [dict(call) for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.text if self.text or not calls else None, **calls}
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -315,7 +358,8 @@ class Answer:
     def made_of(self) -> tuple[str, ...]:
         """The members it is made of: those who gave it, or all whose replies it was put together from."""
         written = self.receipt.synthesis is not None and self.receipt.synthesis.error is None
-        given = self.candidates.index(self.text) if self.text in self.candidates and not written else None
+        said = self.value if self.tool_calls else self.text
+        given = self.candidates.index(said) if said in self.candidates and not written else None
         backing = ((call.endpoint, call.candidate) for call in self.receipt.calls if call.candidate is not None)
         return tuple(endpoint for endpoint, candidate in backing if given is None or candidate == given)
 
@@ -383,6 +427,7 @@ class Outcome:
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
         features: of the query's text, as on `Trajectory`; None: not kept.
         masses: what members' probabilities were; None where nobody gave any, or the right choice is not known.
+        embedder: as on `Trajectory`.
     """
 
     answer_id: str
@@ -391,3 +436,4 @@ class Outcome:
     inferred: frozenset[str] = frozenset()
     features: F32 | None = None
     masses: Masses | None = None
+    embedder: str = HASHED

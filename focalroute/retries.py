@@ -11,6 +11,7 @@ import tenacity
 
 from focalroute.budget import Purse
 from focalroute.errors import CallFailed
+from focalroute.outlet import Outlet
 from focalroute.records import Query
 
 __all__ = ["Terms", "retrying"]
@@ -28,12 +29,14 @@ class Terms:
         deadline: in the running loop's time.
         retries: how many more calls may be repeated, or raced because they are late, whoever's they are: in an outage
             an ask makes so many calls more than it has members, and not several times as many.
+        outlet: where a member that answers alone says its reply as it comes; None: replies are gathered.
     """
 
     query: Query
     purse: Purse
     deadline: float
     retries: int
+    outlet: Outlet | None = None
 
     @property
     def left_s(self) -> float:
@@ -42,7 +45,7 @@ class Terms:
 
 
 def retrying(terms: Terms, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
-    """Repeats a member's call: at most ``attempts`` in all, within the terms, and not once all is ``closed``."""
+    """Repeats a member's call: at most ``attempts`` in all, within the terms, and not once it is ``closed``."""
 
     def repeatable(error: BaseException) -> bool:
         return isinstance(error, CallFailed) and error.failure.retryable and not closed()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from focalroute.ask import Ask
+from focalroute.needs import needs
 from focalroute.pool import Pool
 from focalroute.records import Decision, Reply, Round
 
@@ -33,7 +34,8 @@ class Rounds:
         now = asyncio.get_running_loop().time()
         share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
         self._deadline = now + share * (ask.deadline - now)
-        self._terms = pool.terms(ask.query, ask.purse, self._deadline)
+        self._terms = pool.terms(ask.query, ask.purse, self._deadline, ask.outlet)
+        self._needs = needs(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
         self._decision: Decision | None = None
@@ -45,24 +47,31 @@ class Rounds:
             return False
         observation = ask.observe(price_of_money)
         self._available = self._pool.available()
-        if False in self._available:
+        if self._needs or False in self._available:
             self._leave_out()
         decision = self._decision = ask.decide(
             observation, order=self._order, eligible=self._eligible, explore=self._explore
         )
         replies = await self._pool.ask(decision.picked, self._terms, self)
+        ask.hear(Round(observation, decision, replies))
         if ask.sight.agreement is not None:
-            await ask.sight.agreement.read([reply.text for reply in replies if reply.text], self._deadline)
-        ask.take(Round(observation, decision, replies))
+            await ask.sight.agreement.read(ask.sight.candidates)
+        ask.fuse()
         ask.late = self._terms.left_s <= 0
         return not ask.late and ask.goes_on(most=self._most, askable=len(self._order))
 
     def _leave_out(self) -> None:
-        """Some cannot be asked now; but where nobody else is left to answer, those over a rate limit are waited for."""
-        ask, out = self._ask, self._pool.out()
+        """Some cannot be asked now; but where nobody else is left to answer, those over a rate limit are waited for.
+
+        Who lacks what the query needs is never asked, were it the last.
+        """
+        ask, out, lacks = self._ask, self._pool.out(), self._pool.lacking(self._needs)
+        able = tuple([lack is None for lack in lacks])
+        self._available = _both(self._available, able)
         if not ask.sight.backs and not any(self._available[i] for i in self._order if i not in ask.sight.asked):
-            self._available = tuple([not broken for broken in out])
-        ask.leave_out(self._available, out)
+            whole = _both(able, [not broken for broken in out])
+            self._available = whole if any(whole) else able
+        ask.leave_out(self._available, out, lacks)
 
     async def _bounded(self) -> bool:
         """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
@@ -99,3 +108,7 @@ class Rounds:
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
         """Whether the answer is certain, whatever the pending endpoints say."""
         return self._ask.settled(replies, pending)
+
+
+def _both(one: Sequence[bool], other: Sequence[bool]) -> tuple[bool, ...]:
+    return tuple([a and b for a, b in zip(one, other, strict=True)])

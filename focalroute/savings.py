@@ -42,7 +42,8 @@ class Saving:
 
 def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -> tuple[Saving, Saving]:
     """Against asking all of the pool, and against the endpoint of the highest accuracy, the first of equals."""
-    totals = store.totals()
+    found = store.totals()  # with endpoints that left the pool, and what an embedder was paid
+    totals = {endpoint.name: found[endpoint.name] for endpoint in pool if endpoint.name in found}
     means = [_mean_cost(endpoint, totals) for endpoint in pool]
     best = accuracy.index(max(accuracy))
     rows = store.ledger("all")

@@ -6,8 +6,8 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from focalroute import capabilities
@@ -15,15 +15,17 @@ from focalroute.breaker import Breaker
 from focalroute.budget import BudgetGuard
 from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint
-from focalroute.cost import Bill, cost_of, upper_bound
+from focalroute.cost import Bill, bill_of, upper_bound
 from focalroute.elicit import Plan, Reading
 from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, FocalrouteError
 from focalroute.limits import Health, Throttle
+from focalroute.needs import Feature
+from focalroute.outlet import Outlet
 from focalroute.records import Failure, Usage
 from focalroute.retries import Terms
 from focalroute.store.base import PROBE, CapabilityRow, Row, Store
-from focalroute.wire import Completion, Request
+from focalroute.wire import Completion, Request, StreamDecoder, broken
 
 __all__ = ["Call", "Seat"]
 
@@ -31,6 +33,8 @@ _PROBE_AGAIN_S = 7 * 24 * 3600.0
 _PATIENCE_S = 5.0  # how long after its begin asks wait for a probe
 _SIGN_OF_LIFE = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
 _SIGN_OF_LIFE_S = 10.0
+_BELIEVED_S = 3600.0  # that it lacks something, as it said itself
+_REFUSED = (400, 422, 500, 501)  # for what was asked; some servers break down over it
 _UNBOUNDED_TOKENS = 1024  # of a reply whose length nobody bounded, as it counts towards a rate until it is there
 
 
@@ -43,6 +47,7 @@ class Call:
         needs_probe: whether that hangs on what it can do at all.
         started: when its first attempt began (`time.perf_counter`), a probe before it left out.
         outrun: whether it was given up because another endpoint, asked later, answered first.
+        outlet: where its reply is said as it comes; None: it comes whole.
     """
 
     plan: Callable[[Capabilities], Plan]
@@ -51,6 +56,7 @@ class Call:
     started: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
     outrun: bool = False
+    outlet: Outlet | None = None
 
 
 @dataclass(slots=True)
@@ -77,6 +83,8 @@ class Seat:
         self._probes: dict[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = {}
         self._probing_since = math.inf
         self._looking: set[asyncio.Task[None]] = set()
+        self._lacks: dict[str, float] = {}  # what it said it cannot do -> until when that is believed
+        self._refused: set[str] = set()  # schemas that it does not take, though it takes others
 
     def _remembered(self) -> Capabilities | None:
         row = self._store.capabilities(capabilities.key(self.endpoint))
@@ -128,6 +136,11 @@ class Seat:
             outlay.rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
         self._capabilities = capabilities.override(self.endpoint, measured)
         return self._capabilities
+
+    def lacks(self, feature: Feature) -> bool:
+        """Whether it is known not to have this, by the pool file or its own word."""
+        declared: bool | None = getattr(self.endpoint, feature)
+        return self._lacks.get(feature, 0.0) > time.monotonic() if declared is None else not declared
 
     # -- whether it is there -----------------------------------------------------------------------------------------
 
@@ -187,7 +200,7 @@ class Seat:
             outlay.usage, free = error.usage, error.free
             raise
         finally:
-            purse.settle(hold, self._bill(outlay.usage, bound, free=free))
+            purse.settle(hold, bill_of(self.endpoint, outlay.usage, bound, free=free))
             self._store.write(*outlay.rows, *purse.unwritten)
 
     async def aclose(self) -> None:
@@ -215,7 +228,7 @@ class Seat:
         failure: Failure | None = None
         before = len(call.bills)
         try:
-            return await self._attempt(call, plan)
+            return await self._put(call, plan)
         except CallFailed as error:
             failure = error.failure
             raise
@@ -226,6 +239,20 @@ class Seat:
             usage = call.bills[-1].usage if len(call.bills) > before else None
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(turn, tokens, failure)
+
+    async def _put(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
+        """One attempt; a second one in another way where the service does not take just this schema."""
+        if plan.otherwise is None:
+            return await self._attempt(call, plan)
+        schema = str(plan.request.params.get("response_format"))
+        if schema not in self._refused:
+            try:
+                return await self._attempt(call, plan)
+            except CallFailed as error:
+                if error.failure.status not in _REFUSED:
+                    raise
+            self._refused.add(schema)
+        return await self._attempt(call, plan.otherwise)
 
     async def _attempt(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
         """Reserved before and settled after, whatever becomes of it."""
@@ -239,30 +266,41 @@ class Seat:
         usage: Usage | None = None
         completion: Completion | None = None
         free = False
+        decoder = None if call.outlet is None else StreamDecoder()
         try:
-            completion = await self._client.complete(plan.request)
+            completion = await self._complete(call, plan.request, decoder)
             usage = completion.usage
             return plan.read(completion), completion
         except CallFailed as error:
             failure, usage, free = error.failure, error.usage or usage, error.free
+            if failure.lacks is not None:
+                self._lacks[failure.lacks] = time.monotonic() + _BELIEVED_S
             raise
         except BaseException:
             failure = _given_up(call) if completion is None else None
+            usage = usage or (decoder.usage if decoder else None)
             raise
         finally:
             refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
-            self.breaker.leave(flight, failure, blameless=refused)
-            bill = self._bill(usage, bound, free=free and completion is None)
+            lacking = failure is not None and failure.lacks is not None
+            self.breaker.leave(flight, failure, blameless=refused or lacking)
+            bill = bill_of(self.endpoint, usage, bound, free=free and completion is None)
             call.bills.append(bill)
             purse.settle(hold, bill)
 
-    def _bill(self, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
-        """By its usage; where none came back by what was reserved for it, unless it surely cost nothing."""
-        if usage is not None:
-            return Bill(self.endpoint.name, usage, *cost_of(usage, self.endpoint))
-        if free:
-            return Bill(self.endpoint.name, None, Decimal(0), "price")
-        return Bill(self.endpoint.name, None, bound, "unknown" if bound is None else "reserved")
+    async def _complete(self, call: Call, request: Request, decoder: StreamDecoder | None) -> Completion:
+        """The whole reply; with a decoder it comes in pieces, said as they come."""
+        if decoder is None or call.outlet is None:
+            return await self._client.complete(request)
+        able = self._capabilities
+        told = self.endpoint.stream_usage is not False if able is None else able.stream_usage
+        request = replace(request, n=1, stream_usage=told)
+        async with aclosing(self._client.stream(request, decoder=decoder)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
+                    return piece
+                call.outlet.say(call, piece)
+        raise broken("the stream was cut short", decoder.usage)
 
     def _tokens(self, request: Request) -> float:
         """About what a call will use of the tokens of a minute; corrected by what it did."""

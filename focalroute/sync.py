@@ -9,16 +9,19 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
+from focalroute.answer_stream import AsyncAnswerStream
 from focalroute.config import Endpoint
-from focalroute.ensemble import CLOSED, AsyncEnsemble, pool_arguments
+from focalroute.ensemble import CLOSED, AsyncEnsemble
+from focalroute.pool_file import pool_arguments
+from focalroute.records import Answer
 from focalroute.stats import Stats
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-__all__ = ["Ensemble"]
+__all__ = ["AnswerStream", "Ensemble"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,11 +39,64 @@ def _blocking(method: Callable[Concatenate[AsyncEnsemble, P], Awaitable[R]]) -> 
 
     @wraps(method)
     def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not self._close.alive:
-            raise RuntimeError(CLOSED)
-        return self._loop.run(partial(method, self._async, *args, **kwargs))
+        return self._run(partial(method, self._async, *args, **kwargs))
 
     return cast("Callable[Concatenate[Ensemble, P], R]", call)
+
+
+def _streaming(
+    method: Callable[Concatenate[AsyncEnsemble, P], AsyncAnswerStream],
+) -> Callable[Concatenate[Ensemble, P], AnswerStream]:
+    """The method, its stream read on the ensemble's own loop."""
+
+    @wraps(method)
+    def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> AnswerStream:
+        return AnswerStream(method(self._async, *args, **kwargs), self._run)
+
+    return cast("Callable[Concatenate[Ensemble, P], AnswerStream]", call)
+
+
+class _Run(Protocol):
+    def __call__(self, work: Callable[[], Awaitable[R]], /) -> R: ...
+
+
+class AnswerStream:
+    """An answer while it is being written; made by `Ensemble.stream`.
+
+    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Whoever leaves ``with``, or a loop
+    over a stream that nothing else holds, before the end gives the answer up: its calls are cancelled down to their
+    sockets, and what they consumed is in the ledger. It is read by one thread at a time.
+    """
+
+    def __init__(self, stream: AsyncAnswerStream, run: _Run) -> None:
+        self._stream = stream
+        self._run = run
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer; RuntimeError until the stream has been read to its end (see `AsyncAnswerStream`)."""
+        return self._stream.answer
+
+    def close(self) -> None:
+        """Give the answer up, unless it is there; returns once what was consumed is settled. Idempotent."""
+        if self._stream.stop():
+            self._run(self._stream.aclose)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        piece = self._run(self._stream.next_piece)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def __enter__(self) -> Self:
+        self._run(self._stream.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _Loop:
@@ -106,13 +162,19 @@ class Ensemble:
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
         """An ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
-        return cls(**pool_arguments(path, settings))
+        return cls(**pool_arguments(AsyncEnsemble, path, settings))
 
     ask = _blocking(AsyncEnsemble.ask)
     ask_many = _blocking(AsyncEnsemble.ask_many)
+    stream = _streaming(AsyncEnsemble.stream)
     feedback = _blocking(AsyncEnsemble.feedback)
     update = _blocking(AsyncEnsemble.update)
     reload = _blocking(AsyncEnsemble.reload)
+
+    def _run(self, work: Callable[[], Awaitable[R]]) -> R:
+        if not self._close.alive:
+            raise RuntimeError(CLOSED)
+        return self._loop.run(work)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

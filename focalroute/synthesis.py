@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from focalroute.ask import Ask
 from focalroute.elicit.messages import added
 from focalroute.errors import ConfigError
+from focalroute.needs import needs
 from focalroute.pool import Pool
 from focalroute.records import Failure, Query, Reply
 
@@ -66,12 +67,19 @@ class Synthesiser:
         """
         if ask.query.combine != "synthesise" or self._writer is None or ask.fused is None:
             return
-        if not self._pool.available()[self._writer]:
-            name = ask.policy.endpoints[self._writer]
-            ask.written = Reply(name, error=Failure("unavailable", "its breaker is open, or its rate limit reached"))
+        why = self._unable(self._writer, ask.query)
+        if why is not None:
+            ask.written = Reply(ask.policy.endpoints[self._writer], error=Failure("unavailable", why))
             return
         terms = self._pool.terms(_put(ask), ask.purse, ask.deadline)
         (ask.written,) = await self._pool.ask((self._writer,), terms)
+
+    def _unable(self, writer: int, query: Query) -> str | None:
+        """Why it cannot be asked now; None: it can."""
+        lacks = self._pool.lacking(needs(query))[writer]
+        if lacks is not None:
+            return f"it takes no {lacks}"
+        return None if self._pool.available()[writer] else "its breaker is open, or its rate limit reached"
 
 
 def _put(ask: Ask) -> Query:

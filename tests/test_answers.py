@@ -32,7 +32,7 @@ ANY_TEXT = st.text(st.characters(), max_size=80)  # lone surrogates included
         ("\N{MINUS SIGN}3", "-3"),
         ("x = -3.50", "-3.5"),
         ("10-20", "20"),  # a hyphen between numbers is no sign
-        ("2024-05-13", "13"),
+        ("2024-05-13", None),  # a date
         ("10 - 3 = 7", "7"),
         (".5", "0.5"),
         ("-.5", "-0.5"),
@@ -66,10 +66,8 @@ def test_a_number_is_the_last_one_in_plain_decimals(text: str, form: str | None)
     assert normal_form(text, "number") == form
 
 
-@pytest.mark.parametrize(
-    ("text", "form"), [("1/2", "2"), ("3 1/2", "2"), ("half", None), ("3,14", "14"), ("1 000", "0")]
-)
-def test_fractions_words_and_foreign_separators_are_not_read_as_what_they_mean(text: str, form: str | None) -> None:
+@pytest.mark.parametrize(("text", "form"), [("3,14", "14"), ("1 000", "0"), ("a dozen", None), ("5 feet 6", "6")])
+def test_foreign_separators_and_mixed_units_are_not_read_as_what_they_mean(text: str, form: str | None) -> None:
     """The limits of the kind: whoever needs them gives a callable of their own."""
     assert normal_form(text, "number") == form
 
@@ -121,7 +119,7 @@ def test_an_exponent_beyond_reason_neither_raises_nor_is_written_out(exponent: i
         ("The final answer is: Paris", "paris"),
         ("**Final answer:** Paris", "paris"),
         ("Answer: the answer is Paris!", "paris"),
-        ("New\n  York", "new york"),
+        ("Let me see.\n  New   York", "new york"),
         ("Answer Island", "answer island"),
         ("\uff30\uff41\uff52\uff49\uff53", "paris"),  # full width
         ("STRASSE", "strasse"),
@@ -180,7 +178,7 @@ def test_a_callable_is_its_own_kind() -> None:
 
 @pytest.mark.parametrize("kind", ["integer", "", 0, False, [], {}])
 def test_an_unknown_kind_says_which_there_are(kind: Any) -> None:
-    with pytest.raises(ConfigError, match="use one of number, short, text or a callable"):
+    with pytest.raises(ConfigError, match="use one of number, short, text, yes-no, date, math or a callable"):
         normaliser(kind)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from focalroute.answers import normal_form
+from focalroute.answers import KINDS, normal_form
 from focalroute.capabilities import Capabilities
 from focalroute.elicit import plan
 from focalroute.elicit.parse import reader_of
@@ -98,7 +98,20 @@ def test_a_text_made_of_characters_that_combine_is_no_short_answer() -> None:
     """Normalising it would take time with the square of its length; plain text may be as long as it likes."""
     assert normal_form("a" + "\u0300\u0316" * 4_000_000, "short") is None
     assert normal_form("\u00e9 " * 4_000, "short") is not None
-    assert normal_form("the answer is: " + "x" * 4_000_000, "short") == "x" * 4_000_000
+    assert normal_form("x" * 4_000_000 + "\nthe answer is: " + "x" * 9_000, "short") == "x" * 9_000
+    assert normal_form("the answer is: " + "x" * 4_000_000, "short") is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "text"])
+@pytest.mark.parametrize(
+    "piece", ["answer is ", "\\boxed{", "1 1/", "(((x+1)^9-", "$\\(", "not no ", "3 march ", "<answer>"]
+)
+def test_ten_megabytes_of_anything_are_read(piece: str, kind: str) -> None:
+    """An answer stands at the end: the rest is not looked at closely."""
+    text = piece * (10_000_000 // len(piece))
+    for reply in (text, "The answer is " + text[:19_000], f"\\boxed{{{text[:380]}}}"):
+        form = normal_form(reply, kind)
+        assert form is None or normal_form(form, kind) == form
 
 
 @pytest.mark.parametrize("text", ["9" * 4_000_000, "1,111" * 10**6, "1e" * 10**6, "1." * 10**6, "1e" + "9" * 10**6])

@@ -67,10 +67,12 @@ def test_a_reply_does_not_steer_the_terminal(tmp_path: Path) -> None:
 def test_ask_as_json_holds_the_receipt(pool_file: Path, tmp_path: Path) -> None:
     store = tmp_path / "s.db"
     result = focalroute(
-        "ask", "What is 17 + 25?", "--answer", "number", "--pool", str(pool_file), "--store", str(store), "--json"
+        *("ask", "What is 17 + 25?", "--answer", "number", "--samples", "3"),
+        *("--pool", str(pool_file), "--store", str(store), "--json"),
     )
     said = json.loads(result.stdout)
     assert said["receipt"]["answer_id"] == said["id"]
+    assert {call["method"] for call in said["receipt"]["calls"]} == {"samples"}
     assert said["text"] == said["candidates"][said["probabilities"].index(max(said["probabilities"]))]
     assert store.exists()
 
@@ -94,6 +96,7 @@ def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
         (["ask", "What?", "--choices", "one", "--pool", "POOL"], "choices"),
         (["ask", "What?", "--pool", "missing.toml"], "missing.toml"),
         (["ask", "What?", "--answer", "haiku", "--pool", "POOL"], "haiku"),
+        (["ask", "What?", "--samples", "0", "--pool", "POOL"], "samples"),
         (["ask", "   ", "--pool", "POOL"], "query"),
         (["ask", "What?", "--pool", "POOL", "--policy", "pluralty"], "did you mean 'plurality'"),
         (["update", "--store", "s.db", "--policy", "plurality"], "'plurality' is a rule"),

@@ -186,17 +186,16 @@ async def marked_soon(text: str) -> list[float]:
     return marked(text)
 
 
-def narrow(text: str) -> list[float]:
-    return [1.0] if "odd" in text else [0.0, 1.0]
-
-
 def failing(text: str) -> list[float]:
-    raise ValueError(text)
+    if "odd" in text:
+        raise ValueError(text)
+    return marked(text)
 
 
 async def hanging(text: str) -> list[float]:
-    await asyncio.sleep(60)
-    return [1.0]
+    if "odd" in text:
+        await asyncio.sleep(60)
+    return marked(text)
 
 
 class Service:
@@ -243,12 +242,12 @@ def three(server: Server, tmp_path: Path) -> dict[str, Any]:
     return {"endpoints": pool, "policy": policy, "explore": False, "synthesiser": "editor", "attempts": 1}
 
 
-@pytest.mark.parametrize("embed", [marked, marked_soon])
-def test_an_embedder_of_ones_own_decides_what_is_alike(three: dict[str, Any], service: Service, embed: Any) -> None:
+@pytest.mark.parametrize("embedder", [marked, marked_soon])
+def test_an_embedder_of_ones_own_decides_what_is_alike(three: dict[str, Any], service: Service, embedder: Any) -> None:
     """Two of three are the same to it, whatever their letters."""
     three["endpoints"] = three["endpoints"][:3]
     three["synthesiser"] = None
-    with Ensemble(**three, embed=embed) as ensemble:
+    with Ensemble(**three, embedder=embedder) as ensemble:
         answer = ensemble.ask("?")
     assert "odd" not in answer.text
     by_text = dict(zip(answer.candidates, answer.probabilities, strict=True))
@@ -257,16 +256,60 @@ def test_an_embedder_of_ones_own_decides_what_is_alike(three: dict[str, Any], se
     assert answer.degraded == ()
 
 
-@pytest.mark.parametrize("embed", [narrow, failing, hanging])
+@pytest.mark.parametrize("embedder", [failing, hanging])
 def test_where_an_embedder_fails_the_letters_count_and_it_is_said(
-    three: dict[str, Any], embed: Any, caplog: pytest.LogCaptureFixture
+    three: dict[str, Any], embedder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Ensemble(**three, embed=embed) as ensemble:
+    with Ensemble(**three, embedder=embedder) as ensemble:
         ensemble.ask("?", answer="short")  # nothing is compared: all that takes long the first time is there
-        answer = ensemble.ask("?", deadline_s=1.5 if embed is hanging else 60.0)
+        answer = ensemble.ask("?", deadline_s=3.0 if embedder is hanging else 60.0)
     assert answer.text
-    assert any(said.startswith("embed failed (") for said in answer.degraded)
+    assert any(said.startswith("replies compared by their letters: ") for said in answer.degraded)
     assert "odd" not in caplog.text + " ".join(answer.degraded)
+
+
+def test_a_service_reads_the_replies_that_are_compared_and_is_paid(
+    writers: dict[str, Any], pool: SimulatedPool
+) -> None:
+    """The query and each of four replies; nothing but the query where one reply is all there is."""
+    (brief,) = prose_requests(1, 7)
+    encoder = pool.endpoints[4]
+    with Ensemble(**writers, embedder=encoder, deadline_s=600) as ensemble:
+        answer = ensemble.ask(brief.request, combine="choose")
+        read = pool.stats()["editor"]
+        alone = ensemble.ask(brief.request, combine="pick")
+    assert answer.degraded == alone.degraded == ()
+    assert read.calls == 1 + len(answer.candidates)
+    assert answer.receipt.embedding == read.usd > 0
+    assert answer.cost == read.usd + sum(call.cost or 0 for call in answer.receipt.calls)
+    assert alone.receipt.embedding == 0
+    assert pool.stats()["editor"].calls == read.calls
+
+
+@pytest.mark.parametrize("embedder", [None, marked])
+def test_several_samples_of_open_text_are_votes_that_are_shared(pool: SimulatedPool, embedder: Any) -> None:
+    pool.reset()
+    (brief,) = prose_requests(1, 8)
+    with Ensemble(pool.endpoints[:2], policy="plurality", embedder=embedder) as ensemble:
+        answer = ensemble.ask(brief.request, samples=3)
+    assert {reply.samples for reply in answer.replies} == {3}
+    assert answer.text in answer.candidates
+    assert sum(answer.probabilities) == pytest.approx(1)
+    assert answer.degraded == ()
+
+
+def test_tool_calls_are_alike_only_if_they_are_the_same() -> None:
+    """However few letters they differ in; open text beside them is compared as ever."""
+    sight = Observer(NAMES, [1, 1, 1, 1]).begin(Query("q", ({"role": "user", "content": "?"},)))
+    for name, b in (("one", 25), ("two", 26)):
+        call = {"id": name, "type": "function", "function": {"name": "add", "arguments": f'{{"a":17,"b":{b}}}'}}
+        sight.add(Reply(name, tool_calls=(call,)), 1)
+    sight.add(Reply("three", "It is forty-two."), 1)
+    sight.add(Reply("four", "It is forty-three."), 1)
+    votes = sight.evidence().members[:, :, slices(MEMBER)["vote"].start]
+    assert votes[:2].tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    assert votes[2, :2].tolist() == [0, 0]
+    assert 0 < votes[2, 3] == votes[3, 2] < 1
 
 
 def test_nothing_of_open_text_is_settled_before_all_replies_are_there(three: dict[str, Any]) -> None:
@@ -350,6 +393,34 @@ def test_where_nothing_is_synthesised_the_chosen_reply_is_the_answer(
     assert answer.made_of[0] in NAMES
 
 
+def test_an_editor_that_lacks_what_the_request_needs_is_not_asked(three: dict[str, Any], server: Server) -> None:
+    three["endpoints"] = [replace(e, images=e.name != "editor") for e in three["endpoints"]]
+    parts = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+    with Ensemble(**three) as ensemble:
+        answer = ensemble.ask([{"role": "user", "content": parts}], combine="synthesise")
+    assert "not synthesised (editor: unavailable: it takes no images): the answer is the reply that was chosen" in (
+        answer.degraded
+    )
+    assert not any(got.body["model"] == "editor" for got in server.received)
+
+
+def test_a_stream_says_what_is_written_in_one_piece(writers: dict[str, Any]) -> None:
+    (brief,) = prose_requests(1, 9)
+    writers["synthesiser"] = "one"
+    with Ensemble(**writers) as ensemble, ensemble.stream(brief.request, combine="synthesise") as stream:
+        pieces = list(stream)
+    assert stream.answer.receipt.synthesis is not None
+    assert set(stream.answer.made_of) == set(NAMES)
+    assert pieces == [stream.answer.text]
+
+
+def test_a_lone_member_is_not_heard_where_its_reply_is_rewritten(three: dict[str, Any], server: Server) -> None:
+    three |= {"endpoints": three["endpoints"][2:], "policy": "cascade"}
+    with Ensemble(**three) as ensemble, ensemble.stream("?", combine="synthesise") as stream:
+        assert list(stream) == ["The best of all."]
+    assert not any(got.body.get("stream") for got in server.received)
+
+
 def test_members_that_hang_leave_time_for_writing(three: dict[str, Any], service: Service) -> None:
     """The editor is a member too, and hangs as one; what the others said is still made an answer of in time."""
     with Ensemble(**three) as ensemble:
@@ -395,9 +466,11 @@ def test_what_cannot_be_synthesised_is_said_before_anybody_is_asked(three: dict[
     with Ensemble(**nobody) as ensemble:
         with pytest.raises(ConfigError, match="name it with synthesiser="):
             ensemble.ask("?", combine="synthesise")
+        with pytest.raises(ConfigError, match="name it with synthesiser="):
+            ensemble.stream("?", combine="synthesise")
         with pytest.raises(ConfigError, match="combine: unknown mode 'vote'"):
             ensemble.ask("?", combine="vote")  # type: ignore[arg-type]
-        kinds: list[dict[str, Any]] = [{"choices": ["a", "b"]}, {"answer": "number"}]
+        kinds: list[dict[str, Any]] = [{"choices": ["a", "b"]}, {"answer": "number"}, {"params": {"tools": []}}]
         for closed in kinds:
             with pytest.raises(ConfigError, match="combine: only open text"):
                 ensemble.ask("?", combine="synthesise", **closed)
@@ -430,7 +503,7 @@ def test_a_pool_file_may_name_who_writes_but_not_hold_functions(tmp_path: Path) 
     path = tmp_path / "pool.toml"
     path.write_text(f'{endpoint}\n[ensemble]\nsynthesiser = "a"\n')
     Ensemble.from_toml(path).close()
-    for key in ("embed", "judge"):
+    for key in ("embedder", "judge"):
         path.write_text(f'{endpoint}\n[ensemble]\n{key} = "a"\n')
         with pytest.raises(ConfigError, match=f"ensemble: unknown key '{key}'"):
             Ensemble.from_toml(path)

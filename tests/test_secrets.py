@@ -274,3 +274,18 @@ def test_a_key_in_the_wrong_place_is_refused_without_it(said: Said, tmp_path: Pa
     caught(said, lambda: Ensemble.from_toml(tmp_path / "pool.toml"))
     (tmp_path / "pool.toml").write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\n{name} = {value}\n')
     caught(said, lambda: Ensemble.from_toml(tmp_path / "pool.toml"))
+
+
+def test_a_stream_that_breaks_off_and_tools_tell_nobody(said: Said, tmp_path: Path) -> None:
+    async def half(request: web.Request, _: Any) -> web.StreamResponse:
+        return await sse(request, {"choices": [{"index": 0, "delta": {"content": "Half"}}]}, end=False)
+
+    tools = [{"type": "function", "function": {"name": PARAM, "description": PROMPT}}]
+    with serving(half) as server:
+        endpoint = Endpoint("cut", model="m", base_url=server.url, api_key_env="PLANTED_KEY")
+        with Ensemble([endpoint], store=tmp_path / "s.db") as ensemble:
+            stream = ensemble.stream(PROMPT, params={"tools": tools})
+            assert "Half" not in str(caught(said, lambda: list(stream)))
+            said.add("stream", stream)
+            said.objects()
+    said.files(tmp_path)

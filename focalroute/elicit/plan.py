@@ -8,14 +8,17 @@ its probabilities are had, best first:
 3. the sampled token's log-probability alone: the mass of the answer given, the rest unknown;
 4. one reply, parsed: a vote, no probabilities.
 
-Samples come before (3) because they say something of the other choices too. Free-form questions are passed on as is.
+Samples come before (3) because they say something of the other choices too. Structured answers are held to their schema
+where that is possible, and checked in any case. All other free-form questions are passed on as is; where several
+samples are wanted of them, one request draws them (Wang et al. 2023, self-consistency, arXiv 2203.11171) from an
+endpoint that can do that, and the share of each answer is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.capabilities import Capabilities
@@ -24,13 +27,20 @@ from focalroute.elicit.parse import DECORATION, Reader, reader_of
 from focalroute.elicit.score import score
 from focalroute.errors import CallFailed
 from focalroute.records import Failure, Method, Query
+from focalroute.structured import Structure
+from focalroute.tool_calls import Offer, called
 from focalroute.wire import Completion, CompletionChoice, Request
 
-__all__ = ["Plan", "Reading", "plan"]
+__all__ = ["Plan", "Reading", "needs_probe", "plan"]
 
 #: Enough for a letter and the sentence some models put around it. A model that reasons aloud needs more: set
 #: ``max_tokens`` in the endpoint's ``params``.
 MAX_TOKENS = 32
+#: Of free-form samples: they have to differ, and still to be good (that paper uses 0.5 to 0.7).
+TEMPERATURE = 0.7
+
+_NO_ANSWER = "the reply holds no answer of the kind asked for"
+_NOT_VALID = "the reply is no JSON that is valid against the schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,9 @@ class Reading:
         choice: index of the most probable choice; None for a free-form question.
         probabilities: mass on each choice, shape (K,), sums to at most 1, the rest is unknown; None for a bare vote.
         method: how they were had.
+        tool_calls: the tools it calls, in OpenAI's shape; they are the answer to a free-form question.
+        shares: of several samples of a free-form answer, see `Reply`; None: there was one.
+        samples: how many they were counted from.
     """
 
     text: str
@@ -49,6 +62,9 @@ class Reading:
     probabilities: tuple[float, ...] | None
     method: Method
     finish_reason: str | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: tuple[tuple[str, float], ...] | None = None
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +75,14 @@ class Plan:
         method: what the request is made for.
         choices: those of the query; None for a free-form question.
         kind: of a free-form question's answer.
+        otherwise: how to put it where this is refused for the schema it is held to; None: there is no other way.
     """
 
     request: Request
     method: Method
     choices: tuple[str, ...] | None
     kind: AnswerKind | None = None
+    otherwise: Plan | None = None
 
     def read(self, completion: Completion) -> Reading:
         """The reply's answer.
@@ -73,30 +91,37 @@ class Plan:
             CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
             ConfigError: the caller's own normaliser gives something else than a string or None.
         """
-        first = completion.choices[0]
-        if self.choices is None:
-            try:
-                form = normal_form(first.text, self.kind)
-            except NormaliserFailed as error:  # on this member's text, which may be anything
-                raise _unusable(completion, str(error)) from None
-            if form is None:
-                raise _unusable(completion, _why(first, "the reply holds no answer of the kind asked for"))
-            return Reading(first.text, None, None, "text", first.finish_reason)
-        reader = reader_of(self.choices)
         samples = completion.choices[: self.request.n]  # nobody has more votes than were asked for
+        if self.choices is None:
+            return self._called(completion) or _free_form(completion, samples, self.kind)
+        reader = reader_of(self.choices)
         if self.method == "samples" and len(samples) > 1:
             return _counted(completion, samples, reader)
         return _single(completion, reader, self.method)
+
+    def _called(self, completion: Completion) -> Reading | None:
+        """The tools that a reply calls; None: it does not."""
+        first = completion.choices[0]
+        calls = called(first.tool_calls)
+        if calls is None:
+            raise _unusable(completion, "the reply calls a tool with arguments that are no JSON object")
+        refusal = Offer.of(self.request.params).refusal(calls)
+        if refusal is not None:
+            raise _unusable(completion, _why(first, refusal))
+        return Reading(first.text, None, None, "text", first.finish_reason, calls) if calls else None
 
 
 def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan:
     """The best way to put the query to an endpoint that can do this much.
 
     Args:
-        samples: how many to draw where probabilities come from samples.
+        samples: how many to draw where probabilities come from samples, unless the query says so.
     """
+    if isinstance(query.answer, Structure):
+        return _structured(query, query.answer, held=capabilities.structured_choice)
     if query.choices is None:
-        return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
+        return _free_form_plan(query, capabilities)
+    samples = samples if query.samples is None else query.samples
     labels = reader_of(query.choices).labels
     messages = added(query.messages, _asked(query.choices, labels))
     held = labels if capabilities.structured_choice else None
@@ -109,6 +134,30 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     if capabilities.logprobs:
         return Plan(Request(messages, MAX_TOKENS, 0.0, 1, 0, held, params=query.params), "logprobs", query.choices)
     return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", query.choices)
+
+
+def needs_probe(query: Query) -> bool:
+    """Whether the best way to put it hangs on what an endpoint can do."""
+    return query.choices is not None or (query.samples or 1) > 1 or isinstance(query.answer, Structure)
+
+
+def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
+    """Held to the schema where that can be; else, or where just this schema is refused, the prompt has it."""
+    told = Request(added(query.messages, structure.instruction), None, params=query.params)
+    otherwise = Plan(told, "text", None, structure)
+    if not held or "response_format" in query.params:
+        return otherwise
+    params = {**query.params, "response_format": structure.response_format}
+    return Plan(Request(query.messages, None, params=params), "text", None, structure, otherwise)
+
+
+def _free_form_plan(query: Query, capabilities: Capabilities) -> Plan:
+    """Several samples where they are wanted and one call can give them, else one reply."""
+    samples = query.samples or 1
+    if samples == 1 or not capabilities.n:
+        return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
+    request = Request(query.messages, None, TEMPERATURE, samples, params=query.params)
+    return Plan(request, "samples", None, query.answer)
 
 
 def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
@@ -136,6 +185,27 @@ def _single(completion: Completion, reader: Reader, method: Method) -> Reading:
         return Reading(sample.text, found.choice, None, "parsed", sample.finish_reason)
     choice = max(range(len(masses)), key=lambda i: (masses[i], i == found.choice))
     return Reading(sample.text, choice, masses, "logprobs", sample.finish_reason)
+
+
+def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> Reading:
+    """The most frequent answer, the first of equals, and the share of each; samples without one are unknown mass."""
+    giving: dict[str, list[CompletionChoice]] = {}
+    why = _why(samples[0], _NOT_VALID if isinstance(kind, Structure) else _NO_ANSWER)
+    for sample in samples:
+        try:
+            form = normal_form(sample.text, kind)
+        except NormaliserFailed as error:  # on this member's text, which may be anything
+            form, why = None, str(error)
+        if form is not None:
+            giving.setdefault(form, []).append(sample)
+    if not giving:
+        raise _unusable(completion, why)
+    most_first = sorted(giving.values(), key=len, reverse=True)
+    first = most_first[0][0]
+    if len(samples) == 1:
+        return Reading(first.text, None, None, "text", first.finish_reason)
+    shares = tuple((same[0].text, len(same) / len(samples)) for same in most_first)
+    return Reading(first.text, None, None, "samples", first.finish_reason, shares=shares, samples=len(samples))
 
 
 def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader: Reader) -> Reading:

@@ -77,7 +77,8 @@ class Served:
 
     def _settings(self, target: float | None) -> dict[str, Any]:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
-        return {"seed": self.training.seed, "explore": self.explore, "price_of_money": price, "target": target}
+        chosen = {"seed": self.training.seed, "explore": self.explore, "price_of_money": price, "target": target}
+        return {**chosen, "embed": self.table.embed}
 
     def _play(self, strategy: Strategy, rows: I64) -> Played:
         training = self.training

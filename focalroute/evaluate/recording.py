@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from focalroute.cost import typical_cost
+from focalroute.embedders import TextEmbedder, embedded
 from focalroute.errors import ConfigError
 from focalroute.evaluate.table import I64, Table
 from focalroute.learn.checkpoint import Checkpoint, made_for
@@ -19,13 +20,31 @@ from focalroute.learn.offline import OfflineSettings, Trained, train
 from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.recorded import F32, Recorded
 from focalroute.learn.state import pack
-from focalroute.observe.features import Embedder, text_features
+from focalroute.observe.features import name_of, unit_vector
 from focalroute.policy.publish import publish
+from focalroute.progress import progress_bar
 
-__all__ = ["best_of", "discard", "publish_trained", "recorded", "train_each", "train_on"]
+__all__ = ["best_of", "discard", "publish_trained", "recorded", "train_each", "train_on", "with_embedder"]
 
 
-def recorded(table: Table, rows: I64, *, embed: Embedder = text_features, show_task: bool = False) -> Recorded:
+def with_embedder(table: Table, embedder: TextEmbedder, *, shown: bool = False) -> Table:
+    """The log with the features that an embedder makes of its texts, for training and for serving alike.
+
+    Each different text is embedded once, here.
+
+    Args:
+        shown: whether to show a progress bar.
+
+    Raises:
+        ConfigError: it is no embedder, or gives no vectors.
+        PoolError: it failed.
+    """
+    texts = dict.fromkeys(table.texts)
+    with progress_bar("embedding", len(texts), shown=shown) as advance:
+        return replace(table, embed=embedded(texts, embedder, advance))
+
+
+def recorded(table: Table, rows: I64, *, show_task: bool = False) -> Recorded:
     """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
     worth = table.worths(rows).astype(np.float32)
     outputs = [[table.queries[row].outputs.get(name) for name in table.names] for row in rows.tolist()]
@@ -49,8 +68,9 @@ def recorded(table: Table, rows: I64, *, embed: Embedder = text_features, show_t
         tokens=each(lambda output: output.completion_tokens),
         latency_s=each(lambda output: output.latency_s or 0.0),
         mass=_masses(table, rows, worth.shape[1]),
-        vectors=np.stack([np.asarray(embed(table.texts[row]), np.float32) for row in rows.tolist()]),
+        vectors=np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()]),
         tasks=np.array([task or "" for task in tasks]) if show_task else None,
+        embedder=name_of(table.embed),
     )
 
 
@@ -160,7 +180,12 @@ def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSett
         fusion=fusion_model(trained.fusion),
         names=trained.experience.names,
         parent=None,
-        hyperparameters={**asdict(settings), "seed": trained.seed, "usd_per_query": trained.usd_per_query},
+        hyperparameters={
+            **asdict(settings),
+            "seed": trained.seed,
+            "usd_per_query": trained.usd_per_query,
+            "embedder": trained.experience.embedder,
+        },
         metrics={
             "trust": trained.trust,
             "score": trained.score,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from focalroute.config import load_pool
+from focalroute.embedders import TextEmbedder, embedder_of
 from focalroute.errors import ConfigError
 from focalroute.evaluate.lineup import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
@@ -17,11 +18,13 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.points import OPERATING_POINTS, Point, Served, beside_curve, trained
 from focalroute.evaluate.presets.catalogue import presets as find_presets
 from focalroute.evaluate.presets.rl_focal import RlFocal
+from focalroute.evaluate.recording import with_embedder
 from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
 from focalroute.evaluate.replayed import Plan, Replayed, Run
 from focalroute.evaluate.table import Split, join, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline import OfflineSettings
+from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.progress import progress_bar
 
@@ -54,6 +57,7 @@ class Report:
         log: the log's path as given.
         scored: "accuracy", or "score" where the log has no labels.
         policy: "trained", "cold", or the version of the one given.
+        embedder: what made the features of the texts, by its name.
         methods: the baselines and controls.
         focalroute: its operating points.
         unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
@@ -72,6 +76,7 @@ class Report:
     show_task: bool
     scored: str
     policy: str
+    embedder: str
     methods: tuple[Method, ...]
     focalroute: tuple[Point, ...]
     unfused: Mapping[str, int]
@@ -98,6 +103,7 @@ def evaluate(
     policy: Policy | None = None,
     presets: Sequence[str] = (),
     settings: OfflineSettings | None = None,
+    embedder: TextEmbedder | None = None,
     progress: bool = False,
 ) -> Report:
     """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
@@ -118,16 +124,23 @@ def evaluate(
         policy: what focalroute serves; None: what it is trained to.
         presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         settings: how it is trained.
+        embedder: what makes the features of a text that focalroute is trained and served with; None: the pool file's,
+            or the built-in ones.
         progress: whether to show a progress bar.
 
     Raises:
         ConfigError: an argument, the log or the pool is wrong.
+        PoolError: the embedder failed.
     """
     _check(split_by, train_fraction, seeds, feedback)
     targets = _targets(operating_points, policy)
     published = find_presets(presets)
     settings = settings or OfflineSettings()
-    table = join(read_log(log), load_pool(pool), log)
+    file = load_pool(pool)
+    table = join(read_log(log), file, log)
+    embedder = embedder or embedder_of(file, pool)
+    if embedder is not None:
+        table = with_embedder(table, embedder, shown=progress)
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
     first = Training(table, parts.train, seed, feedback, show_task)
     cold = policy is not None and not policy.version
@@ -241,6 +254,7 @@ def _report(
         feedback=first.feedback,
         show_task=first.show_task,
         scored="score" if all(query.label is None for query in table.queries) else "accuracy",
+        embedder=name_of(table.embed),
         policy="trained" if policy is None else "cold" if not policy.version else f"version {policy.version}",
         methods=tuple(methods),
         focalroute=tuple(points),

@@ -23,6 +23,7 @@ from focalroute.errors import PoolError
 from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
 from focalroute.observe import Observer
+from focalroute.observe.features import Embedder, text_features
 from focalroute.observe.probing import Cost, Probing
 from focalroute.pacing import Pacer
 from focalroute.policy.fallback import Guarded, Served
@@ -44,6 +45,7 @@ class Serving:
         max_rounds: as in `focalroute.AsyncEnsemble`, and so those that follow.
         target: the cost ratio to hold in the long run; the price of money then starts as given and is paced.
         detect: whether to look for endpoints that changed; to measure what that is worth.
+        embed: makes the features of a query's text.
 
     Attributes:
         policy: what serves.
@@ -65,12 +67,14 @@ class Serving:
         target: float | None = None,
         probe_share: float = 0.02,
         detect: bool = True,
+        embed: Embedder = text_features,
     ) -> None:
         self.policy = policy
         self.history: list[tuple[tuple[int, ...], ...]] = []
         self.confidence: list[float] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
-        self._observer = Observer(self._names, [typical_cost(e) for e in endpoints], window=window, detect=detect)
+        prices = [typical_cost(e) for e in endpoints]
+        self._observer = Observer(self._names, prices, window=window, detect=detect, embed=embed)
         self._guard = BudgetGuard(None, endpoints)
         self._seed = seed
         self._max_rounds = max_rounds

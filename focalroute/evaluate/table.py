@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from focalroute.config import Endpoint, PoolFile
 from focalroute.errors import ConfigError
 from focalroute.evaluate.outcomes import LoggedQuery, Output
+from focalroute.observe.features import Embedder, text_features
 from focalroute.records import Query
 
 __all__ = ["F64", "I64", "Split", "Table", "join", "split"]
@@ -40,6 +41,7 @@ class Table:
         label: (T,) the right candidate; -1 where nobody gave it or only scores are known.
         value: (T, N) what this endpoint's answer is worth, 1 right, 0 wrong, or its score; NaN where there is none.
         usd: (T, N) what the call cost; 0 where there was none.
+        embed: makes the features of a text, wherever they are needed.
     """
 
     queries: tuple[LoggedQuery, ...]
@@ -52,6 +54,7 @@ class Table:
     label: I64
     value: F64
     usd: F64
+    embed: Embedder = text_features
 
     @property
     def names(self) -> tuple[str, ...]:

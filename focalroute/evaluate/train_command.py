@@ -11,9 +11,10 @@ from typing import cast
 import numpy as np
 
 from focalroute.config import load_pool
+from focalroute.embedders import embedder_of
 from focalroute.errors import ConfigError
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import best_of, discard, publish_trained, train_each
+from focalroute.evaluate.recording import best_of, discard, publish_trained, train_each, with_embedder
 from focalroute.evaluate.table import join
 from focalroute.learn.offline import OfflineSettings, Point, Trained
 from focalroute.learn.passes import Backend, passes
@@ -62,6 +63,7 @@ def train_command(
 
     Raises:
         ConfigError: an argument, the log, the pool or what was kept is wrong.
+        PoolError: the pool's embedder failed.
         PolicyError: the policy cannot be published.
     """
     settings = OfflineSettings()
@@ -70,7 +72,11 @@ def train_command(
     if settings.iterations < 1 or seeds < 1:
         raise ConfigError("iterations and seeds: must be at least 1")
     engine = passes(cast(Backend, backend), device)  # checked there
-    table = join(read_log(log), load_pool(pool), log)
+    file = load_pool(pool)
+    table = join(read_log(log), file, log)
+    embedder = embedder_of(file, pool)
+    if embedder is not None:
+        table = with_embedder(table, embedder, shown=not as_json)
     size = len(table.queries)
     with progress_bar("training", seeds * settings.steps, shown=not as_json) as advance:
         found = train_each(

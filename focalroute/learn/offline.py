@@ -310,4 +310,4 @@ def _experience(recorded: Recorded) -> Experience:
     told = np.asarray(recorded.vectors.any(axis=1))
     usd = prior.usd.astype(np.float32)
     vectors, values = recorded.vectors[told][-CAPACITY:], values[told][-CAPACITY:]
-    return Experience(recorded.names, accuracy, usd, vectors, values, book(recorded))
+    return Experience(recorded.names, accuracy, usd, vectors, values, book(recorded), recorded.embedder)

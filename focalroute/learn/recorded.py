@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.records import HASHED
+
 __all__ = ["Recorded"]
 
 F32 = NDArray[np.float32]
@@ -34,6 +36,7 @@ class Recorded:
         mass: (T, N, K) probability of each candidate, NaN in whole rows where the endpoint gave none; None: nobody did.
         vectors: (T, D) features of the text; zeros where there is none.
         tasks: (T,) the topic's name; None: not shown.
+        embedder: what made the vectors, by its name.
     """
 
     names: tuple[str, ...]
@@ -50,6 +53,7 @@ class Recorded:
     mass: F32 | None
     vectors: F32
     tasks: NDArray[np.str_] | None = None
+    embedder: str = HASHED
 
     def __len__(self) -> int:
         return len(self.size)
@@ -62,5 +66,5 @@ class Recorded:
     def take(self, rows: NDArray[Any] | slice) -> Recorded:
         """Only these queries."""
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        of_pool = ("names", "prices")
+        of_pool = ("names", "prices", "embedder")
         return replace(self, **{k: array[rows] for k, array in parts.items() if k not in of_pool and array is not None})

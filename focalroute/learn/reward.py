@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.records import F32, Feedback, Masses, Member, Outcome, Trajectory
 from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
+from focalroute.structured import label_form
+from focalroute.tool_calls import calls_form
 
-__all__ = ["JUDGE", "USER", "credit", "judged", "label_key", "outranks", "reward_of"]
+__all__ = ["JUDGE", "USER", "Label", "credit", "judged", "label_key", "outranks", "reward_of"]
 
 _LOG_MASS = slices(MEMBER)["log_probability"].start
+
+#: What is right: a choice's text or index, a free-form answer, tool calls, a structured answer or its JSON.
+Label = str | int | Mapping[str, Any] | Sequence[Any] | BaseModel
 
 USER = "user"
 
@@ -32,14 +40,17 @@ def reward_of(reward: float | bool) -> float:
     return float(reward)
 
 
-def label_key(label: str | int, answer: StoredAnswer) -> str:
-    """The key of the candidate that the label names: a choice's text or index, or a free-form answer.
+def label_key(label: Label, answer: StoredAnswer) -> str:
+    """The key of the candidate that the label names: a choice's text or index, a free-form answer, tool calls, or a
+    structured answer, in all of its fields.
 
     Where the caller's own callable made the candidates, the label is taken to be in its normal form already.
 
     Raises:
         BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
     """
+    if answer.kind == "structured":
+        return candidate_key(label_form(label))
     if isinstance(label, int) and not isinstance(label, bool):
         if answer.kind != "choice":
             return label_key(str(label), answer)
@@ -48,6 +59,11 @@ def label_key(label: str | int, answer: StoredAnswer) -> str:
                 f"label: index {label} is not among the {len(answer.keys)} choices; give a choice's index or text"
             )
         return answer.keys[label]
+    if isinstance(label, list | tuple | Mapping) and answer.kind != "choice":
+        try:
+            return candidate_key(calls_form([label] if isinstance(label, Mapping) else list(label)))
+        except ValueError as error:
+            raise BadLabel(f"label: {error}") from None
     if not isinstance(label, str):
         raise BadLabel(f"label: give a choice's text or index, got {type(label).__name__}")
     if answer.kind == "choice":
@@ -64,7 +80,7 @@ def label_key(label: str | int, answer: StoredAnswer) -> str:
     return candidate_key(form)
 
 
-def judged(answer: StoredAnswer, *, reward: float | bool | None, label: str | int | None) -> tuple[float, str | None]:
+def judged(answer: StoredAnswer, *, reward: float | bool | None, label: Label | None) -> tuple[float, str | None]:
     """What is said of an answer, as (reward in [-1, 1], key of the right candidate or None).
 
     Raises:
@@ -96,14 +112,15 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
 
     Endpoints that were probed afterwards are credited alike, in round 0.
     """
-    features = None if answer.trajectory is None else answer.trajectory.features
+    steps = answer.trajectory
+    text: dict[str, Any] = {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
     masses = _masses(answer, feedback)
     answer = _with_probes(answer)
     if feedback.label is not None and answer.kind != SYNTHESIS:
         right = {
             name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
         }
-        return Outcome(answer.id, answer.members, right, features=features, masses=masses)
+        return Outcome(answer.id, answer.members, right, masses=masses, **text)
     infer = _inference(answer, feedback.reward)
     right, inferred = {}, set()
     for name, member in answer.members.items():
@@ -112,7 +129,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
             right[name] = value
             if not known:
                 inferred.add(name)
-    return Outcome(answer.id, answer.members, right, frozenset(inferred), features, masses)
+    return Outcome(answer.id, answer.members, right, frozenset(inferred), masses=masses, **text)
 
 
 def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:

@@ -74,7 +74,7 @@ class Fusions:
         candidates: (B, K, Fc).
         ids: (B, m) the members' rows in the nets' tables.
         offered: (B, K) a candidate, not padding.
-        answered: (B,) index of the answer given; -1: it was written from the candidates.
+        answered: (B,) index of the answer given; -1: it was none of the candidates.
         right: (B,) index of the right candidate; -1: not known, or none is.
         labelled: (B,) whether there was a label.
         reward: (B,) u of the answer given.

@@ -8,22 +8,20 @@ to (minimum Bayes risk decoding, Kumar and Byrne 2004, with the members' records
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import MEMBER, slices
 
-__all__ = ["Agreement", "TextEmbedder", "gathered", "shared"]
-
-#: Maps a reply's text to a vector, always of the same width; it may be a coroutine function.
-TextEmbedder = Callable[[str], ArrayLike | Awaitable[ArrayLike]]
+__all__ = ["Agreement", "Reader", "gathered", "shared"]
 
 F32 = NDArray[np.float32]
+
+#: Makes the vectors of several texts, norm 1: of each the vector, and why there is none, in words (else empty).
+Reader = Callable[[Sequence[str]], Awaitable[Sequence[tuple[F32, str]]]]
 
 _WIDTH = 1024  # of the built-in vectors: a reply has more n-grams than a query
 _AT = slices(MEMBER)
@@ -34,40 +32,39 @@ class Agreement:
     """The replies of one ask, compared.
 
     Args:
-        embed: the caller's own function; None: `text_features`.
+        reader: makes the vectors of the ensemble's embedder; None: `text_features` does.
 
     Attributes:
-        failure: why the caller's own function was not used, the name of its error; None if it was, or there is none.
+        failure: why the embedder's vectors are not used, in words; empty: they are, or there is no embedder.
     """
 
-    def __init__(self, embed: TextEmbedder | None = None) -> None:
-        self.failure: str | None = None
-        self._embed = embed
+    def __init__(self, reader: Reader | None = None) -> None:
+        self.failure = ""
+        self._reader = reader
         self._own: dict[str, F32] = {}
         self._features: dict[str, F32] = {}
 
-    async def read(self, texts: Iterable[str], deadline: float) -> None:
-        """Have the caller's own function see these texts, all at once, by a time in the running loop's.
+    async def read(self, candidates: Sequence[str]) -> None:
+        """Have the embedder see the candidates, all at once; one alone is like itself and costs nothing.
 
         Where it fails on any, all texts of the ask are compared by `text_features`.
+
+        Raises:
+            ConfigError: the embedder is a function that gives no vectors of one length.
+            StoreError: a limit cannot be kept, as the store fails.
         """
-        new = [text for text in dict.fromkeys(texts) if text not in self._own]
-        if self._embed is None or self.failure is not None or not new:
+        new = [text for text in candidates if text not in self._own]
+        if self._reader is None or self.failure or len(candidates) < 2 or not new:
             return
-        try:
-            async with asyncio.timeout_at(deadline):
-                vectors = await asyncio.gather(*(_vector(self._embed, text) for text in new))
-            self._own.update(zip(new, vectors, strict=True))
-            np.stack(list(self._own.values()))  # of one width
-        except Exception as error:  # noqa: BLE001 - whatever the caller's own function raises, the ask goes on
-            self.failure = type(error).__name__
+        for text, (vector, missing) in zip(new, await self._reader(new), strict=True):
+            self._own[text] = vector
+            self.failure = self.failure or missing
 
     def between(self, candidates: Sequence[str]) -> F32:
         """How alike each two candidates are, (K, K), in [0, 1]; 1 on the diagonal."""
         if len(candidates) == 1:
             return np.ones((1, 1), np.float32)
-        own = [self._own.get(text) for text in candidates] if self.failure is None else [None]
-        seen = [vector for vector in own if vector is not None]
+        seen = [] if self.failure else [self._own[text] for text in candidates if text in self._own]
         vectors = np.stack(seen if len(seen) == len(candidates) else [self._built_in(text) for text in candidates])
         alike = np.maximum(np.einsum("kd,ld->kl", vectors, vectors), 0) ** 2
         np.fill_diagonal(alike, 1)
@@ -79,17 +76,6 @@ class Agreement:
         if found is None:
             found = self._features[text] = text_features(text, _WIDTH)
         return found
-
-
-async def _vector(embed: TextEmbedder, text: str) -> F32:
-    """The normed vector that the caller's own function gives; one that is no coroutine function runs in a thread."""
-    given = embed(text) if inspect.iscoroutinefunction(embed) else await asyncio.to_thread(embed, text)
-    vector = np.asarray(await given if inspect.isawaitable(given) else given, np.float64)
-    norm = float(np.linalg.norm(vector))
-    if vector.ndim != 1 or not 0 < norm < np.inf:
-        raise ValueError("embed: must give a vector of finite numbers that are not all zero")
-    normed: F32 = (vector / norm).astype(np.float32)
-    return normed
 
 
 def shared(members: F32, alike: F32) -> F32:

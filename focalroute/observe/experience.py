@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from focalroute.observe.calibration import Totals
 from focalroute.observe.memory import Memory
+from focalroute.records import HASHED
 
 __all__ = ["Experience"]
 
@@ -33,6 +34,7 @@ class Experience:
         vectors: float32 (M, D) text features of past queries, oldest first; M may be 0.
         values: float32 (M, V) how right each endpoint was on them; NaN where it was not asked.
         book: task -> totals of the endpoints' probabilities there, None -> over all tasks; empty where nobody gave any.
+        embedder: what made the vectors, by its name.
     """
 
     names: tuple[str, ...]
@@ -41,6 +43,7 @@ class Experience:
     vectors: F32
     values: F32
     book: Mapping[str | None, Totals] = field(default_factory=dict)
+    embedder: str = HASHED
 
     def offsets(self, pool: Sequence[str]) -> tuple[float | None, ...]:
         """By how much each endpoint of a pool is more accurate in the long run than the known ones on average.
@@ -88,6 +91,7 @@ class Experience:
         """Whether the other one holds the same; what was read from arrays is the same after any further way there."""
         return (
             self.names == other.names
+            and self.embedder == other.embedder
             and np.array_equal(self.accuracy, other.accuracy)
             and np.array_equal(self.usd, other.usd, equal_nan=True)
             and np.array_equal(self.values, other.values, equal_nan=True)
@@ -105,6 +109,7 @@ class Experience:
             "usd": self.usd.astype(np.float32),
             "vectors": np.round(self.vectors / largest * 127).astype(np.int8),
             "values": self.values.astype(np.float16),
+            "embedder": np.array(self.embedder),
             **self._book(),
         }
 
@@ -151,6 +156,7 @@ class Experience:
             (vectors / lengths).astype(np.float32),
             values.astype(np.float32),
             _read_book(arrays, len(names)),
+            str(arrays.get("embedder", HASHED)),  # an earlier version of this package knew no others
         )
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["MAX_CHARACTERS", "TEXT_FEATURES", "Embedder", "text_features"]
+from focalroute.config import Endpoint
+from focalroute.errors import ConfigError
+
+__all__ = [
+    "MAX_CHARACTERS",
+    "MOST_FEATURES",
+    "TEXT_FEATURES",
+    "Embedder",
+    "clipped",
+    "name_of",
+    "text_features",
+    "unit_vector",
+]
 
 #: Width of the text features that an `Observer` uses by default.
 TEXT_FEATURES = 256
@@ -17,6 +30,9 @@ Embedder = Callable[[str], ArrayLike]
 
 #: Of a longer text only the first and the last so many characters are read.
 MAX_CHARACTERS = 4096
+
+#: The most features that any embedder may give: a memory of 4,096 texts holds as many of them.
+MOST_FEATURES = 8192
 
 # Odd multipliers, one for each place in an n-gram.
 _PLACES = (
@@ -46,8 +62,7 @@ def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
     >>> text_features("Which planet has the most moons?", 32).shape, float(abs(text_features("", 4)).sum())
     ((32,), 0.0)
     """
-    if len(text) > 2 * MAX_CHARACTERS:
-        text = text[:MAX_CHARACTERS] + text[-MAX_CHARACTERS:]
+    text = clipped(text)
     if not text:
         return np.zeros(width, np.float32)
     # a space at either end marks where words begin and end; a short text still has an n-gram of each length
@@ -67,3 +82,43 @@ def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
     features: NDArray[np.float32] = np.copysign(np.log1p(np.abs(sums)), sums)
     norm = float(np.sqrt(features @ features))
     return features / np.float32(norm) if norm else features
+
+
+def clipped(text: str) -> str:
+    """The text, of one longer than 2 x `MAX_CHARACTERS` characters without its middle."""
+    return text if len(text) <= 2 * MAX_CHARACTERS else text[:MAX_CHARACTERS] + text[-MAX_CHARACTERS:]
+
+
+def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
+    """What an embedder gave, float32 (D,), scaled to Euclidean norm 1; zeros stay zeros.
+
+    Raises:
+        ConfigError: it is no vector of finite numbers, or one of more than `MOST_FEATURES`.
+    """
+    try:
+        vector = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"embedder: must give a vector of numbers, gave {type(values).__name__}") from None
+    if vector.ndim != 1 or not 0 < vector.size <= MOST_FEATURES or not np.isfinite(vector).all():
+        raise ConfigError(
+            f"embedder: must give a vector of 1 to {MOST_FEATURES} finite numbers, gave an array of shape "
+            f"{vector.shape}"
+        )
+    largest = float(np.abs(vector).max())
+    if not largest:
+        return vector.astype(np.float32)
+    vector = vector / largest  # so that no square overflows
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def name_of(embedder: object) -> str:
+    """What an embedder's vectors are kept under: those of one name can be compared, wherever they were made.
+
+    An endpoint's is its model with the parameters that are sent along (not its host); else the embedder's own ``name``,
+    or what Python calls the function or class.
+    """
+    if isinstance(embedder, Endpoint):
+        params = json.dumps(dict(embedder.params), sort_keys=True, default=str) if embedder.params else ""
+        return f"{embedder.model} {params}".rstrip()
+    name = getattr(embedder, "name", None)
+    return name if isinstance(name, str) else getattr(embedder, "__qualname__", type(embedder).__qualname__)

@@ -55,9 +55,9 @@ MEMBER: Layout = {
     "present": 1,  # 1; 0 marks padding in a batch
     "vote": 1,  # 1 if this is its most probable candidate; of open texts how alike that one is (see `agreement`)
     "probability": 1,  # its mass on the candidate; the vote where it gave none
-    "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none
+    "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none; of free-form samples half a sample or more
     "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + standing; K = 8 if open;
-    # the less, the more is known of its probabilities
+    # the less, the more is known of its probabilities; of several free-form samples the share in place of the vote
     "calibrated": 1,  # log-likelihood ratio by its probabilities (see `calibration`); 0 where it gave none
     "standing": 1,  # as in ENDPOINT, and so the next
     "similar": 1,

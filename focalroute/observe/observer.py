@@ -7,6 +7,7 @@ learn(outcome) -> book of probabilities -> corrections for a task ────�
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +17,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import is_open_text
 from focalroute.errors import ConfigError
-from focalroute.observe.agreement import Agreement, TextEmbedder
+from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.calibration import Book
 from focalroute.observe.drift import Change, Detector
 from focalroute.observe.experience import Experience
-from focalroute.observe.features import Embedder, text_features
+from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.focal import Bits, both_asked, pair_focal
 from focalroute.observe.memory import Memory
 from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read, standings
@@ -34,6 +34,8 @@ __all__ = ["Observer"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+
+_log = logging.getLogger("focalroute")
 
 _UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unsettled
 
@@ -49,10 +51,12 @@ class Observer:
             take over as they are seen, the listed one weighing as much as 5 calls.
         window: outcomes kept.
         detect: whether to look for endpoints that changed, and to forget what was before.
-        embed: maps a query's text to finite numbers, always as many, instead of `text_features`.
+        embed: maps a query's text to finite numbers, always as many.
+        embedder: what makes the features that `begin` is given, by its name; None: ``embed`` does.
 
     Attributes:
         endpoints: as given.
+        embedder: the name of what makes the features; what is remembered of others is left aside.
     """
 
     def __init__(
@@ -62,7 +66,8 @@ class Observer:
         *,
         window: int = 500,
         detect: bool = True,
-        embed: Embedder | None = None,
+        embed: Embedder = text_features,
+        embedder: str | None = None,
     ) -> None:
         self.endpoints = tuple(endpoints)
         if len(set(self.endpoints)) != len(self.endpoints) or not self.endpoints:
@@ -70,6 +75,7 @@ class Observer:
         if len(prices) != len(self.endpoints):
             raise ConfigError(f"prices: give one for each of the {len(self.endpoints)} endpoints, not {len(prices)}")
         self._embed = embed
+        self.embedder = name_of(embed) if embedder is None else embedder
         self._index = {name: i for i, name in enumerate(self.endpoints)}
         self._lock = threading.Lock()
         self._window = Window(window)
@@ -110,10 +116,22 @@ class Observer:
             offsets = experience.offsets(self.endpoints)
             self._offsets = np.array([0.0 if offset is None else offset for offset in offsets])
             self._strengths = np.array([PRIOR_ASKS if offset is None else PRIOR_LONG_RUN for offset in offsets], float)
-            self._memory = experience.memory(self.endpoints)
+            self._memory = self._remembered(experience)
             self._book.fill(experience.totals(self.endpoints))
             self._summary.prices = experience.prices(self._listed, self.endpoints)
             self._reading, self._read_at = self._renewed(), self._window.version
+
+    def _remembered(self, experience: Experience) -> Memory:
+        """Its memory of texts; none where other features than ours are in it."""
+        if experience.embedder == self.embedder or not len(experience.vectors):
+            return experience.memory(self.endpoints)
+        _log.warning(
+            "the policy remembers texts as %r made them, here %r does: that memory is left out; give the embedder it "
+            "was trained with, or train it again",
+            experience.embedder,
+            self.embedder,
+        )
+        return Memory(len(self.endpoints))
 
     def learn(self, outcome: Outcome, at: float = 0.0) -> Mapping[str, Change]:
         """Take in an outcome; asks begun afterwards see it.
@@ -135,7 +153,7 @@ class Observer:
                 here = sorted(self._index[name] for name in row if name in self._index)
                 self._stale.update(here)
                 self._stale_pairs.update(combinations(here, 2))
-            if outcome.features is not None:
+            if outcome.features is not None and outcome.embedder == self.embedder:
                 right = [self._right(outcome, name) for name in self.endpoints]
                 self._memory.add(outcome.answer_id, outcome.features, right)
             self._book.add(outcome.answer_id, outcome.masses)
@@ -179,19 +197,23 @@ class Observer:
         """The last change of each endpoint; None where none was found."""
         return tuple(self._changes.get(name) for name in self.endpoints)
 
-    def begin(self, query: Query, *, embed: TextEmbedder | None = None) -> Sight:
+    def begin(self, query: Query, features: F32 | None = None, reader: Reader | None = None) -> Sight:
         """Begin one ask: its own mutable state, on the pool's numbers as they are now.
 
         Args:
-            embed: what replies of open text are compared by; None: `text_features`.
+            features: of the query's text, norm 1; None: they are made here.
+            reader: makes the vectors that replies of open text are compared by; None: `text_features` does.
+
+        Raises:
+            ConfigError: the embedder gives something else than such features.
         """
-        features = self._features(query.text)
+        features = self._features(query.text) if features is None else features
         with self._lock:
             similar = self._memory.estimate(features)
             corrections = self._book.corrections(query.task) if query.choices else None
         self._begun = True
-        agreement = Agreement(embed) if is_open_text(query.choices, query.answer) else None
-        return Sight(query, self._read(), self._index, features, similar, corrections, agreement)
+        agreement = Agreement(reader) if query.open else None
+        return Sight(query, self._read(), self._index, features, similar, corrections, self.embedder, agreement)
 
     def expected_cost(self) -> F64:
         """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""
@@ -229,13 +251,7 @@ class Observer:
         return outcome.right.get(name, math.nan) if name in outcome.members else math.nan
 
     def _features(self, text: str) -> F32:
-        if self._embed is None:
-            return text_features(text)
-        features = np.asarray(self._embed(text), np.float32)
-        if features.ndim != 1 or not features.size or not np.isfinite(features).all():
-            raise ConfigError(f"embed: must give a vector of finite numbers, gave an array of shape {features.shape}")
-        norm = float(np.linalg.norm(features.astype(np.float64)))
-        return (features / norm).astype(np.float32) if norm else features
+        return text_features(text) if self._embed is text_features else unit_vector(self._embed(text))
 
     def _read(self) -> Reading:
         if self._read_at != self._window.version:

@@ -10,12 +10,13 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import normal_form
+from focalroute.answers import normal_form, reply_form, shown
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
-from focalroute.records import Evidence, Member, Observation, Query, Reply
+from focalroute.records import HASHED, Evidence, Member, Observation, Query, Reply
+from focalroute.tool_calls import CALLS
 
 __all__ = ["Sight", "signal_column", "vote_weight"]
 
@@ -36,6 +37,11 @@ _OPEN = 8  # a free-form question counts as one of so many choices, however many
 
 def _bounded(x: float) -> float:
     return max(-4.0, min(4.0, x))
+
+
+def _half_a_sample(samples: int) -> float:
+    """The mass of an answer that none of the samples gave: there may be one as likely as that."""
+    return 1 / (2 * samples)
 
 
 def vote_weight(accuracy: float, choices: int) -> float:
@@ -60,13 +66,16 @@ class Sight:
         features: of the query's text.
         similar: by endpoint, how much more than the pool it is expected to be right on such a text.
         corrections: what is known of the endpoints' probabilities; None: nothing.
+        embedder: what made the features.
         agreement: compares candidates that are open texts; None: what is not equal has nothing in common.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
         asked: pool indices of the members whose reply was added, usable or not, in that order.
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
-        features: as given, as is ``agreement``.
+        features: as given.
+        embedder: as given.
+        agreement: as given.
     """
 
     def __init__(
@@ -77,9 +86,11 @@ class Sight:
         features: F32,
         similar: Sequence[float],
         corrections: Corrections | None = None,
+        embedder: str = HASHED,
         agreement: Agreement | None = None,
     ) -> None:
         self.features = features
+        self.embedder = embedder
         self.agreement = agreement
         self.candidates: list[str] = list(query.choices or ())
         self.asked: list[int] = []
@@ -94,18 +105,25 @@ class Sight:
         self._clusters: dict[str, int] = {}
         self._members: dict[int, tuple[int, int, int, float, Decimal | None]] = {}
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
+        self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
         self._agrees: list[float] = []  # each candidate with the leading one
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The normal form of each candidate: the choices themselves, or what its replies have in common."""
+        return tuple(self.candidates if self._closed else self._clusters)
 
     def fork(self) -> Sight:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
-        trial._clusters, trial._members, trial._blocks = (
+        trial._clusters, trial._members, trial._blocks, trial._least = (
             self._clusters.copy(),
             self._members.copy(),
             self._blocks.copy(),
+            self._least.copy(),
         )
         return trial
 
@@ -120,6 +138,8 @@ class Sight:
                 if candidate >= len(self.candidates):
                     candidate = trial._cluster(f"\0{candidate}", "")
                 mass = [float(k == candidate) for k in range(len(trial.candidates))] if sure else None
+                if sure and not self._closed:
+                    trial._least[i] = _half_a_sample(self._query.samples or 1)
                 trial._blocks[i] = trial._block(i, candidate, mass, 0, round)
         return trial.evidence()
 
@@ -139,10 +159,9 @@ class Sight:
         self.asked.append(i)
         if candidate is None:
             return
-        tokens = reply.usage.completion_tokens if reply.usage else 0
         self.backs[i] = candidate
-        self._members[i] = (round, candidate, tokens, reply.latency_s, reply.cost)
-        self._blocks[i] = self._block(i, candidate, mass, tokens, round)
+        self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
+        self._blocks[i] = self._block(i, candidate, mass, reply.length, round)
 
     def usual(self, endpoint: int) -> tuple[float | None, float | None]:
         """What a call to it usually costs, USD, and takes, seconds; None where unknown."""
@@ -198,7 +217,7 @@ class Sight:
         self._leader = p.index(max(p))
         self._agrees = [1.0 if k == self._leader else -1.0 for k in range(len(p))]
         if self.agreement is not None:
-            alike = self.agreement.between(self.candidates)
+            alike = self._alike(self.agreement)
             p = self._doubted(gathered(p, self._leader, alike))
             self._agrees = (2 * alike[self._leader] - 1).tolist()
         falling = sorted(p, reverse=True)
@@ -216,6 +235,14 @@ class Sight:
         sure = 1 / (1 + (_OPEN - 1) * evidence)
         return [*(sure * p for p in posterior), *[(1 - sure) / (_OPEN - 1)] * (_OPEN - 1)]
 
+    def _alike(self, agreement: Agreement) -> F32:
+        """How far each two candidates say the same, (K, K); tool calls are the same or are not."""
+        alike = agreement.between(self.candidates)
+        calls = [k for k, form in enumerate(self.forms) if form.startswith(CALLS)]
+        alike[calls] = alike[:, calls] = 0
+        alike[calls, calls] = 1
+        return alike
+
     def evidence(self) -> Evidence:
         """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
         members = sorted(self._blocks)
@@ -227,7 +254,7 @@ class Sight:
         else:
             seen = np.concatenate([self._blocks[i] for i in members], axis=1)
             if self.agreement is not None:
-                seen = shared(seen, self.agreement.between(self.candidates))
+                seen = shared(seen, self._alike(self.agreement))
             np.multiply(np.add.reduce(seen[:, :, 1:3], axis=1), 1 / m, out=candidates[:, :2])
         candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._reading.names))
         return Evidence(seen, candidates, tuple(members))
@@ -241,8 +268,7 @@ class Sight:
         if not reply.ok:
             return None, None
         if not self._closed:
-            form = normal_form(reply.text, self._query.answer) if reply.text is not None else None
-            return (None if form is None else self._cluster(form, reply.text or "")), None
+            return self._free_form(reply)
         k, mass, choice = len(self.candidates), reply.probabilities, reply.choice
         if mass is not None and len(mass) != k:
             raise ValueError(f"endpoint {reply.endpoint!r} gave {len(mass)} probabilities for {k} choices")
@@ -252,6 +278,21 @@ class Sight:
             raise ValueError(f"endpoint {reply.endpoint!r} backs choice {choice} of {k}")
         return choice, mass
 
+    def _free_form(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
+        """The same of a free-form answer; its candidates may be new, the one it backs the first of them."""
+        if reply.shares is None:
+            form = reply_form(reply, self._query.answer)
+            return None if form is None else self._cluster(form, shown(reply, form, self._query.answer)), None
+        mass: dict[int, float] = {}
+        for text, share in reply.shares:
+            form = normal_form(text, self._query.answer)
+            if form is not None:
+                candidate = self._cluster(form, text)
+                mass[candidate] = mass.get(candidate, 0.0) + share
+        backed = next(iter(mass), None)
+        self._least[self._index[reply.endpoint]] = _half_a_sample(reply.samples)
+        return backed, [mass.get(k, 0.0) for k in range(len(self.candidates))]
+
     def _cluster(self, form: str, text: str) -> int:
         found = self._clusters.setdefault(form, len(self.candidates))
         if found == len(self.candidates):
@@ -259,6 +300,8 @@ class Sight:
             for i, block in self._blocks.items():
                 unbacked = block[:1].copy()
                 unbacked[0, 0, 1:6] = _UNBACKED
+                if i in self._least:
+                    unbacked[0, 0, 3] = math.log(self._least[i]) / 8
                 self._blocks[i] = np.concatenate([block, unbacked])
         return found
 
@@ -274,9 +317,13 @@ class Sight:
         if mass is None:
             block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
         else:
-            block[:, 0, 2:4] = [(max(0.0, min(1.0, p)), math.log(max(_LOG_FLOOR, min(1.0, p))) / 8) for p in mass]
+            least = self._least.get(i, _LOG_FLOOR)
+            block[:, 0, 2:4] = [(max(0.0, min(1.0, p)), math.log(max(least, min(1.0, p))) / 8) for p in mass]
             block[candidate, 0, 1] = 1.0
-            block[candidate, 0, 4] = self._weight(i)
+            if self._closed:
+                block[candidate, 0, 4] = self._weight(i)
+            else:  # its samples are votes, too
+                block[:, 0, 4] = self._weight(i) * block[:, 0, 2]
             if self._corrections is not None:
                 self._calibrate(block, i, self._corrections)
         return block

@@ -13,7 +13,7 @@ from focalroute.errors import PolicyError
 from focalroute.policy._inspect import inspect
 from focalroute.records import F32
 
-__all__ = ["Inputs", "Session", "Signature"]
+__all__ = ["Inputs", "Session", "Signature", "open_model"]
 
 #: Input or output name -> (element type as onnxruntime names it, shape with None for a free axis).
 Signature: TypeAlias = Mapping[str, tuple[str, tuple[int | None, ...]]]
@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self, model: bytes, signature: Signature) -> None:
         inspect(model)
-        session = _open(model)
+        session = open_model(model)
         found = {
             value.name: (value.type, _shape(value.shape)) for value in session.get_inputs() + session.get_outputs()
         }
@@ -58,8 +58,15 @@ class Session:
         return logits
 
 
-def _open(model: bytes) -> Any:
-    """An onnxruntime session on one thread: at these sizes handing work to another costs more than doing it."""
+def open_model(model: bytes | str) -> Any:
+    """An onnxruntime session on one thread: at these sizes handing work to another costs more than doing it.
+
+    Args:
+        model: the file's bytes, or its path; nothing of it is checked here.
+
+    Raises:
+        PolicyError: onnxruntime cannot be imported, or cannot open it.
+    """
     onnxruntime = _runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -36,7 +36,7 @@ class Composer:
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": reply.text},
+                "message": {"role": "assistant", **self._said(reply.text, reply.text)},
                 "finish_reason": self._finish(reply),
                 **self._logprobs(reply.tokens, self.dialect.logprobs),
                 **self.dialect.choice,
@@ -51,16 +51,30 @@ class Composer:
         tells = when in ("always", "last") or (when == "asked" and self.request.usage_asked)
         head = self._head("chat.completion.chunk") | ({"usage": None} if tells and self.dialect.usage_null else {})
         for i in range(len(self.replies)):
-            yield {**head, "choices": [self._chunk(i, {"role": "assistant", "content": ""}, None)]}
+            yield {**head, "choices": [self._chunk(i, {"role": "assistant", **self._said("", "")}, None)]}
         for tokens in itertools.zip_longest(*(reply.tokens for reply in self.replies)):
             for i, token in enumerate(tokens):
                 if token is not None:
-                    yield {**head, "choices": [self._chunk(i, {"content": token.text}, None, (token,))]}
+                    yield {**head, "choices": [self._chunk(i, self._more(token.text), None, (token,))]}
         for i, reply in enumerate(self.replies):
             usage = {"usage": self._usage()} if when == "last" and i == len(self.replies) - 1 else {}
             yield {**head, "choices": [self._chunk(i, {}, self._finish(reply))], **usage}
         if tells and when != "last":
             yield {**head, "choices": [], "usage": self._usage()}
+
+    def _said(self, text: str, arguments: str) -> Json:
+        """What a message says: its text, or the tool it calls with these arguments."""
+        calling = self.request.calling
+        if calling is None:
+            return {"content": text}
+        function = {"name": calling.name, "arguments": arguments}
+        call = {"index": 0, "id": f"call_{next(_numbers):012x}", "type": "function", "function": function}
+        return {"content": None, "tool_calls": [call]}
+
+    def _more(self, text: str) -> Json:
+        if self.request.calling is None:
+            return {"content": text}
+        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
 
     def _head(self, kind: str) -> Json:
         return {
@@ -83,7 +97,7 @@ class Composer:
         return {"logprobs": write(tokens, top)}
 
     def _finish(self, reply: Reply) -> str:
-        return "length" if reply.cut else "stop"
+        return "length" if reply.cut else "stop" if self.request.calling is None else "tool_calls"
 
     def _usage(self) -> Json:
         prompt, completion = self.request.prompt_tokens, sum(len(reply.tokens) for reply in self.replies)

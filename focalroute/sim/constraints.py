@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from focalroute.sim.prompt import Prompt
+from focalroute.sim.questions import alternatives
 
-__all__ = ["Allowed", "allowed_replies"]
+__all__ = ["Allowed", "allowed_replies", "told_schema"]
+
+_ALTERNATIVES = 4  # answers a model wavers between where the schema lists none
 
 #: (the value chosen, the text that is sent for it), in the order given.
 Allowed = list[tuple[str, str]]
@@ -68,29 +71,59 @@ def _regex(value: Any, prompt: Prompt) -> Allowed:
     return [(text, text) for text in said if text and pattern.fullmatch(text)]
 
 
-def _schema(value: Any, _: Prompt) -> Allowed:
+def _schema(value: Any, prompt: Prompt) -> Allowed:
     if not isinstance(value, Mapping):
         raise ValueError("json_schema must hold a schema")
-    listed = _enum(value)
-    return [(str(item), json.dumps(_filled(value, item))) for item in listed]
+    known = alternatives(prompt.found, _ALTERNATIVES) if prompt.found else ("",)
+    listed = _enum(value, value) or list(known)
+    return [(str(item), json.dumps(_filled(value, value, item))) for item in listed]
 
 
-def _enum(schema: Mapping[str, Any]) -> list[Any]:
+def told_schema(text: str, prompt: Prompt) -> Allowed | None:
+    """What the reply is held to where the prompt itself ends with a JSON schema; as models do, within code fences."""
+    before, marker, schema = text.rpartition("JSON schema:")
+    try:
+        value = json.loads(schema) if marker else None
+        return [(item, f"```json\n{spoken}\n```") for item, spoken in _schema(value, prompt)] if before else None
+    except ValueError:
+        return None
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a reference stands for; of several options, the first that is not null."""
+    while isinstance(schema, Mapping) and ("$ref" in schema or "anyOf" in schema):
+        if "anyOf" in schema:
+            schema = next((part for part in schema["anyOf"] if part.get("type") != "null"), {})
+        else:
+            schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _enum(schema: Any, root: Mapping[str, Any]) -> list[Any]:
     """The values of the first enumeration in a schema, at the top or among its properties."""
+    schema = _resolved(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
     inner = schema.get("properties")
-    found = (_enum(part) for part in inner.values() if isinstance(part, Mapping)) if isinstance(inner, Mapping) else ()
+    found = (_enum(part, root) for part in inner.values()) if isinstance(inner, Mapping) else ()
     return next((values for values in found if values), [])
 
 
-def _filled(schema: Mapping[str, Any], value: Any) -> Any:
+def _filled(schema: Any, root: Mapping[str, Any], value: Any) -> Any:
     """An instance of a schema that says ``value`` wherever it may."""
+    schema = _resolved(schema, root)
+    if "const" in schema:
+        return schema["const"]
     if "enum" in schema:
         return value if value in schema["enum"] else schema["enum"][0]
     if isinstance(schema.get("properties"), Mapping):
-        return {key: _filled(part, value) for key, part in schema["properties"].items()}
-    return {"string": "ok", "number": 0, "integer": 0, "boolean": True, "array": []}.get(str(schema.get("type")))
+        return {key: _filled(part, root, value) for key, part in schema["properties"].items()}
+    if schema.get("type") in ("number", "integer"):
+        number = re.search(r"-?\d+", str(value))
+        return int(number[0]) if number else 0
+    if schema.get("type") == "string":
+        return "ok" if _enum(root, root) else str(value) or "ok"
+    return {"boolean": True, "array": []}.get(str(schema.get("type")))
 
 
 _READERS = {"choice": _choice, "regex": _regex, "json_schema": _schema}

@@ -152,6 +152,8 @@ class Dialect:
         error: the body of an error, from status, message and type.
         models: the body of its list of models.
         preamble: comment lines that open a stream.
+        tools: whether it knows of tools; otherwise they are ignored.
+        unable: status and message of a refusal, from what a model cannot do, in two wordings, and its name.
     """
 
     top: Callable[[Mapping[str, Any]], int | None] = _top
@@ -170,6 +172,8 @@ class Dialect:
     error: Callable[[int, str, str], Json] = _error
     models: Callable[[Sequence[SimulatedModel]], Any] = lambda models: _models(models, lambda m: {})
     preamble: str = ""
+    tools: bool = True
+    unable: Callable[[str, str, str], tuple[int, str]] = lambda what, _, name: (400, f"{name} does not support {what}")
 
     def tells_logprobs(self, *key: object) -> bool:
         """Whether the log-probabilities of this request come back at all."""
@@ -230,6 +234,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
         error=lambda status, message, kind: {"error": {"message": message, "code": status}, "user_id": "simulated"},
         models=lambda models: _models(models, _about_openrouter),
         preamble=": OPENROUTER PROCESSING\n\n",
+        unable=lambda _, what, name: (404, f"No endpoints found that support {what}."),
     ),
     "minimal": Dialect(
         top=lambda body: None,
@@ -237,5 +242,6 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
         max_n=1,
         structured=frozenset(),
         stream_usage="never",
+        tools=False,
     ),
 })  # fmt: skip

@@ -17,12 +17,12 @@ from typing import Any
 
 from focalroute.errors import ConfigError
 from focalroute.sim.prose import AXES, JUDGING
-from focalroute.sim.questions import TOPICS
+from focalroute.sim.questions import ALL_TOPICS
 
 __all__ = ["SimulatedModel", "default_models", "distribution", "sample", "uniforms"]
 
 _SURE = 0.9999  # no choice is ever entirely ruled out
-_TOPICS = (*TOPICS, *AXES, JUDGING)
+_TOPICS = (*ALL_TOPICS, *AXES, JUDGING)
 _FALLING = 0.5  # each choice behind the leader gets half the mass of the one before it
 
 
@@ -48,6 +48,9 @@ class SimulatedModel:
         verbosity: mean length of its thinking aloud before an answer, tokens; it leaves it out where it is told to give
             the answer only, or held to a format.
         wrong_length: how much longer (or shorter) its replies are when wrong.
+        tools: whether it takes tools; if not, it refuses requests that have any.
+        images: whether it takes images; if not, it refuses requests that have any.
+        ending: how it gives its answer where no choices are offered, "{}" being the answer: "\\n#### {}", "**{}**", ...
     """
 
     name: str
@@ -64,6 +67,9 @@ class SimulatedModel:
     jitter_s: float = 0.0
     verbosity: int = 0
     wrong_length: float = 1.2
+    tools: bool = True
+    images: bool = True
+    ending: str = " The answer is {}."
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -78,6 +84,7 @@ class SimulatedModel:
             self._check(where, 0 < getattr(self, where) < math.inf, "give a positive number")
         for where in ("latency_s", "jitter_s", "verbosity"):
             self._check(where, 0 <= getattr(self, where) < math.inf, "give a number of at least 0")
+        self._check("ending", "{}" in self.ending, "give a text with {} in it, where the answer stands")
         for where in ("input_usd_per_1m", "output_usd_per_1m"):
             object.__setattr__(self, where, self._price(where))
 

@@ -12,7 +12,7 @@ from typing import Any
 from focalroute.sim.prose import Brief, drafts_in, find_brief
 from focalroute.sim.questions import Found, find
 
-__all__ = ["Prompt", "last_user_text", "read_prompt", "same"]
+__all__ = ["Prompt", "last_user_text", "read_prompt", "read_result", "same"]
 
 _LETTERED = re.compile(r"^[ \t]*\(?([A-Z])(?:\)|\.|:)[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _LISTED = re.compile(r"\bone of (?:these|the following)\b[^:\n]{0,40}:\s*([^\n]+)", re.IGNORECASE)
@@ -84,6 +84,11 @@ def read_prompt(text: str) -> Prompt:
         brief=brief,
         drafts=drafts_in(text) if brief else (),
     )
+
+
+def read_result(result: str) -> Prompt:
+    """What a tool gave, to be told on."""
+    return Prompt(result, None, (), (), terse=True, told=f"The answer is {result}.")
 
 
 def same(one: str, other: str) -> bool:

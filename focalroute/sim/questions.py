@@ -11,12 +11,17 @@ from random import Random
 
 from focalroute.errors import ConfigError
 from focalroute.sim.families import FAMILIES, Family
-from focalroute.sim.prose import JUDGING, grade_in
+from focalroute.sim.prose import GRADES, JUDGING, grade_in
+from focalroute.sim.stories import STORIES
 
-__all__ = ["TOPICS", "Found", "Question", "alternatives", "find", "generate", "solve", "stream"]
+__all__ = ["ALL_TOPICS", "TOPICS", "Found", "Question", "alternatives", "find", "generate", "solve", "stream"]
 
-#: The names of all topics.
+#: The topics that a stream mixes where none are named.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)
+#: The names of all topics.
+ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES)
+
+_ALL = {**STORIES, **FAMILIES}  # in the order in which they are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ def find(text: str) -> Found | None:
     graded = grade_in(text)
     if graded is not None:
         return Found(JUDGING, *graded)
-    for family in FAMILIES.values():
+    for family in _ALL.values():
         found = _found(family, text)
         if found is not None:
             return found
@@ -130,14 +135,16 @@ def solve(text: str) -> tuple[str, str] | None:
 
 def alternatives(found: Found, n: int) -> tuple[str, ...]:
     """The right answer and up to ``n - 1`` plausible wrong ones, always the same for the same question."""
+    if found.topic == JUDGING:
+        return (found.answer, *[grade for grade in GRADES if grade != found.answer][: n - 1])
     rng = Random(found.question)  # noqa: S311 - no secret
-    return (found.answer, *_wrong(FAMILIES[found.topic], found, rng, n - 1))
+    return (found.answer, *_wrong(_ALL[found.topic], found, rng, n - 1))
 
 
 def _family(topic: str) -> Family:
-    if topic not in FAMILIES:
-        raise ConfigError(f"topic: unknown topic {topic!r}; use one of {', '.join(TOPICS)}")
-    return FAMILIES[topic]
+    if topic not in _ALL:
+        raise ConfigError(f"topic: unknown topic {topic!r}; use one of {', '.join(ALL_TOPICS)}")
+    return _ALL[topic]
 
 
 def _found(family: Family, text: str) -> Found | None:

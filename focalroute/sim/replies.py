@@ -76,6 +76,7 @@ class Voice:
         allowed: the only replies the request admits, as (value the model chooses, text to send); None: unconstrained.
         drifted: whether the skills after the drift switch hold.
         room: the token limit; None: none.
+        right: which of the allowed replies is right; None: the one that is the question's answer.
     """
 
     def __init__(
@@ -86,10 +87,12 @@ class Voice:
         allowed: Sequence[tuple[str, str]] | None = None,
         drifted: bool = False,
         room: int | None = None,
+        right: int | None = None,
     ) -> None:
         self._model, self._prompt, self._room, self._drifted = model, prompt, room, drifted
         self._constrained = allowed is not None
-        self._spoken, texts, self._right = self._options(allowed)
+        self._spoken, texts, answer = self._options(allowed)
+        self._right = answer if right is None else right
         topic = prompt.found.topic if prompt.found else None
         self._p = distribution(model, prompt.key, topic, texts, self._right, drifted=drifted) if texts else ()
         self._words = [tokenise(spoken) for spoken in self._spoken]
@@ -104,7 +107,7 @@ class Voice:
             spoken, texts = list(prompt.letters), list(prompt.texts)
         elif prompt.found:
             texts = list(alternatives(prompt.found, _FREE_CHOICES))
-            spoken = [f" The answer is {text}." for text in texts]
+            spoken = [self._model.ending.replace("{}", text) for text in texts]
         else:
             spoken, texts = [prompt.told or _GREETING], [""]
         answer = prompt.found.answer if prompt.found else None

@@ -1,6 +1,6 @@
 """The HTTP server of a simulated pool: every model in every dialect, in one process. It alone imports aiohttp here.
 
-POST /{dialect}/v1/chat/completions    GET /{dialect}/v1/models
+POST /{dialect}/v1/chat/completions    POST /{dialect}/v1/embeddings    GET /{dialect}/v1/models
 GET  /sim/stats    POST /sim/model/{name}    POST /sim/drift    POST /sim/reset
 """
 
@@ -21,6 +21,7 @@ from aiohttp import web
 from focalroute.errors import ConfigError
 from focalroute.sim.compose import Composer
 from focalroute.sim.dialects import DIALECTS, Dialect, Refused
+from focalroute.sim.embeddings import embeddings
 from focalroute.sim.faults import FIRST_ONLY, SPOILED, Fault
 from focalroute.sim.models import SimulatedModel
 from focalroute.sim.replies import Voice
@@ -35,6 +36,7 @@ _FLOOD_PIECE = 2**16
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answer = Callable[[web.Request, dict[str, Any], Served, Dialect], Awaitable[web.StreamResponse]]
 
 
 class PoolServer:
@@ -59,6 +61,7 @@ class PoolServer:
         app = web.Application(client_max_size=_MAX_REQUEST)
         app.add_routes([
             web.post("/{dialect}/v1/chat/completions", self._chat),
+            web.post("/{dialect}/v1/embeddings", self._embed),
             web.get("/{dialect}/v1/models", self._models),
             web.get("/sim/stats", self._stats),
             web.post("/sim/model/{name}", self._switch),
@@ -77,6 +80,12 @@ class PoolServer:
     # the services
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._call(request, _answer)
+
+    async def _embed(self, request: web.Request) -> web.StreamResponse:
+        return await self._call(request, _embeddings)
+
+    async def _call(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         dialect = _dialect(request)
         try:
             body = _parsed(await request.read())
@@ -86,7 +95,7 @@ class PoolServer:
             return _refusal(dialect, refused)
         served.enter()
         try:
-            return await _answer(request, body, served, dialect)
+            return await answer(request, body, served, dialect)
         except Refused as refused:
             return _refusal(dialect, refused)
         except (asyncio.CancelledError, ConnectionResetError):
@@ -179,8 +188,16 @@ async def _answer(request: web.Request, body: dict[str, Any], served: Served, di
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
         return await _INSTEAD[fault.kind](request, fault, dialect)
-    asked = parse_request(body, dialect)
-    voice = Voice(served.model, asked.prompt, allowed=asked.allowed, drifted=served.drifted, room=asked.room)
+    asked = parse_request(body, dialect, served.model)
+    calls = [(text, text) for text in asked.calling.arguments] if asked.calling else None
+    voice = Voice(
+        served.model,
+        asked.prompt,
+        allowed=calls or asked.allowed,
+        drifted=served.drifted,
+        room=asked.room,
+        right=0 if calls else None,
+    )
     replies = [voice.say(i, asked.temperature, asked.seed) for i in range(asked.n)]
     cost = served.bill(asked.prompt_tokens, sum(len(reply.tokens) for reply in replies), fault)
     composer = Composer(dialect, served.model.name, asked, replies, cost)
@@ -198,6 +215,21 @@ async def _answer(request: web.Request, body: dict[str, Any], served: Served, di
     if dialect.preamble:
         events.insert(0, dialect.preamble)
     return await _send(request, [*events, "data: [DONE]\n\n"], _type(fault, _SSE), fault, delay / 2)
+
+
+async def _embeddings(
+    request: web.Request, body: dict[str, Any], served: Served, dialect: Dialect
+) -> web.StreamResponse:
+    """One call for embeddings. Faults that spoil a completion alone leave it as it is."""
+    fault = served.strike()
+    if fault is not None and fault.kind in _INSTEAD:
+        return await _INSTEAD[fault.kind](request, fault, dialect)
+    payload = embeddings(body, served.model.name)
+    served.bill(payload["usage"]["prompt_tokens"], 0, fault)
+    if fault is not None and fault.kind == "hang":
+        return await _hang(request, fault)
+    await asyncio.sleep(served.delay_s())
+    return await _send(request, [_spoiled(payload, fault)], _type(fault, _JSON), fault)
 
 
 def _spoiled(payload: dict[str, Any], fault: Fault | None, index: int = 0) -> str:

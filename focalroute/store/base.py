@@ -70,8 +70,8 @@ class StoredAnswer:
     Attributes:
         keys: the key of each candidate (see `focalroute.answers.candidate_key`), length K.
         kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form
-            answer: "number", "short", "text", or "custom" for the caller's own callable; or `SYNTHESIS`.
-        answered: index of the candidate given as the answer.
+            answer: "number", "short", "text", "structured", or "custom" for the caller's own callable; or `SYNTHESIS`.
+        answered: index of the candidate given as the answer; one that was put together from several stands last.
         probabilities: the posterior over candidates, length K.
         members: endpoint -> how it took part, of every member with a usable reply.
         trajectory: the policies' steps; None when a fallback or a named policy answered.

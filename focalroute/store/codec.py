@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from focalroute.errors import StoreError
-from focalroute.records import F32, Decision, Evidence, Member, Observation, Trajectory
+from focalroute.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer, StoredProbe
 
 __all__ = ["from_pico", "pack", "pico_above", "read_answer", "to_pico", "unpack", "write_answer", "write_probe"]
@@ -106,6 +106,7 @@ def pack(trajectory: Trajectory) -> bytes:
         "fusion_log_mu": trajectory.fusion_log_mu,
         "shapes": [array.shape for array in arrays],
         "task": trajectory.task,
+        "embedder": trajectory.embedder,
     }
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
@@ -133,6 +134,7 @@ def unpack(data: bytes) -> Trajectory:
         fusion_log_mu=head["fusion_log_mu"],
         features=features,
         task=head.get("task"),
+        embedder=head.get("embedder", HASHED),
     )
 
 

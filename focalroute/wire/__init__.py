@@ -1,5 +1,6 @@
-"""The chat completion format, without I/O: requests to JSON, replies and streams (hostile input) to records."""
+"""The formats of chat completions and embeddings, without I/O: requests to JSON, replies (hostile input) to records."""
 
+from focalroute.wire.embeddings import Embedded, decode_embeddings, encode_texts
 from focalroute.wire.fields import Token, broken
 from focalroute.wire.format import (
     MAX_REPLY_BYTES,
@@ -19,12 +20,15 @@ __all__ = [
     "CapField",
     "Completion",
     "CompletionChoice",
+    "Embedded",
     "Request",
     "StreamDecoder",
     "Token",
     "broken",
     "decode",
     "decode_bytes",
+    "decode_embeddings",
     "encode",
+    "encode_texts",
     "refusal",
 ]

@@ -28,6 +28,7 @@ __all__ = [
     "decode",
     "decode_bytes",
     "encode",
+    "parsed",
 ]
 
 CapField = Literal["max_tokens", "max_completion_tokens"]
@@ -148,13 +149,17 @@ def decode_bytes(body: bytes | bytearray) -> Completion:
     Raises:
         CallFailed: the body is not JSON, or not a chat completion.
     """
+    return decode(parsed(body))
+
+
+def parsed(body: bytes | bytearray) -> object:
+    """A reply's body as JSON, in bounded time and memory; CallFailed if it is none, or has too many parts."""
     if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
         raise broken("the reply has too many parts")
     try:
-        payload = json.loads(body)
+        return json.loads(body)
     except (ValueError, RecursionError):
         raise broken("the reply is not JSON") from None
-    return decode(payload)
 
 
 def decode(payload: object) -> Completion:

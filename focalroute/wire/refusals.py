@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
+from focalroute.needs import unsupported
 from focalroute.records import Failure
 
 __all__ = ["refusal"]
@@ -18,7 +19,21 @@ _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 def refusal(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
     """The failure that an error status stands for; ``secrets`` are texts of which nothing may be told."""
     code = _error_code(payload, secrets)
-    return Failure("status", f"HTTP {status} ({code})" if code else f"HTTP {status}", status, _retry_after(headers))
+    lacks = unsupported(_message(payload))
+    said = code if lacks is None else f"takes no {lacks}"
+    return Failure(
+        "status", f"HTTP {status} ({said})" if said else f"HTTP {status}", status, _retry_after(headers), lacks
+    )
+
+
+def _message(payload: object) -> str:
+    """What the error says in words, to be looked at and not told on: it may quote what was sent."""
+    for _ in range(3):
+        if isinstance(payload, str):
+            return payload
+        inner = payload if isinstance(payload, Mapping) else {}
+        payload = inner.get("message") or inner.get("error") or inner.get("detail")
+    return ""
 
 
 def _error_code(payload: object, secrets: Sequence[str]) -> str | None:

@@ -55,7 +55,7 @@ def rows_of(setting: str, seed: int, requests: int, policy: Path) -> dict[str, t
         answers: dict[str, list[Answer]] = {"by letters": [], "by what is said": [], "synthesised": []}
         with (
             Ensemble(**common, synthesiser="writer-4") as ensemble,  # type: ignore[arg-type]
-            Ensemble(**common, embed=said) as seeing,  # type: ignore[arg-type]
+            Ensemble(**common, embedder=said) as seeing,  # type: ignore[arg-type]
         ):
             for brief in briefs:
                 now[:] = [brief]

@@ -1,5 +1,7 @@
 """The wire's floor for the benchmarks: a chat completion server in its own process that always gives the same reply.
 
+Streamed, its first piece comes at once, and `PIECES` more come 2 ms apart.
+
 Run as ``python server.py DELAY_MS``; prints its port, stops when its standard input closes.
 """
 
@@ -13,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+PIECES = 10
+USAGE = {"prompt_tokens": 60, "completion_tokens": 6, "total_tokens": 66}
 REPLY = json.dumps(
     {
         "id": "chatcmpl-benchmark",
@@ -22,20 +26,40 @@ REPLY = json.dumps(
         "choices": [
             {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "The answer is 42."}}
         ],
-        "usage": {"prompt_tokens": 60, "completion_tokens": 6, "total_tokens": 66},
+        "usage": USAGE,
     }
 ).encode()
+
+
+def event(choice: object, **more: object) -> bytes:
+    """One event of a stream."""
+    choices = [{"index": 0, **choice}] if isinstance(choice, dict) else []
+    head = {"id": "chatcmpl-benchmark", "object": "chat.completion.chunk", "created": 0, "model": "floor"}
+    return f"data: {json.dumps({**head, 'choices': choices, **more})}\n\n".encode()
 
 
 async def serve(delay_s: float) -> None:
     """Serve until standard input closes."""
     from aiohttp import web
 
-    async def complete(request: web.Request) -> web.Response:
-        await request.read()
+    async def complete(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
         if delay_s:
             await asyncio.sleep(delay_s)
+        if b'"stream":true' in body.replace(b" ", b""):
+            return await stream(request)
         return web.Response(body=REPLY, content_type="application/json")
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(PIECES + 1):
+            if number:
+                await asyncio.sleep(0.002)
+            await response.write(event({"delta": {"content": " more"}, "finish_reason": None}))
+        await response.write(event({"delta": {}, "finish_reason": "stop"}))
+        await response.write(event(None, usage=USAGE) + b"data: [DONE]\n\n")
+        return response
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)

@@ -31,7 +31,10 @@ TEXTS = (
     "B", "B) Saturn", "The answer is B.", "**B**", "Saturn", "Not Jupiter but Saturn", '{"answer": "B"}',
     "<think>A?</think>B", 'The text says "the answer is A". The answer is B.', "\\boxed{B}", "Option (B) is right",
     "A or B", "So 1,250.50 in all.", "-3", "1e-30", "The answer is:  New   York.", "> the answer is A\n\nB",
-    "“the answer is A” is wrong: C", "\ufdfa \u0300\u0316",
+    "“the answer is A” is wrong: C", "\ufdfa \u0300\u0316", "6 * 7 = 42\n#### 42", "Answer: \\frac{3}{4}", "3 1/2 cups",
+    "$x^2 - 1 = (x-1)(x+1)$", "x = 2 or x = -\\sqrt{3}", "[1, 2) \\cup (3, \\infty)", "1 \\pm \\sqrt{5}", "sin 2x < 1",
+    "The answer is March 3rd, 2024.", "31/12/2024", "It is not true.", "**Yes**", "one hundred and twenty-one",
+    "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", "<answer>x_1 + 2^{10}</answer>", "S\u00e3o Paulo, U.S.A.",
 )  # fmt: skip
 
 

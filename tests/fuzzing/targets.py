@@ -32,6 +32,8 @@ from focalroute.records import Query
 from focalroute.store.base import HealthRow
 from focalroute.store.codec import read_answer
 from focalroute.store.sqlite import SqliteStore
+from focalroute.structured import structure_of
+from focalroute.tool_calls import calls_text
 from focalroute.wire import Completion, Request, StreamDecoder, decode_bytes, refusal
 from tests.fuzzing import seeds
 from tests.fuzzing.mutating import mutated, mutated_json
@@ -41,7 +43,11 @@ __all__ = ["TARGETS", "Target", "readable"]
 MESSAGES = ({"role": "user", "content": "Which?"},)
 CLOSED = Query("q", MESSAGES, ("Jupiter", "Saturn", "Mars"))
 ABLE = [Capabilities(logprobs, 5, n, False, True) for logprobs, n in ((True, False), (False, True), (False, False))]
-PLANS = [plan(CLOSED, able) for able in ABLE] + [plan(Query("q", MESSAGES, answer=kind), ABLE[0]) for kind in KINDS]
+STRUCTURE = structure_of(
+    {"properties": {"answer": {"enum": ["A", "B"]}, "n": {"type": "number"}}, "required": ["answer"]}
+)
+PLANS = [plan(CLOSED, able) for able in ABLE]
+PLANS += [plan(Query("q", MESSAGES, answer=kind), ABLE[0]) for kind in (*KINDS, STRUCTURE)]
 
 Make = Callable[[random.Random], bytes]
 Read = Callable[[bytes], None]
@@ -69,6 +75,7 @@ def readable(completion: Completion) -> None:
         with suppress(CallFailed):
             reading = one.read(completion)
             assert reading.text.encode() is not None
+            assert calls_text(reading.tool_calls).encode() is not None
             if reading.probabilities is not None:
                 assert all(0 <= p <= 1 for p in reading.probabilities)
                 assert sum(reading.probabilities) <= 1 + 1e-9
@@ -95,7 +102,7 @@ def text(data: bytes) -> None:
     said = data.decode("utf-8", "replace")
     found = reader_of(("Jupiter", "Saturn", "Mars", "3.5")).find(said)
     assert found is None or said[found.start : found.end]
-    for kind in KINDS:
+    for kind in (*KINDS, STRUCTURE):
         form = normal_form(said, kind)
         assert form is None or normal_form(form, kind) == form
 

@@ -9,7 +9,7 @@ from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.experience import Experience
 from focalroute.observe.memory import Memory
-from focalroute.records import Member, Outcome
+from focalroute.records import HASHED, Member, Outcome
 
 NAMES = ("a", "b", "c")
 
@@ -65,7 +65,7 @@ def test_what_a_policy_brings_along_of_an_endpoint_that_changed_is_given_up() ->
     vector = np.eye(1, 4, dtype=np.float32)
     accuracy, unknown = np.array([0.9, 0.5, 0.4], np.float32), np.full(3, np.nan, np.float32)
     experience = Experience(NAMES, accuracy, unknown, vector, np.array([[1, 0, 1]], np.float32))
-    observer = Observer(NAMES, [None] * 3, embed=lambda _: vector[0])
+    observer = Observer(NAMES, [None] * 3, embed=lambda _: vector[0], embedder=HASHED)
     observer.adopt(experience)
     believed = observer.accuracy()
     assert believed[0] > believed[1] > believed[2]

@@ -13,7 +13,7 @@ import pytest
 from focalroute.observe import Observer
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
-from focalroute.records import Member, Outcome, Query, Reply
+from focalroute.records import HASHED, Member, Outcome, Query, Reply
 
 NAMES = ("a", "b", "c")
 
@@ -33,7 +33,7 @@ def experience(seed: int = 0, count: int = 30, width: int = 6) -> Experience:
 
 def embedded(vectors: np.ndarray, names: tuple[str, ...] = NAMES) -> Observer:
     """An observer whose queries' texts are the numbers of these vectors; it heeds no order of outcomes."""
-    return Observer(names, [None] * len(names), detect=False, embed=lambda text: vectors[int(text)])
+    return Observer(names, [None] * len(names), detect=False, embed=lambda text: vectors[int(text)], embedder=HASHED)
 
 
 def ask(text: int) -> Query:
@@ -60,6 +60,7 @@ def test_it_comes_back_from_its_arrays_within_their_precision() -> None:
         "usd": "f4",
         "vectors": "i1",
         "values": "f2",
+        "embedder": f"U{4 * len(HASHED)}",
     }
     back = Experience.of(arrays)
     assert back.names == NAMES

@@ -39,8 +39,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def llama_server(folder: Path, seed: int = 0, *, slots: int = 12) -> Iterator[Server]:
-    """llama.cpp's server with the tiny model of ``seed``. It refuses ``n`` above ``slots`` with status 400."""
+def llama_server(folder: Path, seed: int = 0, *, slots: int = 12, template: str | None = None) -> Iterator[Server]:
+    """llama.cpp's server with the tiny model of ``seed``. It refuses ``n`` above ``slots`` with status 400.
+
+    Args:
+        template: a chat template in place of the model's, which knows of no tools.
+    """
     model = write_tiny_model(folder / f"tiny-{seed}.gguf", seed)
     command = [
         str(LLAMA_SERVER),
@@ -55,6 +59,9 @@ def llama_server(folder: Path, seed: int = 0, *, slots: int = 12) -> Iterator[Se
         "1",
     ]
     command += ["--parallel", str(slots), "--ctx-size", str(2048 * slots)]
+    if template is not None:
+        (folder / "template.jinja").write_text(template)
+        command += ["--chat-template-file", str(folder / "template.jinja")]
     with _running(command, folder / f"llama-server-{seed}.log", "/health", timeout_s=60) as root:
         yield Server(f"{root}/v1", f"tiny-{seed}")
 

@@ -1,0 +1,300 @@
+"""Reads mathematical expressions, in LaTeX or plain.
+
+A small recursive descent parser over a few kinds of tokens. Nothing is evaluated as code, and size, depth and work are
+bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from math import comb, factorial
+from typing import TypeVar
+
+from focalroute.answers.algebra import Algebra, NotMath, Quotient, is_number
+
+__all__ = ["ENDING", "GREEK", "LONGEST", "OPENING", "Reader"]
+
+_T = TypeVar("_T")
+
+LONGEST = 400  # characters of a formula
+_DEEPEST = 24  # brackets within each other
+_LARGEST_FACTORIAL = 100
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)|(?P<command>\\[A-Za-z]+|\\[{}])"
+    r"|(?P<name>[^\W\d_]+)|(?P<sign><=|>=|!=|[-+*/^_=<>()\[\]{},;|!])|(?P<other>\S))"
+)
+_FUNCTIONS = frozenset((
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln",
+    "exp", "abs", "sqrt", "root", "pow", "binom", "det", "max", "min",
+))  # fmt: skip
+_CONSTANTS = {"pi", "infinity"}
+GREEK = frozenset((
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "kappa",
+    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta",
+    "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega",
+))  # fmt: skip
+#: Runs of letters that are a product: two letters but for words, or more of those that variables mostly are called.
+_WORDS = frozenset((
+    "no", "if", "is", "or", "to", "in", "of", "on", "at", "by", "it", "an", "as", "we", "he", "me", "my", "be",
+    "go", "do", "up", "us", "am", "so", "ok", "hi", "ie", "eg",
+))  # fmt: skip
+_VARIABLES = frozenset("abcxyz")
+OPENING = frozenset(("(", "[", "{", "\\{"))
+_BARS = ("|",)
+ENDING = frozenset((")", "]", "}", "\\}"))
+
+
+class Reader:
+    """Reads expressions, token after token; see `canonical`."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens: list[str] = []
+        if len(text) > LONGEST:
+            raise NotMath
+        for match in _TOKEN.finditer(text):
+            if match["other"]:
+                raise NotMath
+            self._tokens += _split(match["name"]) if match["name"] else [match[0].strip()]
+        self._at = 0
+        self._depth = 0
+        self._algebra = Algebra()
+
+    # -- tokens ------------------------------------------------------------------------------------------------------
+
+    def _next(self, ahead: int = 0) -> str:
+        at = self._at + ahead
+        return self._tokens[at] if at < len(self._tokens) else ""
+
+    def _take(self, *wanted: str) -> str:
+        """The next token, if it is one of these (any, if none are named); else NotMath."""
+        token = self._next()
+        if not token or (wanted and token not in wanted):
+            raise NotMath
+        self._at += 1
+        return token
+
+    def _skip(self, token: str) -> bool:
+        found = self._next() == token
+        self._at += found
+        return found
+
+    def _closed_at(self, opening: int) -> int:
+        """The index of the token that closes the bracket at ``opening``."""
+        depth = 0
+        for at in range(opening, len(self._tokens)):
+            token = self._tokens[at]
+            depth += (token in OPENING) - (token in ENDING)
+            if not depth:
+                return at
+        raise NotMath
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    def _nested(self, parse: Callable[[], _T]) -> _T:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise NotMath
+        value = parse()
+        self._depth -= 1
+        return value
+
+    def _sum(self) -> Quotient:
+        sign = -1 if self._skip("-") else 1
+        if sign > 0:
+            self._skip("+")
+        zero = self._algebra.number(Fraction(0))
+        total = self._algebra.plus(zero, self._term(), sign)
+        while self._next() in ("+", "-"):
+            sign = 1 if self._take() == "+" else -1
+            total = self._algebra.plus(total, self._term(), sign)
+        return total
+
+    def _term(self) -> Quotient:
+        product = self._factor()
+        while True:
+            if self._skip("*"):
+                product = self._algebra.times(product, self._signed_factor())
+            elif self._skip("/"):
+                product = self._algebra.divided(product, self._signed_factor())
+            elif self._begins_factor():
+                product = self._algebra.times(product, self._factor())
+            else:
+                return product
+
+    def _signed_factor(self) -> Quotient:
+        if self._skip("-"):
+            return self._algebra.times(self._algebra.number(Fraction(-1)), self._nested(self._signed_factor))
+        return self._factor()
+
+    def _begins_factor(self) -> bool:
+        token = self._next()
+        if not token or token in ("or", "and"):
+            return False
+        if token[0].isdigit() or token[0] == ".":
+            raise NotMath  # two numbers side by side
+        return token[0].isalpha() or token in ("(", "{", "[") or (token[0] == "\\" and token[1:] in _AS_FACTOR)
+
+    def _factor(self) -> Quotient:
+        base = self._nested(self._base)
+        while self._skip("!"):
+            base = self._factorial(base)
+        if self._skip("^"):
+            return self._algebra.power(base, self._nested(self._exponent))
+        return base
+
+    def _exponent(self) -> Quotient:
+        if self._skip("-"):
+            return self._algebra.times(self._algebra.number(Fraction(-1)), self._nested(self._exponent))
+        base = self._base()
+        return self._algebra.power(base, self._nested(self._exponent)) if self._skip("^") else base
+
+    def _factorial(self, base: Quotient) -> Quotient:
+        n = is_number(self._algebra.lowest(base))
+        if n is None or n.denominator > 1 or not 0 <= n <= _LARGEST_FACTORIAL:
+            raise NotMath
+        return self._algebra.number(Fraction(factorial(int(n))))
+
+    def _base(self) -> Quotient:
+        token = self._take()
+        if token[0].isdigit() or token[0] == ".":
+            return self._number(token)
+        if token in ("(", "{", "["):
+            inside = self._nested(self._sum)
+            self._take(*ENDING)
+            return inside
+        if token in _BARS:
+            inside = self._nested(self._sum)
+            self._take(*_BARS)
+            return self._algebra.function("abs", inside)
+        name = token.removeprefix("\\")
+        if name in ("frac", "sqrt", "binom") and token[0] == "\\":
+            return self._command(name)
+        if name in _FUNCTIONS:
+            return self._function(name)
+        if token[0] == "\\" and name not in GREEK:
+            raise NotMath
+        if token in ("or", "and") or not (token[0].isalpha() or token[0] == "\\"):
+            raise NotMath
+        return self._algebra.atom(token + self._index())
+
+    def _index(self) -> str:
+        """What stands below a name: a number or a name."""
+        if not self._skip("_"):
+            return ""
+        braced = self._skip("{")
+        index = self._take()
+        if braced:
+            self._take("}")
+        if not index.isalnum():
+            raise NotMath
+        return f"_{index}"
+
+    def _number(self, digits: str) -> Quotient:
+        """A number, or a mixed one: 3 1/2, 3\\frac{1}{2}."""
+        if len(digits) > 60:
+            raise NotMath
+        value = Fraction(digits.replace(",", ""))
+        if digits.isdecimal() and self._next(1) == "/" and self._next().isdecimal() and self._next(2).isdecimal():
+            over, under = int(self._take()), int((self._take("/"), self._take())[1])
+            if not 0 < over < under:
+                raise NotMath
+            value += Fraction(over, under)
+        elif digits.isdecimal() and self._next() == "\\frac":
+            begin = self._at
+            self._at += 1
+            part = is_number(self._algebra.lowest(self._command("frac")))
+            if part is not None and 0 < part < 1:
+                value += part
+            else:
+                self._at = begin
+        return self._algebra.number(value)
+
+    def _command(self, name: str) -> Quotient:
+        if name == "sqrt":
+            degree = 2
+            if self._skip("["):
+                degree = _whole(is_number(self._algebra.lowest(self._nested(self._sum))), 2, 64)
+                self._take("]")
+            return self._algebra.root(self._nested(self._base), degree)
+        over, under = self._nested(self._argument), self._nested(self._argument)
+        if name == "frac":
+            return self._algebra.divided(over, under)
+        return self._binomial(over, under)
+
+    def _binomial(self, n: Quotient, k: Quotient) -> Quotient:
+        whole = [_whole(is_number(self._algebra.lowest(value)), 0, 200) for value in (n, k)]
+        return self._algebra.number(Fraction(comb(*whole)))
+
+    def _argument(self) -> Quotient:
+        """What a command is of: a group, or one digit or letter."""
+        token = self._next()
+        if not token.isdecimal():
+            return self._base()
+        if len(token) > 1:  # \frac12
+            self._tokens[self._at : self._at + 1] = [token[0], token[1:]]
+        return self._algebra.number(Fraction(self._take()))
+
+    def _function(self, name: str) -> Quotient:
+        subscript = self._nested(self._argument) if name == "log" and self._skip("_") else None
+        exponent = self._nested(self._exponent) if self._skip("^") else None
+        arguments = [subscript] if subscript is not None else []
+        if self._next() in ("(", "{"):
+            closing = {"(": ")", "{": "}"}[self._take()]
+            arguments.append(self._nested(self._sum))
+            while self._skip(","):
+                arguments.append(self._nested(self._sum))
+            self._take(closing)
+        else:
+            arguments.append(self._nested(self._loose))
+        value = self._applied(name, arguments)
+        return value if exponent is None else self._algebra.power(value, exponent)
+
+    def _loose(self) -> Quotient:
+        """An argument without brackets: sin 2x."""
+        product = self._factor()
+        while (
+            self._next()
+            and (self._next()[0].isalpha() or self._next()[1:] in GREEK)
+            and self._next() not in (_FUNCTIONS | {"or", "and"})
+        ):
+            product = self._algebra.times(product, self._factor())
+        return product
+
+    def _applied(self, name: str, arguments: list[Quotient]) -> Quotient:
+        algebra = self._algebra
+        match name, arguments:
+            case "sqrt", [inside]:
+                return algebra.root(inside, 2)
+            case "root", [degree, inside]:
+                return algebra.root(inside, _whole(is_number(algebra.lowest(degree)), 2, 64))
+            case "pow", [base, exponent]:
+                return algebra.power(base, exponent)
+            case "exp", [inside]:
+                return algebra.power(algebra.atom("e"), inside)
+            case "binom", [n, k]:
+                return self._binomial(n, k)
+            case "abs", [inside] if (value := is_number(algebra.lowest(inside))) is not None:
+                return algebra.number(abs(value))
+        return algebra.function(name, *arguments)
+
+
+_AS_FACTOR = frozenset(("frac", "sqrt", "binom")) | _FUNCTIONS | GREEK
+
+
+def _split(name: str) -> Iterable[str]:
+    """A run of letters: a function, a constant, a word between answers, or a product of variables."""
+    if name in _FUNCTIONS or name in _CONSTANTS or name in ("or", "and"):
+        return [name]
+    if not name.isalpha():  # raised digits
+        raise NotMath
+    if len(name) == 1 or set(name) <= _VARIABLES or (len(name) == 2 and name.casefold() not in _WORDS):
+        return list(name)
+    raise NotMath
+
+
+def _whole(value: Fraction | None, least: int, most: int) -> int:
+    if value is None or value.denominator > 1 or not least <= value <= most:
+        raise NotMath
+    return int(value)

@@ -1,0 +1,81 @@
+"""LaTeX as models write it, made plain: what changes only how an answer looks is taken away."""
+
+from __future__ import annotations
+
+import re
+
+from focalroute.answers.numbers import typed
+
+__all__ = ["formula_in", "plain", "without_commands"]
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
+_DEEPEST = 4  # such commands within each other
+_SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\q?quad\b|~")
+_DOLLARS = re.compile(
+    r"\$\$(.{1,500}?)\$\$|(?<![\\\d])\$(?=\S)([^$]{1,500}?)(?<=\S)\$(?!\d)|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
+)
+_LOOKS = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|phantom\s*\{[^{}]*\})(?![A-Za-z])\.?")
+_UNIT_TEXT = re.compile(
+    r"(?<=[\d)}\]])\s*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
+)
+_DEGREES = re.compile(r"\^?\s*\{?\s*(?:\\circ|\\degree|\N{DEGREE SIGN})\s*\}?")
+_UNIT_WORDS = re.compile(
+    r"(?<=[\d)}])\s*(?!or\b|and\b|mod\b|sqrt\b|sin\b|cos\b|tan\b|log\b|ln\b|pi\b|infinity\b)"
+    r"(?:[a-z]{3,}(?:\s+[a-z]+)*|[ckmμn]m|kg|m[lsg]|ft|in|yd|oz|lbs?|hr?s?|[kmg]?hz|(?:km|mi|m)\s*/\s*[hs]|mph)"
+    r"\.?(?:\s*\^\s*\{?\s*[23]\s*\}?)?\s*$",
+    re.IGNORECASE,
+)
+_WORDS_BETWEEN = re.compile(r"\s*\\text\s*\{\s*(?:or|and)\s*\}\s*", re.IGNORECASE)
+_SIGNS = {
+    "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\times": "*", "\\cdot": "*", "\\ast": "*",
+    "\\div": "/", "\\leq": "<=", "\\geq": ">=", "\\leqslant": "<=", "\\geqslant": ">=", "\\le": "<=", "\\ge": ">=",
+    "\\neq": "!=", "\\ne": "!=", "\\lt": "<", "\\gt": ">", "\\pi": " pi ", "\\infty": " infinity ", "\\lbrace": "\\{",
+    "\\rbrace": "\\}", "\\varnothing": "\\emptyset", "\\lvert": "|", "\\rvert": "|", "\\vert": "|",
+}  # fmt: skip
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_CHARACTERS = str.maketrans({
+    "\N{MINUS SIGN}": "-", "\u2013": "-", "\N{MULTIPLICATION SIGN}": "*", "·": "*", "⋅": "*", "÷": "/", "≤": "<=",
+    "≥": ">=", "≠": "!=",
+    "π": " pi ", "∞": " infinity ", "√": "\\sqrt ", "\N{UNION}": "\\cup ", "∈": "\\in ", "±": "\\pm ",
+    "∅": "\\emptyset ", "%": None, "$": None, "€": None, "£": None, "\u200b": None, "\u2062": None,
+})  # fmt: skip
+
+
+def without_commands(text: str) -> str:
+    """Words out of their ``\\text{...}``, and formulas out of their dollars.
+
+    >>> without_commands("$\\\\text{New York}$, for $5")
+    'New York, for $5'
+    """
+    text = _out_of_dollars(text)
+    for _ in range(_DEEPEST):
+        text, found = _TEXT.subn(r"\1", text)
+        if not found:
+            break
+    return _SPACES.sub(" ", text)
+
+
+def _out_of_dollars(text: str) -> str:
+    return _DOLLARS.sub(lambda match: next(inside for inside in match.groups() if inside is not None), text)
+
+
+def formula_in(text: str, *, first: bool) -> str:
+    """What the first, or the last, formula in the text holds; the text where there is none."""
+    found = list(_DOLLARS.finditer(text))
+    if not found:
+        return text
+    return next(inside for inside in found[0 if first else -1].groups() if inside is not None)
+
+
+def plain(formula: str) -> str:
+    """A formula without spacing commands, sizes of brackets, units, degrees, percents and currencies.
+
+    >>> plain("\\\\dfrac{1}{2}\\\\,\\\\text{cm}^2"), plain("12 apples"), plain("90^\\\\circ")
+    ('\\\\frac{1}{2}', '12', '90')
+    """
+    text = _LOOKS.sub("", _SPACES.sub(" ", formula.strip("*`_ ").replace("{,}", ",").replace("**", "^")))
+    text = _UNIT_TEXT.sub("", _WORDS_BETWEEN.sub(", ", text))
+    text = _DEGREES.sub("", text.replace("\\%", "").replace("\\$", ""))
+    text = _COMMAND.sub(lambda match: _SIGNS.get(match[0], match[0]), without_commands(text))
+    text = typed(text).translate(_CHARACTERS).strip().rstrip(".,;:").strip()
+    return _UNIT_WORDS.sub("", text).strip()

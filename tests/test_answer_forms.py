@@ -1,0 +1,166 @@
+"""Normal forms, case by case: answers as models write them, and what each kind reads in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from focalroute.answers import normal_form
+
+# What stands in one line has one form; those of a kind all differ from each other.
+NUMBERS = {
+    "42": (
+        "42", "42.", "42.0", "042", "+42", "$42", "$42.00", "42%", "42 km", "4.2e1", "4.2 x 10^1", "84/2", "forty-two",
+        "The answer is 42.", "the answer is: 42", "**Answer:** 42", "Answer: **42**", "Answer = 42", "**42**",
+        "#### 42", "6 * 7 = 42\n#### 42", "\\boxed{42}", "$\\boxed{42}$", "Thus \\boxed{42} of the 50 are left.",
+        "<think>maybe 41 or 43</think>42", "<think>The answer is 41.</think>\nSo the answer is 42.",
+        "The answer is 42, as 6 * 7 = 42 and 6 + 7 = 13.", "The answer is 42. There are 7 days in a week.",
+        "## Step 1\n6 * 7\n\n## Answer\n\n42", "Final answer: $42$ apples", "The final answer is $\\boxed{42}$.",
+        "<answer>42</answer>", "First 5, then 37, so x = 42", "The answer should be 42 dollars.", "Answer:\n\n42",
+        "The answer to how many there are is 6 * 7 = 42.", "My answer would be forty two.", "\uff14\uff12",
+        "The answer is $6 \\times 7 = 42$", "Answer: 42 (not 43)", "The answer is **42** of 100",
+        "In all, **42** in 7 days",
+    ),
+    "-3": ("-3", "\N{MINUS SIGN}3", "-$3", "\\boxed{-3}", "The answer is -3.0", "minus three", "x = -3",
+        "- 5 + 2 = -3"),
+    "1234.5": ("1,234.5", "1234.50", "$1,234.50", "1{,}234.5", "1\\,234.5", "1\u202f234.5", "1_234.5", "\\$1,234.50"),
+    "0.75": (
+        "0.75", ".75", "3/4", "6/8", "3 / 4", "\\frac{3}{4}", "\\dfrac{3}{4}", "\\frac34", "¾", "three quarters",
+        "The answer is 3/4 of the 20 apples.", "\\boxed{\\frac{3}{4}}", "7.5e-1", "three fourths", "0.5/(2/3) = 0.75",
+    ),
+    "3.5": ("3.5", "3 1/2", "3½", "7/2", "3\\frac{1}{2}", "three and a half", "3 and a half", "35 x 10^-1",
+            "It takes 3.5 hours (3 hours and 30 minutes).", "Seven halves (3.5)"),
+    "-1/3": ("-1/3", "-2/6", "-\\frac{1}{3}", "minus one third", "\N{MINUS SIGN}1/3"),
+    "0.33": ("0.33", "33/100"),
+    "3000000": ("3 million", "3,000,000", "3e6", "3 \u00d7 10⁶", "3 \\times 10^{6}", "three million", "$3 million"),
+    "1024": ("2^10", "2^{10}", "1,024", "one thousand and twenty-four", "The answer is 2^{10} bytes"),
+    "25": ("25 m^2", "25 m²", "25 cm^{2}", "25 m^2 in all, so x_1", "twenty-five"),
+    "121": ("one hundred and twenty-one", "121"),
+    "0": ("0", "zero", "-0", "0/5", "0.00", "The answer is zero."),
+    "0.5": ("half", "a half", "1/2", "one half", "Half of them."),
+    "1": ("one", "The answer is one.", "1"),
+    None: (
+        "", "none", "I do not know.", "<think>42", "3:30", "2024-05-13", "03/04/2024", "1.2.3", "5/0", "which one?",
+        "The answer is", "So the final answer is:", "<think>6 * 7 = 42", "five six",
+    ),
+}  # fmt: skip
+
+SHORT = {
+    "paris": (
+        "Paris", "paris.", "PARIS!", "**Paris**", "The answer is Paris.", "Answer: Paris", "Answer: **Paris**.",
+        "“Paris”",
+        "It starts with a P.\n\nParis", "The answer is Paris, because it is.", "Final answer: \\boxed{\\text{Paris}}",
+        "\\text{Paris}", "$\\text{Paris}$", "<think>London?</think>Paris", "<answer>Paris</answer>", "#### Paris",
+        "The answer is Paris. It lies on the Seine.", "It is **Paris** on the Seine", "Answer:\nParis\n\n---",
+        "The correct answer would be: `Paris`",
+    ),
+    "new york city": ("New York City", "new  york city", "The New York City", "New-York City",
+        "Answer: the New York city"),
+    "st. petersburg": ("St. Petersburg", "The answer is St. Petersburg. It is cold."),
+    "j. k. rowling": ("J. K. Rowling", "The answer is J. K. Rowling."),
+    "usa": ("USA", "U.S.A.", "the USA", "U.S.A", "The U.S.A."),
+    "sao paulo": ("S\u00e3o Paulo", "Sao Paulo", "Sa\u0303o Paulo", "the answer is S\u00c3O PAULO"),
+    "strasse": ("Straße", "STRASSE"),
+    "o'neill": ("O'Neill", "O\u2019Neill", "o'neill."),
+    "salt and pepper": ("salt & pepper", "Salt and pepper"),
+    "1000000": ("1,000,000", "1000000"),
+    "-4": ("-4",), "3.5": ("3.5",), "a": ("A", "(a)", "a."), "й": ("й", "Й"), "и": ("и",),
+    None: ("", "...", "\n", "The answer is:", "<think>Paris", "---"),
+}  # fmt: skip
+
+VERDICTS = {
+    "yes": (
+        "Yes", "yes.", "YES!", "**Yes**", "y", "True", "Correct.", "Yes, since 7 is prime.", "The answer is yes.", "T",
+        "The statement is true.", "Answer: Yes", "\\boxed{\\text{True}}", "It is not false.", "Right.", "#### yes",
+        "No reason speaks against it.\nSo yes.", "Some say no.\nThe answer is yes, not no.", "1", "affirmative",
+        "The answer is Yes. No other is possible.", "<think>no</think>yes", "Yes.\n\nIt has two divisors.",
+    ),
+    "no": (
+        "No", "no.", "**No**", "n", "False", "Incorrect", "No. It isn't.", "The answer is no.", "It is not true.",
+        "nope",
+        "This isn't correct.", "Answer: false", "\\boxed{No}", "Wrong.", "0", "The claim is not really true.", "untrue",
+        "No, that cannot be, though some say it is true.", "Yes would be wrong.\nHence: no",
+    ),
+    None: ("", "It depends.", "There is no evidence", "They say both yes and no.", "<think>yes", "42"),
+}  # fmt: skip
+
+DATES = {
+    "2024-03-03": (
+        "2024-03-03", "3 March 2024", "March 3, 2024", "March 3rd, 2024", "3rd of March, 2024", "Sunday, 3 March 2024",
+        "03/03/2024", "3.3.2024", "2024/3/3", "2024.03.03", "Mar 3, 2024", "3 Mar. 2024", "the 3rd of March of 2024",
+        "The answer is March 3, 2024.", "From 1 May 2023 to 3 March 2024", "\\boxed{3 March 2024}", "03-Mar-2024",
+        "MARCH 3RD 2024", "2024-03-03T00:00", "The answer is 3 March 2024, not 4 March 2024.", "March the 3rd, 2024",
+    ),
+    "2024-03-04": ("03/04/2024", "3/4/2024", "03-04-2024", "4.3.2024", "04.03.2024"),
+    "2024-12-31": ("31/12/2024", "12/31/2024", "31.12.2024", "31 Dec 2024"),
+    "2024-03": ("March 2024", "2024-03", "in March of 2024", "Mar. 2024", "March, 2024"),
+    "--03-03": ("3 March", "March 3rd", "the 3rd of March", "--03-03"),
+    "2024": ("2024", "in 2024", "The year was 2024."),
+    "--02-29": ("29 February", "Feb 29"), "2000-02-29": ("29 February 2000",), "1999-09-01": ("Sept. 1, 1999",),
+    None: ("", "30 February 2024", "13.13.2024", "2023-02-29", "soon", "<think>2024-03-03", "the 3rd", "03/04/24"),
+}  # fmt: skip
+
+MATHS = {
+    "0.5": ("1/2", "0.5", "\\frac{1}{2}", "\\dfrac12", "$\\frac12$", "\\boxed{\\frac{1}{2}}", "2^{-1}", "50/100", "½",
+            "x = \\frac{1}{2}", "\\frac{1}{2}\\text{ cm}", "\\left(\\frac{1}{2}\\right)", "2x = 1", "\\sqrt{\\frac14}"),
+    "42": ("42", "42.0", "42 apples", "42\\%", "42^\\circ", "42^{\\circ}", "42°", "\\$42", "42\\text{ square units}",
+           "42 cm^2", "42\\,\\mathrm{m/s}", "6 \\cdot 7", "6 \\times 7", "x=42", "42 = x", "x_1 = 6*7 = 42", "#### 42",
+           "**Answer:** $42$", "The answer is $42$ dollars.", "We get $6 + 7 = 13$, and so $42$.", "\\frac{126}{3}",
+           "\\(42\\)"),
+    "sqrt(2)/2": ("\\frac{\\sqrt{2}}{2}", "\\frac{1}{\\sqrt{2}}", "1/sqrt(2)", "\\sqrt{1/2}", "√2/2",
+        "\\frac{\\sqrt2}2",
+                  "\\frac{2}{\\sqrt8}", "2^{-1/2}", "\\sqrt{0.5}"),
+    "sqrt(2)-1": ("\\sqrt{2}-1", "\\frac{1}{1+\\sqrt{2}}", "-1+2^{1/2}"),
+    "2*sqrt(3)": ("2\\sqrt{3}", "\\sqrt{12}", "2 sqrt(3)", "\\sqrt{2}\\cdot\\sqrt{6}", "\\frac{6}{\\sqrt3}"),
+    "x^2-1": ("x^2-1", "(x-1)(x+1)", "-1+x^2", "x^{2}-1", "x²-1", "x*x - 1", "\\left(x+1\\right)\\left(x-1\\right)",
+              "\\frac{x^3-x}{x}", "y = x^2 - 1", "f(x) = (x+1)(x-1)"),
+    "x+1": ("x+1", "\\frac{x^2-1}{x-1}", "1 + x", "(2x+2)/2"),
+    "(x+1)/(x^2+1)": ("\\frac{x+1}{x^2+1}", "(2x+2)/(2x^2+2)"),
+    "2*pi*r": ("2\\pi r", "2πr", "2*pi*r", "r \\cdot 2\\pi"),
+    "pi/2": ("\\frac{\\pi}{2}", "\\pi/2", "0.5\\pi", "\\frac12\\pi"),
+    "2*i+3": ("3+2i", "2i + 3", "3 - 2i^3"),
+    "2": ("2", "\\sqrt{4}", "\\sqrt[3]{8}", "8^{1/3}", "|{-2}|", "2!", "\\binom{2}{1}"),
+    "2, -3": ("x=2 or x=-3", "2, -3", "-3, 2", "\\{-3, 2\\}", "x = 2, x = -3", "-3 \\text{ or } 2",
+        "x \\in \\{2, -3\\}",
+              "\\frac{-1 \\pm 5}{2}"),
+    "(1, 2)": ("(1,2)", "( 1 , 2 )", "\\left(1, 2\\right)", "(x, y) = (1, 2)", "(\\frac{2}{2}, 2)"),
+    "(2, 1)": ("(2,1)",),
+    "[1, 2)": ("[1,2)", "x \\in [1, 2)"),
+    "(-infinity, 2]\\cup (3, 5)": ("(-\\infty, 2] \\cup (3, 5)", "(3,5)\\cup(-\\infty,2]", "(-∞,2]\u222a(3,5)"),
+    "x<5": ("x < 5", "5 > x", "x \\lt 5"), "1<=x<2": ("1 \\le x < 2", "2 > x \\geq 1", "1≤x<2"),
+    "x+y-1=0": ("x + y = 1", "2x + 2y = 2", "1 = x+y", "x+y-1=0"),
+    "sin(x)^2": ("\\sin^2 x", "\\sin^2(x)", "(sin x)^2"), "pow(e, 2*x)": ("e^{2x}", "e^{x+x}", "\\exp(2x)"),
+    "no solution": ("No solution.", "\\text{no solution}", "The answer is: no solution"),
+    "\\emptyset": ("\\emptyset", "∅", "\\varnothing"),
+    "1024": ("2^{10}", "1024", "1,024"), "(1, 2, 3)": ("(1,2,3)",), "1, 2, 3": ("1,2,3", "3, 2, 1", "\\{1,2,3\\}"),
+    "3.5": ("3\\frac{1}{2}", "3 1/2", "\\frac{7}{2}"), "x/y": ("\\frac{x}{y}", "x y^{-1}", "\\frac{x^2}{xy}"),
+    "120": ("5!", "120"), "x_1+x_2": ("x_1+x_2", "x_{2}+x_{1}"), "a*b": ("ab", "ba", "a\\cdot b"),
+    "east": ("east", "East", "\\text{east}"), "seat": ("seat",), "\\alpha+1": ("1+\\alpha",),
+    None: ("", "...", "<think>x+1", "The answer is:"),
+}  # fmt: skip
+
+TABLES = {"number": NUMBERS, "short": SHORT, "yes-no": VERDICTS, "date": DATES, "math": MATHS}
+
+
+def cases() -> Iterator[tuple[str, str, str | None]]:
+    for kind, table in TABLES.items():
+        for form, texts in table.items():
+            yield from ((kind, text, form) for text in texts)
+
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize(("kind", "text", "form"), CASES)
+def test_an_answer_has_this_form(kind: str, text: str, form: str | None) -> None:
+    assert normal_form(text, kind) == form
+
+
+@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, table in TABLES.items() for form in table if form])
+def test_a_form_is_its_own_form(kind: str, form: str) -> None:
+    assert normal_form(form, kind) == form
+
+
+def test_the_table_is_long_enough_to_mean_something() -> None:
+    assert len(CASES) == len({(kind, text) for kind, text, _ in CASES}) >= 300

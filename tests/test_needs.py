@@ -1,0 +1,183 @@
+"""Tools, images, schemas and every other parameter reach those who take them, and nobody else is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from focalroute import Endpoint, Ensemble, PoolError
+from focalroute.needs import needs, unsupported
+from focalroute.query import make_query
+from focalroute.sim import SimulatedModel, SimulatedPool
+from focalroute.sim.process import DialectName
+from tests.loopback import Server, completion, json_reply, serving
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+LOOK: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "What is 17 + 25?"}, IMAGE]}]
+HELD = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+
+
+def test_what_a_query_needs() -> None:
+    assert needs(make_query("?")) == set()
+    assert needs(make_query(LOOK, params={"tools": [TOOL], "response_format": HELD})) == {
+        "images",
+        "tools",
+        "json_schema",
+    }
+    assert needs(make_query("?", params={"tools": [], "response_format": {"type": "json_object"}})) == set()
+    assert needs(make_query("?", answer={"type": "object"})) == set()
+
+
+@pytest.mark.parametrize(
+    ("message", "feature"),
+    [
+        ("No endpoints found that support tool use. Try disabling one.", "tools"),
+        ("registry.ollama.ai/library/gemma:2b does not support tools", "tools"),
+        ("tools param requires --jinja flag", "tools"),
+        ("Function calling is not enabled for this model", "tools"),
+        ("No endpoints found that support image input", "images"),
+        ("image input is not supported - hint: if this is unexpected, you may need to provide the mmproj", "images"),
+        ("This model does not support image_url content.", "images"),
+        ("Invalid content type. image_url is only supported by certain models.", "images"),
+        ("Qwen2.5-7B is not a multimodal model", "images"),
+        ("At most 0 image(s) may be provided in one request.", "images"),
+        ("Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model.", "json_schema"),
+        ("Structured outputs are not supported by this model", "json_schema"),
+        # of the caller's own, which says nothing of the service
+        ("You uploaded an unsupported image. Please make sure your image is valid.", None),
+        ("Unsupported image format: webp", None),
+        ("Invalid schema for function 'look': schema must be a JSON Schema of 'type: \"object\"'", None),
+        ("Invalid schema for response_format 'answer': In context=(), 'oneOf' is not permitted.", None),
+        ("tool_choice 'required' is not supported", None),
+        ("max_tokens is too large", None),
+        ("", None),
+    ],
+)
+def test_what_a_service_says_it_cannot_do(message: str, feature: str | None) -> None:
+    assert unsupported(message) == feature
+
+
+def test_a_long_message_takes_no_time() -> None:
+    assert unsupported("not support " * 500_000) is None
+
+
+# -- those who lack it ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    """The first two take neither tools nor images; the second is a service that says so in other words."""
+    speakers: dict[str, DialectName] = {"blunt": "openai", "routed": "openrouter", "able": "openai"}
+    models = [SimulatedModel(name, tools=name == "able", images=name == "able", skill=1.0) for name in speakers]
+    with SimulatedPool(models, dialects=speakers) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("query", "params", "lack"), [(LOOK, {}, "images"), ("Look.", {"tools": [TOOL]}, "tools")], ids=["images", "tools"]
+)
+def test_who_refuses_it_once_is_not_asked_again(pool: SimulatedPool, query: Any, params: Any, lack: str) -> None:
+    with Ensemble(pool.endpoints, policy="plurality") as ensemble:
+        first = ensemble.ask(query, params=params)
+        second = ensemble.ask(query, params=params)
+        other = ensemble.ask("What is 17 + 25?")
+        assert all(one.breaker == "closed" for one in ensemble.stats().endpoints.values())
+    refused = {reply.endpoint: reply.error for reply in first.replies if reply.error}
+    assert {name: error.lacks for name, error in refused.items()} == {"blunt": lack, "routed": lack}
+    assert [error.message for error in refused.values()] == [
+        f"HTTP {status} (takes no {lack})" for status in (400, 404)
+    ]
+    assert [reply.endpoint for reply in second.replies] == ["able"]
+    assert second.degraded == (f"takes no {lack}: blunt, routed could not be asked",)
+    assert len(other.replies) == 3
+    assert all(reply.ok for reply in other.replies)
+
+
+def test_who_is_declared_to_lack_it_is_never_asked(pool: SimulatedPool) -> None:
+    members = [replace(endpoint, images=endpoint.name == "able") for endpoint in pool.endpoints]
+    before = pool.stats()["blunt"].calls
+    with Ensemble(members, policy="plurality") as ensemble:
+        assert [reply.endpoint for reply in ensemble.ask(LOOK).replies] == ["able"]
+    assert pool.stats()["blunt"].calls == before
+
+
+def test_where_nobody_takes_it_the_error_says_so(pool: SimulatedPool) -> None:
+    members = [replace(endpoint, images=False) for endpoint in pool.endpoints]
+    with (
+        Ensemble(members) as ensemble,
+        pytest.raises(PoolError, match="blunt takes no images, routed") as caught,
+    ):
+        ensemble.ask(LOOK)
+    assert caught.value.replies == ()
+
+
+def test_a_closed_question_may_have_an_image(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, policy="plurality") as ensemble:
+        answer = ensemble.ask(LOOK, choices=["42", "44"])
+    assert answer.text == "42"
+    assert [reply.endpoint for reply in answer.replies if reply.ok] == ["able"]
+
+
+def test_what_is_declared_is_believed_over_what_is_said(pool: SimulatedPool) -> None:
+    blunt = replace(pool.endpoints[0], tools=True)
+    with Ensemble([blunt]) as ensemble:
+        for _ in range(2):
+            with pytest.raises(PoolError, match="every asked endpoint failed"):
+                ensemble.ask("Look.", params={"tools": [TOOL]})
+
+
+def test_a_probe_is_spared_who_lacks_it(tmp_path: Path) -> None:
+    """The only one that could be probed with the image takes none."""
+    models = [SimulatedModel("able", skill=1.0), SimulatedModel("blind", images=False, input_usd_per_1m=1)]  # type: ignore[arg-type]
+    with SimulatedPool(models) as small:
+        members = [small.endpoints[0], replace(small.endpoints[1], images=False)]
+        with Ensemble(members, probe_share=1.0) as ensemble:
+            for _ in range(5):
+                ensemble.feedback(ensemble.ask(LOOK), reward=1)
+        assert small.stats()["blind"].calls == 0
+
+
+# -- what is passed on ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("A"))
+
+    with serving(handler) as running:
+        yield running
+
+
+PARAMS = {
+    "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False, "seed": 7, "response_format": HELD,
+    "top_k": 3, "logit_bias": {"7": -100}, "stop": ["\n"], "extra": {"nested": [1, None, "é"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [{}, {"choices": ["one", "two"]}])
+def test_every_parameter_and_message_goes_on_unchanged(server: Server, asked: Any) -> None:
+    messages: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "17"},
+        {"role": "user", "content": "And?", "name": "Ann"},
+    ]
+    member = Endpoint(
+        "m", base_url=server.url, model="m", logprobs=False, top_logprobs=0, n=False, structured_choice=False,
+        stream_usage=True, params={"seed": 1, "min_p": 0.1},
+    )  # fmt: skip
+    with Ensemble([member]) as ensemble:
+        ensemble.ask(messages, params=PARAMS, **asked)
+    body = server.received[-1].body
+    assert {name: body[name] for name in PARAMS} == PARAMS  # the query's seed, not the endpoint's
+    assert body["min_p"] == 0.1
+    assert body["messages"][:4] == messages[:4]
+    assert body["messages"][4] == messages[4] or asked

@@ -1,0 +1,442 @@
+"""Structured answers: read tolerantly, checked strictly, fused field by field where fields are closed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, field_validator
+
+from focalroute import Answer, BadLabel, ConfigError, Endpoint, Ensemble, PoolError
+from focalroute.canonical import canonical
+from focalroute.closed_fields import closed_fields, elect
+from focalroute.sim import Fault, SimulatedModel, SimulatedPool
+from focalroute.sim.process import DialectName
+from focalroute.structured import Structure, structure_of
+from tests.loopback import Server, completion, json_reply, serving
+
+
+class Place(BaseModel):
+    country: Literal["FR", "DE"]
+    street: str = ""
+
+
+class Ticket(BaseModel):
+    """A nested model with closed fields and open ones."""
+
+    team: Literal["billing", "shipping"]
+    urgent: bool
+    place: Place | None = None
+    summary: str
+    amounts: list[float] = []
+
+
+SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "note": {"type": "string"}},
+    "required": ["colour", "note"],
+    "additionalProperties": False,
+}
+
+
+def structure(wanted: Any) -> Structure:
+    found = structure_of(wanted)
+    assert found is not None
+    return found
+
+
+# -- what is closed ---------------------------------------------------------------------------------------------------
+
+
+def test_the_closed_fields_of_a_model_are_found_through_references_and_options() -> None:
+    assert structure(Ticket)._fields == (("team",), ("urgent",), ("place", "country"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        ({"enum": [1, 2]}, ((),)),
+        ({"properties": {"a": {"const": 1}, "b": {"type": "number"}}}, (("a",),)),
+        ({"properties": {"a": {"anyOf": [{"enum": [1]}, {"type": "null"}]}}}, (("a",),)),
+        ({"properties": {"a": {"type": ["boolean", "null"]}}}, (("a",),)),
+        ({"properties": {"a": {"oneOf": [{"enum": [1]}, {"type": "string"}]}}}, ()),
+        ({"properties": {"a": {"allOf": [{"$ref": "#/$defs/x"}]}}, "$defs": {"x": {"enum": ["q"]}}}, (("a",),)),
+        ({"properties": {"a": {"type": "array", "items": {"enum": [1]}}}}, ()),
+        ({"properties": {"a": {"properties": {"b": {"properties": {"c": {"enum": [1]}}}}}}}, (("a", "b", "c"),)),
+        ({"properties": {"next": {"$ref": "#"}, "a": {"enum": [1]}}}, (("next", "a"), ("a",))),
+        ({"$ref": "https://example.org/schema"}, ()),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, ()),
+        (True, ()),
+    ],
+)
+def test_which_fields_are_closed(schema: Any, fields: Any) -> None:
+    assert closed_fields(schema) == fields
+
+
+# -- election ---------------------------------------------------------------------------------------------------------
+
+
+def first(candidates: list[Any], masses: list[float], *fields: tuple[str, ...]) -> tuple[Any, int | None]:
+    election = next(elect(candidates, masses, fields))
+    return election.value, election.candidate
+
+
+def test_each_closed_field_is_elected_by_itself_and_the_rest_comes_from_who_agrees() -> None:
+    candidates = [
+        {"a": 1, "b": True, "note": "x"},
+        {"a": 2, "b": True, "note": "y"},
+        {"a": 2, "b": False, "note": "z"},
+    ]
+    assert first(candidates, [0.4, 0.25, 0.35], ("a",), ("b",)) == (candidates[1], 1)
+    election = next(elect(candidates, [0.4, 0.25, 0.35], (("a",), ("b",))))
+    assert election.shares == pytest.approx({"a": 0.6, "b": 0.65})
+
+
+def test_a_combination_that_nobody_gave_takes_its_rest_from_who_agrees_most() -> None:
+    candidates = [
+        {"a": 1, "b": 1, "c": 2, "note": "x"},
+        {"a": 1, "b": 2, "c": 1, "note": "y"},
+        {"a": 2, "b": 1, "c": 1, "note": "z"},
+    ]
+    value, candidate = first(candidates, [0.3, 0.4, 0.3], ("a",), ("b",), ("c",))
+    assert (value, candidate) == ({"a": 1, "b": 1, "c": 1, "note": "y"}, None)
+    elections = list(elect(candidates, [0.3, 0.4, 0.3], (("a",), ("b",), ("c",))))
+    assert (elections[-1].value, elections[-1].candidate) == (candidates[1], 1)
+    assert candidates[1]["b"] == 2  # the candidates stay as they are
+
+
+def test_a_missing_field_is_a_value_too() -> None:
+    candidates = [{"note": "x"}, {"a": 1, "note": "y"}, {"note": "z"}]
+    assert first(candidates, [0.3, 0.4, 0.3], ("a",)) == (candidates[0], 0)
+
+
+def test_a_nested_field_without_a_place_is_not_forced_in() -> None:
+    """The elected part has an object, the likeliest who agrees most has none."""
+    candidates: list[Any] = [
+        {"p": None, "a": 1, "b": 1},
+        {"p": {"k": 1}, "a": 2, "b": 1},
+        {"p": {"k": 1}, "a": 1, "b": 2},
+    ]
+    elections = list(elect(candidates, [0.34, 0.33, 0.33], (("p", "k"), ("a",), ("b",))))
+    assert all(election.value in (*candidates, {"p": {"k": 1}, "a": 1, "b": 1}) for election in elections)
+
+
+VALUES = st.sampled_from([1, 2, True, "x", None])
+OBJECTS = st.fixed_dictionaries({}, optional={"a": VALUES, "b": VALUES, "p": st.fixed_dictionaries({"k": VALUES})})
+
+
+@given(st.lists(st.tuples(OBJECTS, st.floats(0.01, 1)), min_size=1, max_size=6))
+def test_what_is_elected_has_the_most_mass_in_every_field(votes: list[tuple[dict[str, Any], float]]) -> None:
+    """By brute force over the candidates' values; the last resort is always a whole candidate."""
+    candidates, masses = [value for value, _ in votes], [mass for _, mass in votes]
+    fields = (("a",), ("b",))
+    elections = list(elect(candidates, masses, fields))
+    for (name,) in fields:
+        mass: dict[str, float] = {}
+        for value, weight in votes:
+            key = canonical(value[name]) if name in value else "absent"
+            mass[key] = mass.get(key, 0) + weight
+        assert elections[0].shares[name] == pytest.approx(max(mass.values()))
+    assert elections[-1].candidate is not None
+    assert elections[-1].value == candidates[elections[-1].candidate]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+GOOD = '{"colour": "red", "note": "n"}'
+FORM = '{"colour":"red","note":"n"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        f"  {GOOD}\n",
+        f"```json\n{GOOD}\n```",
+        f"```\n{GOOD}\n```",
+        f"Here you are:\n```json\n{GOOD}\n```\nAnything else?",
+        f"Not this: ```json\n{{}}\n``` but this: ```json\n{GOOD}\n```",
+        f"The answer is {GOOD}.",
+        f'<think>{{"colour": "blue", "note": "m"}}</think>{GOOD}',
+    ],
+)
+def test_fences_and_words_around_it_do_not_matter(text: str) -> None:
+    assert structure(SCHEMA)(text) == FORM
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "red", "{", '{"colour": "green", "note": "n"}', '{"colour": "red"}', f"[{GOOD}]", f"{GOOD} {GOOD}",
+        '{"colour": "red", "note": NaN}', "[" * 200_000, '{"colour": "red", "note": "' + "x" * 300_000 + '"}',
+        "```json\n" * 20_000,
+    ],
+)  # fmt: skip
+def test_what_is_not_valid_is_no_answer(text: str) -> None:
+    assert structure(SCHEMA)(text) is None
+
+
+def test_a_model_reads_what_pydantic_reads_and_gives_its_own_instance() -> None:
+    ticket = structure(Ticket)
+    form = ticket('{"team": "billing", "urgent": "true", "summary": "s", "amounts": [1, 2.0]}')
+    assert form == '{"amounts":[1,2],"place":null,"summary":"s","team":"billing","urgent":true}'
+    assert ticket.value(form) == Ticket(team="billing", urgent=True, summary="s", amounts=[1, 2])
+    assert ticket('{"team": "billing"}') is None
+
+
+def test_a_model_that_writes_other_names_than_it_reads_is_kept_as_it_came() -> None:
+    class Odd(BaseModel):
+        inner: Literal["x"] = Field(validation_alias="reads", serialization_alias="writes")
+
+    odd = structure(Odd)
+    form = odd('{"reads": "x"}')
+    assert form == '{"reads":"x"}'
+    assert odd.value(form).inner == "x"
+
+
+def test_references_are_never_fetched() -> None:
+    """Nobody listens there, and nobody is asked."""
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply({"type": "object"})
+
+    with serving(handler) as server:
+        checked = structure({"$ref": f"{server.url}/schema.json"})
+        with pytest.raises(Exception, match="Unresolvable"):
+            checked("{}")
+        assert server.received == []
+
+
+@pytest.mark.parametrize("wanted", [{"type": "nonsense"}, {"enum": 3}, {"properties": {"a": {1, 2}}}])
+def test_a_wrong_schema_is_refused_at_the_door(wanted: Any) -> None:
+    with pytest.raises(ConfigError, match="answer"):
+        structure_of(wanted)
+
+
+def test_without_jsonschema_a_schema_is_refused_and_a_model_works(tmp_path: Path) -> None:
+    (tmp_path / "jsonschema.py").write_text("raise ImportError")
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pydantic import BaseModel
+from focalroute.structured import structure_of
+class Wanted(BaseModel):
+    a: bool
+assert structure_of(Wanted)('{"a": true}') == '{"a":true}'
+structure_of({"type": "object"})
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "pip install 'focalroute[schema]'" in done.stderr
+
+
+def test_strict_is_said_only_of_what_is_strict() -> None:
+    """A model is made so, as OpenAI's own library does; a schema of the caller's is passed on as it is."""
+    held = structure(Ticket).response_format["json_schema"]
+    assert (held["name"], held["strict"]) == ("Ticket", True)
+    assert held["schema"]["required"] == ["team", "urgent", "place", "summary", "amounts"]
+    assert held["schema"]["$defs"]["Place"]["additionalProperties"] is False
+    assert "default" not in json.dumps(held["schema"])
+    assert structure(SCHEMA).response_format["json_schema"] == {"name": "answer", "strict": True, "schema": SCHEMA}
+    loose = {"title": "odd name!", "type": "object", "properties": {"default": {"type": "string"}}}
+    held = structure(loose).response_format["json_schema"]
+    assert (held["name"], held["strict"], held["schema"]) == ("odd_name_", False, loose)
+
+
+# -- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """Each model's reply; models in ``refuses`` take no ``response_format``."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, str] = {}
+        self.refuses: set[str] = set()
+
+    async def handle(self, _: web.Request, body: Any) -> web.StreamResponse:
+        if body["model"] in self.refuses and "response_format" in body:
+            return json_reply({"error": {"message": "Invalid schema", "code": "invalid_request_error"}}, 400)
+        return json_reply(completion(self.says[body["model"]]))
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def server(service: Service) -> Iterator[Server]:
+    with serving(service.handle) as running:
+        yield running
+
+
+def endpoints(service: Service, server: Server, *says: str, held: bool = True) -> list[Endpoint]:
+    service.says = {f"m{i}": text for i, text in enumerate(says)}
+    return [
+        Endpoint(
+            name, base_url=server.url, model=name, logprobs=False, top_logprobs=0, n=False, structured_choice=held,
+            stream_usage=False,
+        )
+        for name in service.says
+    ]  # fmt: skip
+
+
+def ticket(team: str, urgent: bool, summary: str, **more: Any) -> str:
+    return json.dumps({"team": team, "urgent": urgent, "summary": summary, **more})
+
+
+def ask(members: list[Endpoint], wanted: Any = Ticket, **options: Any) -> Answer:
+    with Ensemble(members, policy="plurality") as ensemble:
+        return ensemble.ask("Which team?", answer=wanted, **options)
+
+
+def test_fields_are_fused_and_the_answer_is_an_instance_of_the_model(service: Service, server: Server) -> None:
+    """Two say billing, two say urgent; only one says both, and its summary is given."""
+    members = endpoints(
+        service, server, ticket("billing", False, "a"), ticket("billing", True, "b"), ticket("shipping", True, "c")
+    )
+    answer = ask(members)
+    assert answer.value == Ticket(team="billing", urgent=True, summary="b")
+    assert json.loads(answer.text)["summary"] == "b"
+    assert answer.text == answer.candidates[1]
+    assert answer.shares == pytest.approx({"team": 2 / 3, "urgent": 2 / 3, "place.country": 1})
+    assert answer.confidence == pytest.approx(2 / 3)
+    body = server.received[0].body
+    assert body["response_format"]["json_schema"]["name"] == "Ticket"
+    assert "schema" not in body["messages"][0]["content"]
+
+
+def test_a_combination_that_nobody_gave_is_checked_and_learned_from(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    parts = [{"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 1}, {"a": 2, "b": 1, "c": 1}]
+    schema = {"type": "object", "properties": {name: {"enum": [1, 2]} for name in "abc"}}
+    members = endpoints(service, server, *map(json.dumps, parts))
+    right = {"a": 1, "b": 1, "c": 1}
+    with Ensemble(members, policy="plurality", store=tmp_path / "s.db") as ensemble:
+        answer = ensemble.ask("?", answer=schema)
+        assert (answer.value, answer.text) == (right, '{"a":1,"b":1,"c":1}')
+        assert len(answer.candidates) == len(answer.probabilities) == 3
+        ensemble.feedback(answer, label=right)  # the answer was right, and no member was
+        assert all(one.accuracy < 0.5 for one in ensemble.stats().endpoints.values())
+        ensemble.feedback(answer.id, label={"c": 1.0, "b": 1, "a": 1}, source="another")
+
+
+def test_a_combination_that_is_not_valid_gives_way_to_the_likeliest_candidate(service: Service, server: Server) -> None:
+    class Exclusive(BaseModel):
+        a: bool
+        b: bool
+        c: bool
+
+        @field_validator("c")
+        @classmethod
+        def at_most_two(cls, c: bool, info: Any) -> bool:
+            assert not (c and info.data["a"] and info.data["b"])
+            return c
+
+    said = [{"a": True, "b": True, "c": False}, {"a": True, "b": False, "c": True}, {"a": False, "b": True, "c": True}]
+    answer = ask(endpoints(service, server, *map(json.dumps, said)), Exclusive)
+    assert answer.value == Exclusive(a=True, b=True, c=False)
+    assert answer.confidence == pytest.approx(1 / 3, abs=1e-3)
+
+
+def test_a_reply_that_is_not_valid_is_that_members_failure(service: Service, server: Server) -> None:
+    members = endpoints(service, server, ticket("nobody", True, "a"), "I think billing.", ticket("billing", True, "c"))
+    answer = ask(members)
+    assert answer.value.team == "billing"
+    assert [reply.error.kind if reply.error else "ok" for reply in answer.replies] == ["unusable", "unusable", "ok"]
+    assert "valid against the schema" in str(answer.replies[0].error)
+    with pytest.raises(PoolError, match="schema"):
+        ask(endpoints(service, server, "no"))
+
+
+def test_who_cannot_be_held_to_a_schema_is_told_it(service: Service, server: Server) -> None:
+    answer = ask(endpoints(service, server, f"```json\n{ticket('billing', True, 'a')}\n```", held=False))
+    assert answer.value.summary == "a"
+    body = server.received[0].body
+    assert "response_format" not in body
+    assert body["messages"][0]["content"].startswith("Which team?\n\nAnswer with JSON only")
+    assert '"billing"' in body["messages"][0]["content"]
+
+
+def test_who_refuses_just_this_schema_is_told_it_at_once_and_from_then_on(service: Service, server: Server) -> None:
+    service.refuses.add("m0")
+    with Ensemble(endpoints(service, server, ticket("billing", True, "a"))) as ensemble:
+        answers = [ensemble.ask("Which team?", answer=Ticket) for _ in range(2)]
+    assert [answer.value.summary for answer in answers] == ["a", "a"]
+    assert ["response_format" in call.body for call in server.received] == [True, False, False]
+    assert answers[0].replies[0].attempts == 2
+
+
+def test_the_callers_own_response_format_is_not_replaced(service: Service, server: Server) -> None:
+    own = {"type": "json_object"}
+    ask(endpoints(service, server, ticket("billing", True, "a")), params={"response_format": own})
+    assert server.received[0].body["response_format"] == own
+    assert "JSON schema" in server.received[0].body["messages"][0]["content"]
+
+
+def test_a_label_may_be_an_instance_a_value_or_json(service: Service, server: Server) -> None:
+    right = Ticket(team="billing", urgent=True, summary="a")
+    with Ensemble(endpoints(service, server, ticket("billing", True, "a"))) as ensemble:
+        answer = ensemble.ask("Which team?", answer=Ticket)
+        ensemble.feedback(answer, label=right)
+        ensemble.feedback(answer, label={"team": "billing", "urgent": True, "summary": "a"}, source="b")
+        ensemble.feedback(answer.id, label=right.model_dump_json(), source="c")
+        with pytest.raises(BadLabel, match="team"):
+            ensemble.feedback(answer, label={"team": "nobody", "urgent": True, "summary": "a"}, source="d")
+        with pytest.raises(BadLabel, match="JSON"):
+            ensemble.feedback(answer, label="{", source="e")
+        assert ensemble.stats().endpoints["m0"].accuracy > 0.5
+
+
+def test_a_streamed_structured_answer_comes_in_one_piece(service: Service, server: Server) -> None:
+    members = endpoints(service, server, ticket("billing", True, "a"))
+    with Ensemble(members) as ensemble, ensemble.stream("Which team?", answer=Ticket) as stream:
+        assert list(stream) == [stream.answer.text]
+    assert stream.answer.value.team == "billing"
+
+
+def test_choices_and_a_schema_do_not_go_together(service: Service, server: Server) -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        ask(endpoints(service, server, "x"), choices=["a", "b"])
+
+
+# -- simulated models -------------------------------------------------------------------------------------------------
+
+
+class Sum(BaseModel):
+    answer: int
+
+
+def test_simulated_models_of_every_dialect_answer_with_a_schema() -> None:
+    """Those that cannot be held to it read it in the prompt; one that says something else is left out."""
+    speakers: dict[str, DialectName] = {
+        "a": "openai", "b": "together", "c": "deepinfra", "d": "vllm", "e": "llamacpp", "f": "openrouter",
+        "g": "minimal", "h": "openai",
+    }  # fmt: skip
+    models = [SimulatedModel(name, skill=1.0) for name in speakers]
+    with SimulatedPool(models, dialects=speakers) as pool, Ensemble(pool.endpoints, policy="plurality") as ensemble:
+        ensemble.ask("What is 17 + 26?", answer=Sum)  # finds out what each can do
+        pool.set("h", faults=Fault("outside"))
+        answer = ensemble.ask("What is 17 + 25?", answer=Sum)
+    assert answer.value == Sum(answer=42)
+    assert [reply.endpoint for reply in answer.replies if not reply.ok] == ["h"]
+    assert {reply.endpoint for reply in answer.replies if "```" in (reply.text or "")} == {"g"}
+
+
+def test_simulated_models_err_and_the_ensemble_less() -> None:
+    models = [SimulatedModel(name, skill=0.7, seed=5) for name in "abcde"]
+    right = {"single": 0, "fused": 0}
+    with SimulatedPool(models) as pool, Ensemble(pool.endpoints, policy="plurality") as ensemble:
+        for a in range(10, 40):
+            answer = ensemble.ask(f"What is {a} + {a + 3}?", answer=Sum, params={"temperature": 0})
+            right["fused"] += answer.value.answer == 2 * a + 3
+            right["single"] += json.loads(answer.replies[0].text or "{}") == {"answer": 2 * a + 3}
+    assert right["single"] < right["fused"]
