@@ -7,18 +7,19 @@ import json
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import KINDS, candidate_key, normal_form, reply_form
+from focalroute.answers import candidate_key
 from focalroute.budget import Purse
 from focalroute.cost import total
 from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
+from focalroute.given import Given, give
 from focalroute.observe import Sight
 from focalroute.observe.layout import MEMBER, slices
 from focalroute.outlet import Outlet
@@ -27,7 +28,7 @@ from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
 from focalroute.receipts import Call, Choice, Receipt
 from focalroute.records import Answer, Decision, Evidence, Observation, Query, Reply, Round, Trajectory
-from focalroute.store.base import SYNTHESIS, LedgerRow, StoredAnswer
+from focalroute.store.base import LedgerRow, StoredAnswer
 from focalroute.structured import Structure
 
 __all__ = ["Ask"]
@@ -42,24 +43,6 @@ class Fused(NamedTuple):
 
     evidence: Evidence
     posterior: NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Given:
-    """What is answered; see `Answer`.
-
-    Attributes:
-        form: its normal form.
-        place: of the candidate it is; None: it was put together, or written, from several.
-    """
-
-    text: str
-    value: Any
-    form: str
-    confidence: float
-    place: int | None
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
-    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -215,11 +198,6 @@ class Ask:
         order = [] if self.fused is None else (-self.fused.posterior).argsort(kind="stable").tolist()
         return [self.sight.candidates[k] for k in order]
 
-    @property
-    def _text(self) -> str | None:
-        """What was written from the replies, if it was."""
-        return self.written.text if self.written is not None and self.written.ok else None
-
     def answer(self) -> Answer:
         """What was written from the replies, or else the candidate with the most posterior mass, the first of equals.
 
@@ -228,7 +206,7 @@ class Ask:
         """
         if self.fused is None:
             raise self._failure()
-        given = self.given = self._give(self.fused.posterior)
+        given = self.given = give(self.query, self.sight, self.fused.posterior, self.replies, self.written)
         receipt = self._receipt()
         return Answer(
             id=self.query.id,
@@ -245,26 +223,6 @@ class Ask:
             tool_calls=given.tool_calls,
             shares=given.shares,
         )
-
-    def _give(self, probabilities: NDArray[np.float64]) -> Given:
-        """What to answer by this posterior over the candidates."""
-        best = int(probabilities.argmax())
-        candidate, form, confidence = self.sight.candidates[best], self.sight.forms[best], float(probabilities[best])
-        if self._text is not None:
-            return Given(self._text, self._text, normal_form(self._text, "text") or "", confidence, None)
-        caller, structure = self._caller(form), self.query.answer
-        if caller is not None:
-            return Given(caller.text or "", candidate, form, confidence, best, caller.tool_calls)
-        if isinstance(structure, Structure):
-            fused, election = structure.fuse(self.sight.forms, probabilities.tolist())
-            confidence = min(election.shares.values(), default=confidence)
-            return Given(fused, structure.value(fused), fused, confidence, election.candidate, shares=election.shares)
-        return Given(candidate, candidate if self._kind in ("choice", "text") else form, form, confidence, best)
-
-    def _caller(self, form: str) -> Reply | None:
-        """Of the replies in this form, the first that calls tools; None: they are text."""
-        callers = (reply for reply in self.replies if reply.ok and reply.tool_calls and not self.query.choices)
-        return next((reply for reply in callers if reply_form(reply, self.query.answer) == form), None)
 
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
@@ -359,33 +317,24 @@ class Ask:
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""
+        given = self.given
+        if given is None:
+            raise RuntimeError("nothing has been answered yet")
         keys, probabilities = tuple(map(candidate_key, self.sight.forms)), answer.probabilities
-        place = None if self.given is None else self.given.place
-        if self.given is not None and place is None:  # nobody gave it as a whole
-            keys, probabilities = (*keys, candidate_key(self.given.form)), (*probabilities, 0.0)
+        if given.place is None:  # nobody gave it as a whole
+            keys, probabilities = (*keys, candidate_key(given.form)), (*probabilities, 0.0)
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
             keys=keys,
-            kind=self._kind,
-            answered=len(keys) - 1 if place is None else place,
+            kind=given.kind,
+            answered=len(keys) - 1 if given.place is None else given.place,
             probabilities=probabilities,
             members=self.sight.members(),
-            trajectory=self._trajectory(place),
+            trajectory=self._trajectory(given.place),
             receipt=answer.receipt.to_json(),
             texts=self._texts(answer) if texts else None,
         )
-
-    @property
-    def _kind(self) -> str:
-        if self._text is not None:
-            return SYNTHESIS
-        if self.query.choices:
-            return "choice"
-        if isinstance(self.query.answer, Structure):
-            return "structured"
-        kind = self.query.answer or "text"
-        return kind if kind in KINDS else "custom"
 
     def _trajectory(self, place: int | None) -> Trajectory | None:
         if not self.policy.learnable or self.fused is None:

@@ -46,7 +46,7 @@ BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
     "answer_stream": {"outlet"},
     "answers": {"structured", "tool_calls"},
-    "ask": {"answers", "budget", "cost", "observe", "outlet", "policy", "store", "structured"},
+    "ask": {"answers", "budget", "cost", "given", "observe", "outlet", "policy", "store", "structured"},
     "breaker": {"latency"},
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
@@ -71,6 +71,7 @@ BEYOND = {
         "store",
     },
     "feedback": {"learn", "observe", "policy", "store", "updates"},
+    "given": {"answers", "observe", "store", "structured"},
     "injected": {"wire"},
     "judge": {"ask", "budget", "feedback", "pacing", "pool", "race", "store"},
     "learn": {"answers", "observe", "policy", "store", "structured", "tool_calls"},
