@@ -98,7 +98,8 @@ class Receipt:
         price_of_money: the lambda it was decided by.
         budget: every limit that concerned it, as it was known at its end.
         decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
-        embedding: USD of the features of its text, where a service makes them; None: unknown.
+        embedding: USD of the vectors of its text and of replies that are compared, where a service makes them; None:
+            unknown.
     """
 
     answer_id: str
