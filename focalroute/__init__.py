@@ -33,6 +33,7 @@ from focalroute.errors import (
     StreamBroken,
     UnknownAnswer,
 )
+from focalroute.judge import Judge, JudgeStats
 from focalroute.receipts import Call, Choice, Limit, Receipt
 from focalroute.records import Answer, Failure, Reply, Usage
 from focalroute.stats import EndpointStats, Stats
@@ -59,6 +60,8 @@ __all__ = [
     "FeedbackConflict",
     "FeedbackError",
     "FocalrouteError",
+    "Judge",
+    "JudgeStats",
     "Limit",
     "OnnxEmbedder",
     "PolicyError",

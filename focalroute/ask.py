@@ -7,18 +7,19 @@ import json
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.answers import KINDS, candidate_key, reply_form
+from focalroute.answers import candidate_key
 from focalroute.budget import Purse
 from focalroute.cost import total
 from focalroute.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
+from focalroute.given import Given, give
 from focalroute.observe import Sight
 from focalroute.observe.layout import MEMBER, slices
 from focalroute.outlet import Outlet
@@ -44,18 +45,6 @@ class Fused(NamedTuple):
     posterior: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Given:
-    """What is answered; see `Answer`. ``place``: of the candidate it is; None: it was put together from several."""
-
-    text: str
-    value: Any
-    confidence: float
-    place: int | None
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
-    shares: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class Ask:
     """The state of one ask.
@@ -71,6 +60,7 @@ class Ask:
         left_out: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
             limit, or lack what the query needs.
         price_of_money: the lambda of its latest observation.
+        written: what the endpoint that was to write the answer gave back; None: none was asked to.
         outlet: where the answer is said as it comes; None: it is not streamed.
         unread: why there are no features of its text; empty: there are, or it has no text.
     """
@@ -88,6 +78,7 @@ class Ask:
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     price_of_money: float = 0.0
+    written: Reply | None = None
     unread: str = ""
     outlet: Outlet | None = None
 
@@ -141,6 +132,7 @@ class Ask:
             eligible=lambda endpoint, picked: not (alone and picked) and eligible(endpoint, picked),
             explore=explore and self.policy.learnable,
             rng=self.rng,
+            one=self.query.combine == "pick",
         )
 
     def leave_out(self, available: Sequence[bool], out: Sequence[bool], lacks: Sequence[str | None]) -> None:
@@ -156,9 +148,9 @@ class Ask:
 
         Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
         all of its mass, where there are choices or several samples. Where that were too many trials, it is not settled.
-        Nor is an answer whose fields are elected each by itself.
+        Nor is an open text, to which every further reply counts, or an answer whose fields are elected each by itself.
         """
-        if isinstance(self.query.answer, Structure):
+        if self.sight.agreement is not None or isinstance(self.query.answer, Structure):
             return False
         trial = self.sight.fork()
         for reply in replies:
@@ -176,10 +168,18 @@ class Ask:
 
     def take(self, round_: Round) -> None:
         """Take in a round: its replies, and what the Fusion makes of them and all before."""
+        self.hear(round_)
+        self.fuse()
+
+    def hear(self, round_: Round) -> None:
+        """Take in a round's replies."""
         self.rounds.append(round_)
         for reply in round_.replies:
             self.sight.add(reply, len(self.rounds))
-        if self.sight.backs and round_.replies:
+
+    def fuse(self) -> None:
+        """See what the Fusion makes of all replies, if the last round brought any."""
+        if self.sight.backs and self.rounds[-1].replies:
             evidence = self.sight.evidence()
             self.fused = Fused(evidence, posterior(self.policy.fusion_logits(evidence)))
             self.sight.see(self.fused.posterior)
@@ -198,11 +198,20 @@ class Ask:
             return False
         return len(self.rounds) < most or not self.sight.backs
 
+    def ranked(self) -> list[str]:
+        """The candidates, those with the most posterior mass first."""
+        order = [] if self.fused is None else (-self.fused.posterior).argsort(kind="stable").tolist()
+        return [self.sight.candidates[k] for k in order]
+
     def answer(self) -> Answer:
-        """The candidate with the most posterior mass, the first of equals; the failure where nobody answered."""
+        """What was written from the replies, or else the candidate with the most posterior mass, the first of equals.
+
+        Raises:
+            PoolError: nobody answered; or DeadlineExceeded, or BudgetExceeded.
+        """
         if self.fused is None:
             raise self._failure()
-        given = self.given = self._give(self.fused.posterior)
+        given = self.given = give(self.query, self.sight, self.fused.posterior, self.replies, self.written)
         receipt = self._receipt()
         return Answer(
             id=self.query.id,
@@ -220,26 +229,9 @@ class Ask:
             shares=given.shares,
         )
 
-    def _give(self, probabilities: NDArray[np.float64]) -> Given:
-        """What to answer by this posterior over the candidates."""
-        best = int(probabilities.argmax())
-        candidate, form, confidence = self.sight.candidates[best], self.sight.forms[best], float(probabilities[best])
-        caller, structure = self._caller(form), self.query.answer
-        if caller is not None:
-            return Given(caller.text or "", candidate, confidence, best, caller.tool_calls)
-        if isinstance(structure, Structure):
-            fused, election = structure.fuse(self.sight.forms, probabilities.tolist())
-            confidence = min(election.shares.values(), default=confidence)
-            return Given(fused, structure.value(fused), confidence, election.candidate, shares=election.shares)
-        return Given(candidate, candidate if self._kind in ("choice", "text") else form, confidence, best)
-
-    def _caller(self, form: str) -> Reply | None:
-        """Of the replies in this form, the first that calls tools; None: they are text."""
-        callers = (reply for reply in self.replies if reply.ok and reply.tool_calls and not self.query.choices)
-        return next((reply for reply in callers if reply_form(reply, self.query.answer) == form), None)
-
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
+        written = None if self.written is None else replace(self._call(0, self.written), candidate=None, evidence=None)
         embedding = total(bill.cost for bill in self.purse.bills if bill.endpoint not in self.policy.endpoints)
         return Receipt(
             answer_id=self.query.id,
@@ -247,7 +239,7 @@ class Ask:
             policy_version=self.policy.version,
             calls=calls,
             rounds=sum(bool(r.replies) for r in self.rounds),
-            cost=total((*(call.cost for call in calls), embedding)),
+            cost=total((*(call.cost for call in calls), *([written.cost] if written else ()), embedding)),
             latency_s=time.perf_counter() - self.started,
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
@@ -256,6 +248,7 @@ class Ask:
             budget=self.purse.state(),
             decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
             saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
+            synthesis=written,
             embedding=embedding,
         )
 
@@ -284,7 +277,7 @@ class Ask:
         return Call(
             endpoint=reply.endpoint,
             round=number,
-            probability=self.rounds[number - 1].decision.probabilities[index],
+            probability=self.rounds[number - 1].decision.probabilities[index] if number else 1.0,
             candidate=self._candidate(number, reply),
             method=reply.method,
             usage=reply.usage,
@@ -318,6 +311,11 @@ class Ask:
         failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
         if failed:
             said.append(f"fewer members: {', '.join(failed)} failed")
+        if self.sight.agreement is not None and self.sight.agreement.failure:
+            said.append(f"replies compared by their letters: {self.sight.agreement.failure}")
+        if self.written is not None and self.written.error is not None:
+            why = f"{self.written.endpoint}: {self.written.error.kind}: {self.written.error.message}"
+            said.append(f"not synthesised ({why}): the answer is the reply that was chosen")
         asked = {reply.endpoint for reply in self.replies}
         left_out = {name: why for name, why in self.left_out.items() if name not in asked}
         for reason in sorted(set(left_out.values())):
@@ -327,31 +325,26 @@ class Ask:
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""
-        keys, place = tuple(map(candidate_key, self.sight.forms)), self.given.place if self.given else None
-        new = place is None  # nobody gave it as a whole: no policy chose it among what it saw
+        given = self.given
+        if given is None:
+            raise RuntimeError("nothing has been answered yet")
+        keys, probabilities = tuple(map(candidate_key, self.sight.forms)), answer.probabilities
+        if given.place is None:  # nobody gave it as a whole
+            keys, probabilities = (*keys, candidate_key(given.form)), (*probabilities, 0.0)
         return StoredAnswer(
             id=answer.id,
             created_at=answer.receipt.created_at,
-            keys=(*keys, candidate_key(answer.text)) if new else keys,
-            kind=self._kind,
-            answered=len(keys) if place is None else place,
-            probabilities=(*answer.probabilities, 0.0) if new else answer.probabilities,
+            keys=keys,
+            kind=given.kind,
+            answered=len(keys) - 1 if given.place is None else given.place,
+            probabilities=probabilities,
             members=self.sight.members(),
-            trajectory=None if place is None else self._trajectory(place),
+            trajectory=self._trajectory(given.place),
             receipt=answer.receipt.to_json(),
             texts=self._texts(answer) if texts else None,
         )
 
-    @property
-    def _kind(self) -> str:
-        if self.query.choices:
-            return "choice"
-        if isinstance(self.query.answer, Structure):
-            return "structured"
-        kind = self.query.answer or "text"
-        return kind if kind in KINDS else "custom"
-
-    def _trajectory(self, place: int) -> Trajectory | None:
+    def _trajectory(self, place: int | None) -> Trajectory | None:
         if not self.policy.learnable or self.fused is None:
             return None
         return Trajectory(
@@ -359,7 +352,7 @@ class Ask:
             endpoints=self.policy.endpoints,
             decisions=tuple((r.observation, r.decision) for r in self.rounds if any(r.decision.eligible)),
             evidence=self.fused.evidence,
-            fused=place,
+            fused=-1 if place is None else place,
             features=self.sight.features,
             task=self.query.task,
             embedder=self.sight.embedder,
@@ -369,6 +362,7 @@ class Ask:
         kept = {
             "messages": self.query.messages,
             "candidates": answer.candidates,
+            "answer": answer.text,
             "replies": {reply.endpoint: reply.text for reply in answer.replies},
             "tool_calls": {reply.endpoint: reply.tool_calls for reply in answer.replies if reply.tool_calls},
         }

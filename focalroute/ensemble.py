@@ -23,6 +23,7 @@ from focalroute.cost import typical_cost
 from focalroute.embedders import Embedding, TextEmbedder
 from focalroute.errors import StoreError
 from focalroute.feedback import USER, Label, Listener
+from focalroute.judge import Judge, Judging, judging_endpoints
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.outlet import Outlet
@@ -37,12 +38,13 @@ from focalroute.prices import warn_if_stale
 from focalroute.probe import Prober
 from focalroute.query import Prompt, QueryOptions, make_query
 from focalroute.race import Rules
-from focalroute.records import Answer, Query
+from focalroute.records import Answer, Combine, Query
 from focalroute.rounds import Rounds
 from focalroute.stats import Stats, stats_of
 from focalroute.store import open_store
 from focalroute.store.base import Row
 from focalroute.structured import Wanted, checked_label
+from focalroute.synthesis import Synthesiser
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
@@ -69,10 +71,10 @@ class AsyncEnsemble:
             as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
         store: file of the SQLite store; None: in memory, gone at the end.
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
-        embedder: what makes the features of a query's text: an endpoint that has embeddings, an `OnnxEmbedder`, or any
-            function of a text that gives (or awaits) a vector; None: the built-in hashed n-grams. Give the one that the
-            policy was trained with. Where it fails, or takes longer than a tenth of the deadline, an ask goes on
-            without, and says so in ``degraded``.
+        embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
+            endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
+            None: the built-in hashed n-grams. Give the one that the policy was trained with. Where it fails, or takes
+            longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
         price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
@@ -91,6 +93,8 @@ class AsyncEnsemble:
         probe_share: what probes of endpoints that a query was not asked may cost over time, as a share of what the asks
             do (see `focalroute.observe.probing`); they run in the background, and teach with the answer's feedback.
             A policy by name does without.
+        synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
+        judge: who gives feedback for some of the answers in the background; None: nobody.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
         seed: makes the sampled decisions repeatable.
@@ -119,6 +123,8 @@ class AsyncEnsemble:
         samples: int = 10,
         update_every: int | None = None,
         probe_share: float = 0.02,
+        synthesiser: str | None = None,
+        judge: Judge | None = None,
         store_text: bool = False,
         durability: Literal["normal", "full"] = "normal",
         seed: int | None = None,
@@ -140,7 +146,8 @@ class AsyncEnsemble:
             seed=seed,
         )
         self.endpoints = validate_pool(endpoints, askable=True)
-        warn_if_stale(self.endpoints)
+        judging = judging_endpoints(judge, self.endpoints)
+        warn_if_stale(self.endpoints + judging)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
@@ -150,8 +157,8 @@ class AsyncEnsemble:
         self._store = open_store(store, durability=durability)
         try:
             self._embedding = Embedding(embedder, self._store)
-            services = validate_pool(self.endpoints + self._embedding.services, askable=True)
-            self._guard = BudgetGuard(budget, services, self._store)
+            paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
+            self._guard = BudgetGuard(budget, paid, self._store)
             self._pacer = paced(budget, self._store, price_of_money)
             prices = [typical_cost(e) for e in self.endpoints]
             self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
@@ -159,8 +166,10 @@ class AsyncEnsemble:
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window)
+            self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
             rules = Rules(attempts, hedge_after, early_stop)
             self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
+            self._synthesiser = Synthesiser(self._pool, self._names, synthesiser)
             share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
             self._prober = Prober(self._observer, self._pool, self._store, self._pacer, share, deadline_s=deadline_s)
         except BaseException:
@@ -191,6 +200,7 @@ class AsyncEnsemble:
         choices: Sequence[str] | None = None,
         answer: AnswerKind | Wanted | None = None,
         samples: int | None = None,
+        combine: Combine = "choose",
         task: str | None = None,
         tags: Sequence[str] = (),
         max_usd: Decimal | float | str | None = None,
@@ -209,6 +219,9 @@ class AsyncEnsemble:
             samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
                 one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
                 wherever samples are what is drawn. A member that cannot give several at once gives one.
+            combine: "choose": the answer is the candidate that the Fusion prefers; "pick": the reply of the one member
+                that the Decider picks (another is asked only if it fails or hangs); "synthesise": open text that the
+                ensemble's ``synthesiser`` writes from the replies.
             task: a topic name; the policies that are shipped do not look at it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
@@ -228,11 +241,13 @@ class AsyncEnsemble:
             choices=choices,
             answer=answer,
             samples=samples,
+            combine=combine,
             task=task,
             tags=tags,
             metadata=metadata,
             params=params,
         )
+        self._synthesiser.check(asked)
         return await self._answered(asked, max_usd, deadline_s)
 
     def stream(
@@ -246,8 +261,8 @@ class AsyncEnsemble:
         """Ask the pool and say the answer as it comes; arguments as `ask`.
 
         Open text that a single member was chosen for streams through at once, and is the answer: no further round
-        follows. Where several were chosen, or answers can be compared (all but open text), their replies are gathered
-        and fused as in `ask`, and the answer is said in one piece. To be used as::
+        follows. Where several were chosen, or answers can be compared (all but open text), or one is synthesised, the
+        replies are gathered as in `ask`, and the answer is said in one piece. To be used as::
 
             async with ensemble.stream("...") as stream:
                 async for piece in stream:
@@ -259,9 +274,9 @@ class AsyncEnsemble:
             StreamBroken: the answer broke off after it had begun.
         """
         self._check_open()
-        return AsyncAnswerStream(
-            partial(self._answered, make_query(query, **options), max_usd, deadline_s), self._streams
-        )
+        asked = make_query(query, **options)
+        self._synthesiser.check(asked)
+        return AsyncAnswerStream(partial(self._answered, asked, max_usd, deadline_s), self._streams)
 
     async def _answered(
         self,
@@ -283,13 +298,13 @@ class AsyncEnsemble:
             asked,
             policy=Guarded(policy, self._names),
             most=settings.max_rounds,
-            sight=self._observer.begin(asked, text.features),
+            sight=self._observer.begin(asked, text.features, self._embedding.reader(purse, deadline)),
             purse=purse,
             deadline=deadline,
             rng=dice,
             started=began,
             unread=text.missing,
-            outlet=outlet if asked.open else None,
+            outlet=outlet if asked.open and asked.combine != "synthesise" else None,
         )
         price_of_money = self._pacer.begin()
         try:
@@ -297,6 +312,7 @@ class AsyncEnsemble:
             rounds = Rounds(ask, self._pool, most=settings.max_rounds, order=order, explore=settings.explore)
             while await rounds.step(price_of_money):
                 self._check_open()
+            await self._synthesiser.write(ask)
             fused = ask.answer()
             row = ask.stored(fused, texts=self._settings.store_text)
         except BaseException:  # whatever ended it, what was consumed is in the ledger
@@ -309,6 +325,7 @@ class AsyncEnsemble:
         recorded = await self._record(fused, row, *ask.ledger())
         if recorded.durable:
             self._prober.after(ask)
+            self._judging.after(ask, recorded)
         return recorded
 
     def _check_open(self) -> None:
@@ -403,7 +420,8 @@ class AsyncEnsemble:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
         self._check_open()
         version, name = self._slot.current.version, self._slot.name
-        return stats_of(self.endpoints, self._store, self._observer, self._pool.health(), version, name)
+        health, judge = self._pool.health(), self._judging.stats
+        return stats_of(self.endpoints, self._store, self._observer, health, version, name, judge)
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""
@@ -412,6 +430,7 @@ class AsyncEnsemble:
     async def aclose(self) -> None:
         """Finish what is queued, close connections and the store. Idempotent."""
         self._closed = True
+        await self._judging.aclose()  # while there is still somebody to hear of its feedback
         self._updater.close()
         self._slot.close()
         try:

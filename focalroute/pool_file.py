@@ -13,6 +13,9 @@ from focalroute.errors import ConfigError
 
 __all__ = ["pool_arguments"]
 
+#: What no pool file's [ensemble] holds: it has a table of its own, or is code.
+_ELSEWHERE = {"endpoints", "budget", "embedder", "judge"}
+
 
 def pool_arguments(make: Callable[..., object], path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``make`` that a pool file gives, ``settings`` over them.
@@ -21,7 +24,7 @@ def pool_arguments(make: Callable[..., object], path: str | Path, settings: Mapp
         ConfigError: the file is wrong, or has a setting that ``make`` does not take.
     """
     pool = load_pool(path)
-    known = set(inspect.signature(make).parameters) - {"endpoints", "budget", "embedder"}
+    known = set(inspect.signature(make).parameters) - _ELSEWHERE
     unknown = sorted(set(pool.ensemble) - known)
     if unknown:
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")

@@ -48,7 +48,7 @@ class Prober:
 
     def after(self, ask: Ask) -> None:
         """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
-        if self._closed:
+        if self._closed or ask.sight.agreement is not None:  # of another open text no feedback tells anything
             return
         free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
         candidates = {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}

@@ -6,12 +6,12 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, cast, get_args
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.config import MOST_SAMPLES, RESERVED_PARAMS
 from focalroute.errors import ConfigError
-from focalroute.records import Query
+from focalroute.records import Combine, Query
 from focalroute.structured import Wanted, structure_of
 
 __all__ = ["Prompt", "QueryOptions", "make_query", "new_id"]
@@ -29,6 +29,7 @@ class QueryOptions(TypedDict, total=False):
     tags: Sequence[str]
     metadata: Mapping[str, Any] | None
     params: Mapping[str, Any] | None
+    combine: Combine
 
 
 def new_id() -> str:
@@ -46,6 +47,7 @@ def make_query(
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
+    combine: Combine = "choose",
 ) -> Query:
     """Check the arguments of an ask.
 
@@ -61,6 +63,8 @@ def make_query(
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
     if (samples or 1) > 1 and (structure is not None or "tools" in (params or ())):
         raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
+    if combine not in get_args(Combine):
+        raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(get_args(Combine))}")
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -71,7 +75,7 @@ def make_query(
         _require_json("query", [dict(message) for message in messages])
     if params:
         _require_json("params", dict(params))
-    return Query(
+    query = Query(
         id=new_id(),
         messages=messages,
         choices=None if choices is None else _choices(choices),
@@ -81,7 +85,13 @@ def make_query(
         tags=_tags(tags),
         params=dict(params or {}),
         metadata=metadata,
+        combine=combine,
     )
+    if combine == "synthesise" and (not query.open or "tools" in query.params):
+        raise ConfigError(
+            'combine: only open text is synthesised; leave out choices, tools, and answer (or give "text")'
+        )
+    return query
 
 
 def _messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:

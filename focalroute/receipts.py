@@ -18,6 +18,7 @@ class Call:
     """One member on a receipt: no text, only what it did and what it cost.
 
     Attributes:
+        round: 1-based; 0: it wrote the answer from the replies of all rounds.
         probability: with which it was picked by itself.
         candidate: the candidate it backs; None: it gave no usable reply.
         cost: USD of all its attempts. One that was given up stands with the most it can have cost, as its usage never
@@ -88,14 +89,17 @@ class Receipt:
         policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
         calls: every member asked, in the order of asking.
         rounds: rounds in which somebody was asked.
-        cost: USD of all calls and of ``embedding``; None if the cost of any is unknown.
+        synthesis: the call that wrote the answer from the members' replies; where it has an error, the answer is the
+            reply that the Fusion chose. None: nothing was to be written. It is not among ``calls``, but in ``cost``.
+        cost: USD of all calls, of ``synthesis`` and of ``embedding``; None if the cost of any is unknown.
         saved: USD that its cancelled calls would have gone on to cost, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
         latency_s: the whole ask.
         price_of_money: the lambda it was decided by.
         budget: every limit that concerned it, as it was known at its end.
         decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
-        embedding: USD of the features of its text, where a service makes them; None: unknown.
+        embedding: USD of the vectors of its text and of replies that are compared, where a service makes them; None:
+            unknown.
     """
 
     answer_id: str
@@ -113,6 +117,7 @@ class Receipt:
     decisions: tuple[Choice, ...] = ()
     saved: Decimal | None = Decimal(0)
     embedding: Decimal | None = Decimal(0)
+    synthesis: Call | None = None
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HASHED",
     "Answer",
+    "Combine",
     "CostSource",
     "Decision",
     "Evidence",
@@ -54,6 +55,8 @@ FailureKind = Literal[
     "unavailable",  # not called at all: no longer affordable
 ]
 Method = Literal["logprobs", "samples", "parsed", "text"]
+#: How replies become the answer: see `Query`.
+Combine = Literal["choose", "pick", "synthesise"]
 #: Where a cost comes from: the reply said so; tokens x the pool file's own price, a listing's or a price library's (see
 #: `Endpoint.prices_from`); what was reserved for it, as its usage never came back; nobody knows.
 CostSource = Literal["provider", "price", "listing", "library", "reserved", "unknown"]
@@ -74,6 +77,8 @@ class Query:
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
         metadata: the caller's own, handed back on the answer.
+        combine: "choose": the Fusion chooses among the replies; "pick": the Decider picks the one member whose reply is
+            the answer; "synthesise": an endpoint writes one text from the replies.
     """
 
     id: str
@@ -85,6 +90,7 @@ class Query:
     tags: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+    combine: Combine = "choose"
 
     @property
     def open(self) -> bool:
@@ -250,6 +256,7 @@ class Decision:
         probabilities: p_i of every endpoint after clipping, pool order.
         picked: the endpoints decided on, in visiting order; empty means STOP.
         log_mu: log-probability of ``picked`` under the policy that chose it; None when served greedily or forced.
+        one: whether exactly one was to be picked.
     """
 
     round: int
@@ -259,6 +266,7 @@ class Decision:
     probabilities: tuple[float, ...]
     picked: tuple[int, ...]
     log_mu: float | None
+    one: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +287,7 @@ class Trajectory:
         endpoints: the pool's endpoint names at the time; indices elsewhere point into it.
         decisions: (observation, decision) of every real decision, a STOP included.
         evidence: what the Fusion saw at the end.
-        fused: index of the candidate it answered with.
+        fused: index of the candidate it answered with; -1: it was written, or put together, from several.
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
         features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
         task: the query's.
@@ -303,14 +311,15 @@ class Answer:
 
     Attributes:
         text: the answer; for a closed question the choice's text, of a structured one its JSON, else one member's whole
-            reply.
+            reply, or what was synthesised from them.
         value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply; an
             instance of the model, or what is valid against the schema; of tool calls, names and arguments as JSON.
         choice: index into the choices, None for a free-form question.
         candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
             calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
-        confidence: the posterior of the answer given; of a structured one that of its least sure closed field.
+        confidence: the posterior of the answer given; of a structured one that of its least sure closed field, of one
+            that was synthesised that of the likeliest reply.
         shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown.
         durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
@@ -344,6 +353,15 @@ class Answer:
     def degraded(self) -> tuple[str, ...]:
         """How the answer falls short of normal service, in words; empty if it does not."""
         return self.receipt.degraded
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The members it is made of: those who gave it, or all whose replies it was put together from."""
+        written = self.receipt.synthesis is not None and self.receipt.synthesis.error is None
+        said = self.value if self.tool_calls else self.text
+        given = self.candidates.index(said) if said in self.candidates and not written else None
+        backing = ((call.endpoint, call.candidate) for call in self.receipt.calls if call.candidate is not None)
+        return tuple(endpoint for endpoint, candidate in backing if given is None or candidate == given)
 
 
 @dataclass(frozen=True, slots=True)

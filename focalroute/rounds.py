@@ -13,12 +13,14 @@ from focalroute.records import Decision, Reply, Round
 
 __all__ = ["Rounds"]
 
+_WRITTEN_AFTER = 2 / 3  # of the time at the latest: the rest is for writing the answer from the replies
+
 
 class Rounds:
     """Takes one ask through its rounds; of the round under way it says who may be asked besides, and when to stop.
 
     Args:
-        most: how many rounds at the most.
+        most: how many rounds at the most; one, where the Decider picks the one member.
         order: every endpoint's index, in the order in which the Decider visits them.
         explore: whether decisions are sampled.
     """
@@ -26,10 +28,13 @@ class Rounds:
     def __init__(self, ask: Ask, pool: Pool, *, most: int, order: Sequence[int], explore: bool) -> None:
         self._ask = ask
         self._pool = pool
-        self._most = most
+        self._most = 1 if ask.query.combine == "pick" else most
         self._order = order
         self._explore = explore
-        self._terms = pool.terms(ask.query, ask.purse, ask.deadline, ask.outlet)
+        now = asyncio.get_running_loop().time()
+        share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
+        self._deadline = now + share * (ask.deadline - now)
+        self._terms = pool.terms(ask.query, ask.purse, self._deadline, ask.outlet)
         self._needs = needs(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
@@ -49,7 +54,10 @@ class Rounds:
             observation, order=self._order, eligible=self._eligible, explore=self._explore
         )
         replies = await self._pool.ask(decision.picked, self._terms, self)
-        ask.take(Round(observation, decision, replies))
+        ask.hear(Round(observation, decision, replies))
+        if ask.sight.agreement is not None:
+            await ask.sight.agreement.read(ask.sight.candidates)
+        ask.fuse()
         ask.late = self._terms.left_s <= 0
         return not ask.late and ask.goes_on(most=self._most, askable=len(self._order))
 
@@ -69,7 +77,7 @@ class Rounds:
     async def _bounded(self) -> bool:
         """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
         try:
-            async with asyncio.timeout_at(self._ask.deadline):
+            async with asyncio.timeout_at(self._deadline):
                 self._bounds = await self._pool.upper_bounds(self._ask.put, self._ask.purse)
         except TimeoutError:
             self._ask.late = True

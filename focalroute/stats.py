@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from focalroute.config import Endpoint
+from focalroute.judge import JudgeStats
 from focalroute.limits import Health
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
@@ -61,6 +62,7 @@ class Stats:
         if_best_single: USD if each had asked only ``best_single``, likewise.
         best_single: the endpoint with the highest windowed accuracy, the first of equals.
         saved: what was saved against both, in that order.
+        judge: what its judge did and spent, part of ``cost``; None without one.
         policy: the name of the policy that serves, where it has one; else None.
     """
 
@@ -73,6 +75,7 @@ class Stats:
     best_single: str
     policy: str | None = None
     saved: tuple[Saving, ...] = ()
+    judge: JudgeStats | None = None
 
 
 def stats_of(
@@ -82,6 +85,7 @@ def stats_of(
     health: Sequence[Health],
     version: int,
     policy: str | None,
+    judge: JudgeStats | None = None,
 ) -> Stats:
     """Put the ledger, the window and the endpoints' health side by side."""
     totals = store.totals()
@@ -107,4 +111,5 @@ def stats_of(
         endpoints=endpoints,
         policy=policy,
         saved=saved,
+        judge=judge,
     )

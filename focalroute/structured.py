@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from focalroute.canonical import canonical, parsed
 from focalroute.closed_fields import Election, closed_fields, elect
 from focalroute.errors import BadLabel, ConfigError
+from focalroute.tool_calls import CALLS
 
 __all__ = ["Structure", "Wanted", "checked_label", "label_form", "structure_of"]
 
@@ -22,7 +23,6 @@ Wanted = type[BaseModel] | Mapping[str, Any]
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
-_CALLS = "\0"  # begins the normal form of tool calls (see `focalroute.tool_calls`), which are no such answer
 
 
 class Structure:
@@ -76,7 +76,7 @@ class Structure:
             forms: the candidates; tool calls among them have no say, but one must be none.
             masses: their posterior.
         """
-        places = [i for i, form in enumerate(forms) if not form.startswith(_CALLS)]
+        places = [i for i, form in enumerate(forms) if not form.startswith(CALLS)]
         values = [parsed(forms[i]) for i in places]
         for election in elect(values, [masses[i] for i in places], self._fields):
             if election.candidate is not None:

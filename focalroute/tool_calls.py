@@ -9,9 +9,12 @@ from typing import Any
 
 from focalroute.canonical import canonical, parsed
 
-__all__ = ["Offer", "called", "calls_form", "calls_text"]
+__all__ = ["CALLS", "Offer", "called", "calls_form", "calls_text"]
 
 ToolCall = Mapping[str, Any]
+
+#: Begins the normal form of tool calls, and of nothing else.
+CALLS = "\0"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,7 +94,7 @@ def calls_text(calls: Iterable[ToolCall]) -> str:
 
 def calls_form(calls: Iterable[ToolCall]) -> str:
     """The normal form of calls as a candidate, which no text has; as `calls_text` otherwise."""
-    return f"\0{calls_text(calls)}"
+    return f"{CALLS}{calls_text(calls)}"
 
 
 def _read(call: object) -> tuple[str, Mapping[str, Any]] | None:

@@ -33,6 +33,7 @@ from focalroute.query import QueryOptions
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving, sse
+from tests.policies import ask_everybody
 
 QUESTION = "Tell me of the moons of Saturn."
 USAGE = {"prompt_tokens": 30, "completion_tokens": 4, "total_tokens": 34}
@@ -190,6 +191,14 @@ def test_a_streamed_answer_is_followed_by_no_further_round(service: Service, ser
     with Ensemble(pool(server, *"abcd"), policy="cascade") as ensemble, ensemble.stream(QUESTION) as stream:
         assert "".join(stream) == "two pieces"
     assert len(server.received) == len(stream.answer.replies) == 1
+
+
+def test_the_one_member_that_is_picked_is_heard(service: Service, server: Server, tmp_path: Path) -> None:
+    members, policy = pool(server, *"abc"), ask_everybody(tmp_path / "policy")
+    with Ensemble(members, policy=policy) as ensemble, ensemble.stream(QUESTION, combine="pick") as stream:
+        assert "".join(stream) == "two pieces"
+    assert [got.body["stream"] for got in server.received] == [True]
+    assert stream.answer.made_of == (stream.answer.replies[0].endpoint,)
 
 
 def test_several_members_are_gathered_and_the_fused_text_is_said_once(service: Service, server: Server) -> None:

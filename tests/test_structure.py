@@ -48,7 +48,7 @@ BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
     "answer_stream": {"outlet"},
     "answers": {"structured", "tool_calls"},
-    "ask": {"answers", "budget", "cost", "observe", "outlet", "policy", "store", "structured"},
+    "ask": {"answers", "budget", "cost", "given", "observe", "outlet", "policy", "store", "structured"},
     "breaker": {"latency"},
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
@@ -74,10 +74,12 @@ BEYOND = {
         "store",
     },
     "feedback": {"learn", "observe", "policy", "store", "updates"},
+    "given": {"answers", "observe", "store", "structured"},
     "injected": {"wire"},
+    "judge": {"ask", "budget", "feedback", "pacing", "pool", "race", "store"},
     "learn": {"answers", "observe", "policy", "store", "structured", "tool_calls"},
     "many": {"progress", "query"},
-    "observe": {"answers"},
+    "observe": {"answers", "tool_calls"},
     "pacing": {"amounts", "observe", "store"},
     "policy": {"observe"},
     "pool": {
@@ -116,13 +118,14 @@ BEYOND = {
         "store",
         "wire",
     },
-    "structured": {"canonical", "closed_fields"},
+    "structured": {"canonical", "closed_fields", "tool_calls"},
     "tool_calls": {"canonical"},
     "wire": {"needs"},
     "updates": {"learn", "policy", "store"},
     "savings": {"cost", "store"},
     "spending": {"cost", "learn", "observe", "savings", "store"},
-    "stats": {"limits", "observe", "savings", "store"},
+    "stats": {"judge", "limits", "observe", "savings", "store"},
+    "synthesis": {"ask", "elicit", "needs", "pool"},
 }
 
 # Engines and everything heavy come with the first use, never with `import focalroute`.

@@ -22,6 +22,7 @@ from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from focalroute.structured import Structure, structure_of
 from tests.loopback import Server, completion, json_reply, serving
+from tests.policies import ask_everybody
 
 
 class Place(BaseModel):
@@ -327,6 +328,13 @@ def test_a_combination_that_nobody_gave_is_checked_and_learned_from(
         ensemble.feedback(answer, label=right)  # the answer was right, and no member was
         assert all(one.accuracy < 0.5 for one in ensemble.stats().endpoints.values())
         ensemble.feedback(answer.id, label={"c": 1.0, "b": 1, "a": 1}, source="another")
+    with Ensemble(members, policy=ask_everybody(tmp_path / "policy"), explore=False) as ensemble:
+        answer = ensemble.ask("?", answer=schema)
+        kept = ensemble._async._store.answer(answer.id)
+    assert answer.value == right
+    assert kept is not None
+    assert kept.trajectory is not None
+    assert (kept.kind, kept.answered, kept.trajectory.fused) == ("structured", 3, -1)  # what was decided is learned
 
 
 def test_a_combination_that_is_not_valid_gives_way_to_the_likeliest_candidate(service: Service, server: Server) -> None:

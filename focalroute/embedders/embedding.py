@@ -8,6 +8,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -17,6 +19,7 @@ from focalroute.budget import Purse
 from focalroute.config import Endpoint
 from focalroute.embedders.sources import Source, TextEmbedder, source_of
 from focalroute.errors import CallFailed
+from focalroute.observe.agreement import Reader
 from focalroute.observe.features import clipped, name_of, text_features
 from focalroute.records import F32, HASHED, Failure
 from focalroute.store.base import Store
@@ -41,7 +44,7 @@ _NOTHING = TextRead(np.zeros(0, np.float32))
 
 
 class Embedding:
-    """Reads the texts of an ensemble's queries. Safe to use from several event loops.
+    """Reads the texts of queries, and of the replies that are compared. Safe to use from several event loops.
 
     After a failure nobody asks the embedder for a while: an outage must not make every ask wait.
 
@@ -79,6 +82,28 @@ class Embedding:
             ConfigError: the embedder is a function that gives no vectors of one length.
             StoreError: a limit cannot be kept, as the store fails.
         """
+        try:
+            return await self._read(text, purse, deadline)
+        except BaseException:
+            self._store.write(*purse.unwritten)
+            raise
+
+    def reader(self, purse: Purse, deadline: float) -> Reader | None:
+        """Reads several texts at once, on the terms of `read`; None: the built-in features do.
+
+        The bills of what it raises are the ask's to write.
+        """
+        return None if self._source is None else partial(self._read_all, purse=purse, deadline=deadline)
+
+    async def _read_all(self, texts: Sequence[str], purse: Purse, deadline: float) -> list[TextRead]:
+        """All have ended when it returns or raises: their bills are there."""
+        made = await asyncio.gather(*(self._read(one, purse, deadline) for one in texts), return_exceptions=True)
+        failed = next((one for one in made if isinstance(one, BaseException)), None)
+        if failed is not None:
+            raise failed
+        return [one for one in made if isinstance(one, TextRead)]
+
+    async def _read(self, text: str, purse: Purse, deadline: float) -> TextRead:
         source = self._source
         if source is None:
             return TextRead(text_features(text))
@@ -99,9 +124,6 @@ class Embedding:
             return self._without(error.failure)
         except TimeoutError:
             return self._without(Failure("timeout", f"no vector within {left_s:.2g} s"))
-        except BaseException:
-            self._store.write(*purse.unwritten)
-            raise
 
     async def _made(self, source: Source, key: bytes, text: str, purse: Purse, left_s: float) -> F32:
         """By the first of several asks with one text; the others find it here."""

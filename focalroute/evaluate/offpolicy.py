@@ -174,9 +174,11 @@ class _Log:
         posterior = np.zeros_like(made.fusions.offered, np.float64)
         for row, (answer, one) in enumerate(sampled):
             shares[row, shares.shape[1] - 1 - len(one.shares) : -1] = one.shares
-            posterior[row, : len(answer.probabilities)] = answer.probabilities
+            known = answer.probabilities[: posterior.shape[1]]
+            posterior[row, : len(known)] = known
         fusions = made.fusions
         answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
+        answered |= fusions.answered[:, None] < 0  # written from them, whichever is preferred
         either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, _ in sampled])
         told = fusions.labelled | (fusions.reward == 1) | (either & (fusions.reward == -1))
         return cls(
@@ -211,7 +213,7 @@ def _played(log: _Log, policy: Policy) -> _Played:
     value = PolicyValue(
         effective_sample_size=size,
         mean_ratio=float(weight.mean()),
-        changed=int((answer != fusions.answered).sum()),
+        changed=int(((answer != fusions.answered) & (fusions.answered >= 0)).sum()),
         guessed=int((~log.known[each, answer]).sum()),
         estimates=_estimates(values) if size >= ENOUGH else None,
     )

@@ -104,12 +104,13 @@ def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode |
     trajectory, label = answer.trajectory, feedback.label
     if trajectory is None or not _fits(trajectory):
         return None
+    keys = answer.keys[: len(trajectory.evidence.candidates)]  # what was written from them is none of them
     return Episode(
         id=answer.id,
         trajectory=trajectory,
         shares=costs.shares(answer, trajectory),
         reward=feedback.reward,
-        right=answer.keys.index(label) if label is not None and label in answer.keys else None,
+        right=keys.index(label) if label is not None and label in keys else None,
         labelled=label is not None,
     )
 

@@ -6,6 +6,10 @@ nobody" telescope: with p the heads' own probabilities
 
     log pi(a) = sum over eligible heads of a_i log p_i + (1 - a_i) log(1 - p_i)
                 - [somebody must be picked] log(1 - prod over all heads of (1 - p_j)).
+
+Where exactly one was to be picked, ln(sum of e^z) is taken off whatever its sign, and with o = p / (1 - p)
+
+    log pi(a) = log o_i - log sum over all heads of o_j,  i the one picked.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class Heads:
         picked: (S, P) who was.
         must_pick: (S,) whether nobody was no option.
         pool: (S,) N, the size of the pool, on which the clip of p depends.
+        one: (S,) whether exactly one was to be picked; None: nowhere.
     """
 
     visited: Bools
@@ -41,10 +46,14 @@ class Heads:
     picked: Bools
     must_pick: Bools
     pool: NDArray[np.int64]
+    one: Bools | None = None
 
     def take(self, rows: NDArray[Any]) -> Heads:
         """Only these decisions."""
-        return Heads(self.visited[rows], self.eligible[rows], self.picked[rows], self.must_pick[rows], self.pool[rows])
+        one = None if self.one is None else self.one[rows]
+        return Heads(
+            self.visited[rows], self.eligible[rows], self.picked[rows], self.must_pick[rows], self.pool[rows], one
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Likelihood:
         log_pi: (S,) log-probability of what was picked.
         d_log_pi: (S, P) its derivative by z.
         entropy: (S,) sum over eligible heads of their Bernoulli entropies, in nats; "never nobody" left out of account.
+            Where exactly one was to be picked, the entropy of that choice.
         d_entropy: (S, P) its derivative by z.
 
     The derivatives pass straight through the clip: they are those of the sigmoid at the clipped p, so a_i - p_i for a
@@ -70,6 +80,41 @@ class Likelihood:
 
 def likelihood(logits: Floats, heads: Heads) -> Likelihood:
     """The law of the decisions under ``logits`` (S, P), in float64."""
+    if heads.one is None or not heads.one.any():
+        return _of_several(logits, heads)
+    one, several = _of_one(logits, heads), _of_several(logits, heads)
+    rows = heads.one[:, None]
+    return Likelihood(
+        log_pi=np.where(heads.one, one.log_pi, several.log_pi),
+        d_log_pi=np.where(rows, one.d_log_pi, several.d_log_pi),
+        entropy=np.where(heads.one, one.entropy, several.entropy),
+        d_entropy=np.where(rows, one.d_entropy, several.d_entropy),
+    )
+
+
+def _of_one(logits: Floats, heads: Heads) -> Likelihood:
+    """Where exactly one is picked of the heads visited: the softmax of their clipped logits."""
+    far = np.log(heads.pool / EXPLORATION - 1)[:, None]
+    z = np.clip(logits.astype(np.float64) - _log_odds(logits.astype(np.float64), heads.visited), -far, far)
+    log_p = np.where(heads.visited, z - _log_odds(z, heads.visited), 0)
+    p = np.where(heads.visited, np.exp(log_p), 0)
+    entropy = -(p * log_p).sum(axis=1)
+    return Likelihood(
+        log_pi=np.where(heads.picked, log_p, 0).sum(axis=1),
+        d_log_pi=heads.picked - p,
+        entropy=entropy,
+        d_entropy=-p * (log_p + entropy[:, None]),
+    )
+
+
+def _log_odds(logits: Floats, visited: Bools) -> Floats:
+    """ln(sum of e^z) of the heads visited, (S, 1); 0 where there are none."""
+    log_sum = np.logaddexp.reduce(logits, axis=1, where=visited, initial=-np.inf)
+    found: Floats = np.where(visited.any(axis=1), log_sum, 0)[:, None]
+    return found
+
+
+def _of_several(logits: Floats, heads: Heads) -> Likelihood:
     least = (EXPLORATION / heads.pool)[:, None]
     far = np.log((1 - least) / least)
     z = np.clip(raised(logits.astype(np.float64), heads.visited, heads.must_pick), -far, far)
@@ -99,8 +144,7 @@ def raised(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
 
 def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
     """ln(sum of e^z) of the heads visited, (S, 1); 0 where nobody must be picked."""
-    log_sum = np.logaddexp.reduce(logits, axis=1, where=visited, initial=-np.inf)
-    found: Floats = np.where(must_pick & visited.any(axis=1), log_sum, 0)[:, None]
+    found: Floats = np.where(must_pick[:, None], _log_odds(logits, visited), 0)
     return found
 
 

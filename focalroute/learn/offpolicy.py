@@ -78,7 +78,8 @@ def worth(fusions: Fusions, log_q: Floats) -> F64:
     """u (B, K), had this candidate been the answer.
 
     Exact with a label. From a bare reward on answer a the others are right with probability
-    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2: exact too after a full 1, and of two choices.
+    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2: exact too after a full 1, and of two choices. An answer that was written
+    from the candidates does not hang on which of them the Fusion prefers.
 
     Args:
         fusions: the Fusion steps.
@@ -91,6 +92,8 @@ def worth(fusions: Fusions, log_q: Floats) -> F64:
     right[each, fusions.answered] = y
     exact = np.arange(q.shape[1]) == fusions.right[:, None]
     found: F64 = 2 * np.where(fusions.labelled[:, None], exact, np.minimum(right, 1)) - 1
+    written = fusions.answered < 0
+    found[written] = fusions.reward[written, None]
     return found
 
 

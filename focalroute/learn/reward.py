@@ -13,7 +13,7 @@ from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.records import F32, Feedback, Masses, Member, Outcome, Trajectory
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
 from focalroute.structured import label_form
 from focalroute.tool_calls import calls_form
 
@@ -25,7 +25,6 @@ _LOG_MASS = slices(MEMBER)["log_probability"].start
 Label = str | int | Mapping[str, Any] | Sequence[Any] | BaseModel
 
 USER = "user"
-JUDGE = "judge"
 
 
 def reward_of(reward: float | bool) -> float:
@@ -74,7 +73,8 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
                 "label: is not among the choices of this question; give the text of one of them, or its index"
             )
         return key
-    form = label if answer.kind == "custom" else normal_form(label, answer.kind)
+    kind = "text" if answer.kind == SYNTHESIS else answer.kind
+    form = label if kind == "custom" else normal_form(label, kind)
     if form is None:
         raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}")
     return candidate_key(form)
@@ -107,13 +107,16 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     tells, on a closed question: after a full 1, that they are wrong; after a full -1, that member j is right with
     probability q(j's candidate) / (1 - q(answer)), which is inferred unless there were but two choices.
 
+    A reward for what was written from the replies is shared: everybody it was made of is credited with it, as inferred,
+    for nobody has earned it alone.
+
     Endpoints that were probed afterwards are credited alike, in round 0.
     """
     steps = answer.trajectory
     text: dict[str, Any] = {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
     masses = _masses(answer, feedback)
     answer = _with_probes(answer)
-    if feedback.label is not None:
+    if feedback.label is not None and answer.kind != SYNTHESIS:
         right = {
             name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
         }
@@ -166,6 +169,8 @@ def _with_probes(answer: StoredAnswer) -> StoredAnswer:
 def _inference(answer: StoredAnswer, reward: float) -> Callable[[int], tuple[float | None, bool]]:
     """Candidate -> (value, whether it is known rather than inferred)."""
     agreeing = (reward + 1) / 2
+    if answer.kind == SYNTHESIS:
+        return lambda candidate: (agreeing, False)
     closed = answer.kind == "choice"
     rest = 1 - answer.probabilities[answer.answered]
 

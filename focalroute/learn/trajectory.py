@@ -74,7 +74,7 @@ class Fusions:
         candidates: (B, K, Fc).
         ids: (B, m) the members' rows in the nets' tables.
         offered: (B, K) a candidate, not padding.
-        answered: (B,) index of the answer given.
+        answered: (B,) index of the answer given; -1: it was none of the candidates.
         right: (B,) index of the right candidate; -1: not known, or none is.
         labelled: (B,) whether there was a label.
         reward: (B,) u of the answer given.
@@ -197,6 +197,7 @@ def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Head
         picked,
         must_pick=np.array([decision.must_pick for _, decision in sampled], np.bool_),
         pool=np.array([len(observation.endpoints) for observation, _ in sampled], np.int64),
+        one=np.array([decision.one for _, decision in sampled], np.bool_),
     )
 
 

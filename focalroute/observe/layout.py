@@ -37,7 +37,7 @@ CONTEXT: Layout = {
 ENDPOINT: Layout = {
     "asked": 1,
     "replied": 1,
-    "agrees": 1,  # +1 backs the leading fused candidate, -1 another one, 0 no usable reply
+    "agrees": 1,  # +1 backs the leading fused candidate, -1 another one (of open texts: as far as not alike), 0 none
     "accuracy": 1,  # windowed accuracy, shrunk (see `reading.rows_of`), minus the pool's level, times 4
     "standing": 1,  # accuracy beside those asked the same queries, minus the mean over endpoints, times 4
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
@@ -53,7 +53,7 @@ ENDPOINT: Layout = {
 #: `Evidence.members`: one candidate seen through one member.
 MEMBER: Layout = {
     "present": 1,  # 1; 0 marks padding in a batch
-    "vote": 1,  # 1 if this is its most probable candidate
+    "vote": 1,  # 1 if this is its most probable candidate; of open texts how alike that one is (see `agreement`)
     "probability": 1,  # its mass on the candidate; the vote where it gave none
     "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none; of free-form samples half a sample or more
     "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + standing; K = 8 if open;

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.errors import ConfigError
+from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.calibration import Book
 from focalroute.observe.drift import Change, Detector
 from focalroute.observe.experience import Experience
@@ -196,11 +197,12 @@ class Observer:
         """The last change of each endpoint; None where none was found."""
         return tuple(self._changes.get(name) for name in self.endpoints)
 
-    def begin(self, query: Query, features: F32 | None = None) -> Sight:
+    def begin(self, query: Query, features: F32 | None = None, reader: Reader | None = None) -> Sight:
         """Begin one ask: its own mutable state, on the pool's numbers as they are now.
 
         Args:
             features: of the query's text, norm 1; None: they are made here.
+            reader: makes the vectors that replies of open text are compared by; None: `text_features` does.
 
         Raises:
             ConfigError: the embedder gives something else than such features.
@@ -210,7 +212,8 @@ class Observer:
             similar = self._memory.estimate(features)
             corrections = self._book.corrections(query.task) if query.choices else None
         self._begun = True
-        return Sight(query, self._read(), self._index, features, similar, corrections, self.embedder)
+        agreement = Agreement(reader) if query.open else None
+        return Sight(query, self._read(), self._index, features, similar, corrections, self.embedder, agreement)
 
     def expected_cost(self) -> F64:
         """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
+from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, PRICE_RANGE, slices, width
 from focalroute.observe.reading import Reading
 from focalroute.records import HASHED, Evidence, Member, Observation, Query, Reply
+from focalroute.tool_calls import CALLS
 
 __all__ = ["Sight", "signal_column", "vote_weight"]
 
@@ -23,6 +25,7 @@ F32 = NDArray[np.float32]
 _ASKED, _REPLIED, _AGREES, _SIMILAR, _SIGNAL, _FOCAL = (
     slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "similar", "signal", "focal")
 )
+_EVIDENCE = slices(MEMBER)["evidence"].start
 _MEMBER = width(MEMBER)
 _CANDIDATE = width(CANDIDATE)
 _LOG_FLOOR = math.exp(-30)
@@ -64,6 +67,7 @@ class Sight:
         similar: by endpoint, how much more than the pool it is expected to be right on such a text.
         corrections: what is known of the endpoints' probabilities; None: nothing.
         embedder: what made the features.
+        agreement: compares candidates that are open texts; None: what is not equal has nothing in common.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
@@ -71,6 +75,7 @@ class Sight:
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
         features: as given.
         embedder: as given.
+        agreement: as given.
     """
 
     def __init__(
@@ -82,9 +87,11 @@ class Sight:
         similar: Sequence[float],
         corrections: Corrections | None = None,
         embedder: str = HASHED,
+        agreement: Agreement | None = None,
     ) -> None:
         self.features = features
         self.embedder = embedder
+        self.agreement = agreement
         self.candidates: list[str] = list(query.choices or ())
         self.asked: list[int] = []
         self.backs: dict[int, int] = {}
@@ -100,6 +107,7 @@ class Sight:
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
         self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
+        self._agrees: list[float] = []  # each candidate with the leading one
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     @property
@@ -204,7 +212,7 @@ class Sight:
         for i, candidate in self.backs.items():
             rows[i, _REPLIED] = 1
             if self._leader >= 0:
-                rows[i, _AGREES] = 1.0 if candidate == self._leader else -1.0
+                rows[i, _AGREES] = self._agrees[candidate] if candidate < len(self._agrees) else -1.0
         return Observation(context, rows)
 
     def see(self, posterior: Sequence[float] | NDArray[np.float64]) -> None:
@@ -216,11 +224,34 @@ class Sight:
         p = [float(x) for x in posterior]
         if len(p) != len(self.candidates) or not abs(sum(p) - 1) < 0.01 or min(p) < 0:
             raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
+        self._leader = p.index(max(p))
+        self._agrees = [1.0 if k == self._leader else -1.0 for k in range(len(p))]
+        if self.agreement is not None:
+            alike = self._alike(self.agreement)
+            p = self._doubted(gathered(p, self._leader, alike))
+            self._agrees = (2 * alike[self._leader] - 1).tolist()
         falling = sorted(p, reverse=True)
         top = [*falling[:4], 0.0, 0.0, 0.0][:4]
         entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(len(p)) if len(p) > 1 else 0.0
-        self._leader = p.index(falling[0])
         self._fused = (*top, top[0] - top[1], entropy)
+
+    def _doubted(self, posterior: Sequence[float]) -> list[float]:
+        """The posterior of open texts with what nobody has said yet, as that of a closed question of so many choices.
+
+        A lone reply is always the likeliest of those there are: that says nothing of how good it is. By naive Bayes the
+        leader is right with the odds e^s : K - 1, s its evidence.
+        """
+        evidence = math.exp(-float(self.evidence().members[self._leader, :, _EVIDENCE].sum()))
+        sure = 1 / (1 + (_OPEN - 1) * evidence)
+        return [*(sure * p for p in posterior), *[(1 - sure) / (_OPEN - 1)] * (_OPEN - 1)]
+
+    def _alike(self, agreement: Agreement) -> F32:
+        """How far each two candidates say the same, (K, K); tool calls are the same or are not."""
+        alike = agreement.between(self.candidates)
+        calls = [k for k, form in enumerate(self.forms) if form.startswith(CALLS)]
+        alike[calls] = alike[:, calls] = 0
+        alike[calls, calls] = 1
+        return alike
 
     def evidence(self) -> Evidence:
         """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
@@ -232,6 +263,8 @@ class Sight:
             candidates[:, :2] = 0.0
         else:
             seen = np.concatenate([self._blocks[i] for i in members], axis=1)
+            if self.agreement is not None:
+                seen = shared(seen, self._alike(self.agreement))
             np.multiply(np.add.reduce(seen[:, :, 1:3], axis=1), 1 / m, out=candidates[:, :2])
         candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._reading.names))
         return Evidence(seen, candidates, tuple(members))

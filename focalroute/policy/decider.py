@@ -11,6 +11,10 @@ so the last one is certain if it is reached with nobody picked. Without the clip
 of one as all logits fall. With it all heads would lie at the floor, and whoever must answer would be anybody; so before
 the clip all logits are raised until the odds e^z of those who could be picked sum to 1, if they do not.
 
+Where exactly one is to be picked, the heads follow their law conditioned on that: head i is the one with a probability
+in proportion to its odds p_i / (1 - p_i). All logits are first moved, up or down, until the odds sum to 1, so that the
+clip leaves each endpoint about e/N, and otherwise it is the softmax of the logits.
+
 A decision's log-probability is the sum over eligible heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for "never
 nobody" and for any joint constraint, such as a budget.
 """
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from math import exp, inf, log, log1p
 
 from focalroute.records import F32, Decision
@@ -41,6 +46,7 @@ def decide(
     eligible: Eligible,
     explore: bool,
     rng: random.Random,
+    one: bool = False,
 ) -> Decision:
     """Decide whom to ask now.
 
@@ -53,6 +59,7 @@ def decide(
             picked.
         explore: sample; otherwise pick what is more likely than not, or else, where somebody must be, the likeliest.
         rng: the source of chance; not used unless ``explore``.
+        one: pick exactly one; greedily the likeliest.
 
     Returns:
         Its ``order`` holds the endpoints that are eligible while nobody is picked: the heads visited. None: the STOP
@@ -60,28 +67,36 @@ def decide(
         decision.
     """
     heads = tuple([head for head in order if eligible(head, ())])
-    probabilities = pick_probabilities(logits, heads if must_pick else ())
+    probabilities = pick_probabilities(logits, heads if must_pick or one else (), one=one)
+    if one:
+        eligible = _unless_picked
     if explore:
-        picked, could = _sample(probabilities, heads, must_pick, eligible, rng)
+        picked, could = _sample(probabilities, heads, _first(probabilities, heads, must_pick, one), eligible, rng)
     else:
-        picked, could = _greedy(logits.tolist(), heads, must_pick, eligible)
-    log_mu = _log_probability(probabilities, heads, could, picked, must_pick) if explore and heads else None
-    return Decision(round, must_pick, heads, could, probabilities, picked, log_mu)
+        picked, could = _greedy(logits.tolist(), heads, must_pick, eligible, one)
+    log_mu = _log_probability(probabilities, heads, could, picked, must_pick, one) if explore and heads else None
+    return Decision(round, must_pick, heads, could, probabilities, picked, log_mu, one)
 
 
-def pick_probabilities(logits: F32, one_of: Sequence[int] = ()) -> tuple[float, ...]:
+def _unless_picked(_: int, picked: tuple[int, ...]) -> bool:
+    return not picked
+
+
+def pick_probabilities(logits: F32, one_of: Sequence[int] = (), *, one: bool = False) -> tuple[float, ...]:
     """p of every endpoint: the sigmoid of its logit, kept e/N away from 0 and 1.
 
     Args:
         logits: z, float32 (N,).
         one_of: who must not all stay out; all logits are raised until the odds of these sum to 1, if they do not.
+        one: exactly one of them is picked: logits are lowered likewise where the odds sum to more.
     """
     if not len(logits):
         return ()
     least = EXPLORATION / len(logits)
     most, far = 1.0 - least, log((1.0 - least) / least)  # the sigmoid leaves [least, most] beyond +-far
     values = logits.tolist()
-    low = min(_log_sum([values[head] for head in one_of]), 0.0) if one_of else 0.0
+    log_sum = _log_sum([values[head] for head in one_of]) if one_of else 0.0
+    low = log_sum if one else min(log_sum, 0.0)
     raised = [z - low for z in values]
     return tuple([most if z >= far else least if z <= -far else 1.0 / (1.0 + exp(-z)) for z in raised])
 
@@ -94,14 +109,18 @@ def _log_sum(logits: Sequence[float]) -> float:
 
 def log_probability(probabilities: Sequence[float], decision: Decision) -> float:
     """The log-probability of a decision under these p (N,) instead of the decision's own; -inf if it is impossible."""
-    return _log_probability(probabilities, decision.order, decision.eligible, decision.picked, decision.must_pick)
+    d = decision
+    return _log_probability(probabilities, d.order, d.eligible, d.picked, d.must_pick, d.one)
 
 
 def _sample(
-    probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible, rng: random.Random
+    probabilities: Sequence[float],
+    heads: Sequence[int],
+    first: Sequence[float],
+    eligible: Eligible,
+    rng: random.Random,
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Who was picked, and which heads could have been when they were visited."""
-    first = _first(probabilities, heads, must_pick)
     picked: tuple[int, ...] = ()
     could = []
     for place, head in enumerate(heads):
@@ -113,14 +132,14 @@ def _sample(
 
 
 def _greedy(
-    logits: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible
+    logits: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible, one: bool
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Likewise, without chance: everyone likelier than not, or else the likeliest if somebody must be.
 
     By the logits: beyond the clip all probabilities are equal, and the likeliest could not be told.
     """
-    likely = {head for head in heads if logits[head] > 0}
-    if must_pick and heads and not likely:
+    likely = set() if one else {head for head in heads if logits[head] > 0}
+    if (must_pick or one) and heads and not likely:
         likely = {max(heads, key=logits.__getitem__)}
     picked: tuple[int, ...] = ()
     could = []
@@ -133,9 +152,14 @@ def _greedy(
 
 
 def _log_probability(
-    probabilities: Sequence[float], heads: Sequence[int], could: Sequence[bool], picked: Sequence[int], must_pick: bool
+    probabilities: Sequence[float],
+    heads: Sequence[int],
+    could: Sequence[bool],
+    picked: Sequence[int],
+    must_pick: bool,
+    one: bool,
 ) -> float:
-    first = _first(probabilities, heads, must_pick)
+    first = _first(probabilities, heads, must_pick, one)
     total, some = 0.0, False
     for place, head in enumerate(heads):
         if not could[place]:
@@ -151,9 +175,13 @@ def _log_probability(
     return total
 
 
-def _first(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool) -> list[float]:
+def _first(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, one: bool) -> list[float]:
     """h of each head for as long as nobody is picked."""
     chances = [probabilities[head] for head in heads]
+    if one:
+        odds = [p / (1.0 - p) for p in chances]
+        left = list(accumulate(reversed(odds)))[::-1]
+        return [odd / rest for odd, rest in zip(odds, left, strict=True)]
     if must_pick and heads:
         nobody = 1.0 - chances[-1]
         chances[-1] = 1.0  # exactly, whatever the rounding

@@ -2,18 +2,20 @@
 
 Questions with true labels come from `stream`; models that differ in skill, price, speed and honesty answer them from
 `SimulatedPool`, in the wire format of any provider, and fail in every way on request (`Fault`). No key and no network
-are needed.
+are needed. `prose_requests` are for prose, whose hidden quality can be read back from a reply.
 """
 
 from focalroute.sim.faults import Fault
 from focalroute.sim.models import SimulatedModel, default_models, relay_models
 from focalroute.sim.process import SimulatedPool
+from focalroute.sim.prose import Brief, prose_requests
 from focalroute.sim.questions import ALL_TOPICS, TOPICS, Question, generate, solve, stream
 from focalroute.sim.served import ModelStats
 
 __all__ = [
     "ALL_TOPICS",
     "TOPICS",
+    "Brief",
     "Fault",
     "ModelStats",
     "Question",
@@ -21,6 +23,7 @@ __all__ = [
     "SimulatedPool",
     "default_models",
     "generate",
+    "prose_requests",
     "relay_models",
     "solve",
     "stream",

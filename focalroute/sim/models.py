@@ -16,11 +16,13 @@ from hashlib import blake2b
 from typing import Any
 
 from focalroute.errors import ConfigError
+from focalroute.sim.prose import AXES, JUDGING
 from focalroute.sim.questions import ALL_TOPICS
 
 __all__ = ["SimulatedModel", "default_models", "distribution", "relay_models", "sample", "swayed", "uniforms"]
 
 _SURE = 0.9999  # no choice is ever entirely ruled out
+_TOPICS = (*ALL_TOPICS, *AXES, JUDGING)
 _FALLING = 0.5  # each choice behind the leader gets half the mass of the one before it
 
 
@@ -30,7 +32,8 @@ class SimulatedModel:
 
     Attributes:
         name: the model name it is served under; also the endpoint's name.
-        skills: topic -> probability that its most probable choice is right, never below chance.
+        skills: topic -> probability that its most probable choice is right, never below chance. Topics are those of
+            questions, the axes of prose (of each point in it), and "judging" (of a grade).
         drifted: topic -> the same after the drift switch; topics not named keep their skill.
         skill: the same for every topic not in ``skills``.
         sharpness: 1 is calibrated (its mass on a choice is the probability that this choice is right), above 1
@@ -79,9 +82,7 @@ class SimulatedModel:
             self._check(where, 0 <= getattr(self, where) <= 1, "give a probability between 0 and 1")
         for where, skills in (("skills", self.skills), ("drifted", self.drifted)):
             for topic, value in skills.items():
-                self._check(
-                    f"{where}[{topic!r}]", topic in ALL_TOPICS, f"unknown topic; use one of {', '.join(ALL_TOPICS)}"
-                )
+                self._check(f"{where}[{topic!r}]", topic in _TOPICS, f"unknown topic; use one of {', '.join(_TOPICS)}")
                 self._check(f"{where}[{topic!r}]", 0 <= value <= 1, "give a probability between 0 and 1")
         for where in ("sharpness", "wrong_length"):
             self._check(where, 0 < getattr(self, where) < math.inf, "give a positive number")

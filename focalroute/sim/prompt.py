@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from focalroute.sim.prose import Brief, drafts_in, find_brief
 from focalroute.sim.questions import Found, find
 
 __all__ = ["Prompt", "last_user_text", "read_prompt", "read_result", "same"]
@@ -37,6 +38,8 @@ class Prompt:
         terse: whether it asks for nothing but the answer.
         told: the word it asks to be answered with, as in "Reply with OK".
         earlier: the answer of somebody else that it shows, between tags such as <student_answer>; None: it shows none.
+        brief: the request for prose, where it asks for that.
+        drafts: others' replies to it, as far as the prompt shows them.
     """
 
     key: str
@@ -46,6 +49,8 @@ class Prompt:
     terse: bool
     told: str | None
     earlier: str | None = None
+    brief: Brief | None = None
+    drafts: tuple[str, ...] = ()
 
 
 def last_user_text(messages: Any) -> str:
@@ -71,17 +76,20 @@ def read_prompt(text: str) -> Prompt:
     if shown:
         text = text[: shown.start()] + text[shown.end() :]
     found = find(text)
+    brief = None if found else find_brief(text)
     after = found.end if found else 0
     lettered = _lettered(text, after) or _lettered(text, 0) or _listed(text, after)
     told = next((m[1] for m in _TOLD.finditer(text) if m[1] not in _PLACEHOLDERS), None)
     return Prompt(
-        key=found.question if found else text,
+        key=found.question if found else brief.request if brief else text,
         found=found,
         letters=tuple(letter for letter, _ in lettered),
         texts=tuple(choice for _, choice in lettered),
         terse=_ONLY.search(text) is not None,
         told=None if found else told,
         earlier=shown[2].strip() if shown else None,
+        brief=brief,
+        drafts=drafts_in(text) if brief else (),
     )
 
 

@@ -13,6 +13,7 @@ from random import Random
 from focalroute.errors import ConfigError
 from focalroute.sim.families import FAMILIES, Family
 from focalroute.sim.hops import HOPPED
+from focalroute.sim.prose import GRADES, JUDGING, grade_in
 from focalroute.sim.stories import STORIES
 
 __all__ = ["ALL_TOPICS", "TOPICS", "Found", "Question", "alternatives", "find", "generate", "solve", "stream"]
@@ -113,7 +114,10 @@ def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -
 
 
 def find(text: str) -> Found | None:
-    """The first question of a known family in a text, or None."""
+    """The first question of a known family in a text, or None; where a text shows a reply to be graded, which grade."""
+    graded = grade_in(text)
+    if graded is not None:
+        return Found(JUDGING, *graded)
     for family in _ALL.values():
         found = _found(family, text)
         if found is not None:
@@ -134,6 +138,8 @@ def solve(text: str) -> tuple[str, str] | None:
 @functools.lru_cache(maxsize=4096)
 def alternatives(found: Found, n: int) -> tuple[str, ...]:
     """The right answer and up to ``n - 1`` plausible wrong ones, always the same for the same question."""
+    if found.topic == JUDGING:
+        return (found.answer, *[grade for grade in GRADES if grade != found.answer][: n - 1])
     rng = Random(found.question)  # noqa: S311 - no secret
     return (found.answer, *_wrong(_ALL[found.topic], found, rng, n - 1))
 

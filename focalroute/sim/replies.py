@@ -9,7 +9,9 @@ from itertools import cycle, islice
 
 from focalroute.sim.models import SimulatedModel, sample, uniforms
 from focalroute.sim.prompt import Prompt
+from focalroute.sim.prose import Brief
 from focalroute.sim.thinking import options
+from focalroute.sim.writing import write
 
 __all__ = ["Reply", "Token", "Voice", "count_tokens", "tokenise"]
 
@@ -85,7 +87,7 @@ class Voice:
         room: int | None = None,
         right: int | None = None,
     ) -> None:
-        self._model, self._prompt, self._room = model, prompt, room
+        self._model, self._prompt, self._room, self._drifted = model, prompt, room, drifted
         self._constrained = allowed is not None
         self._options = options(model, prompt, allowed, drifted=drifted, right=right)
         self._spoken, self._p, self._right = self._options.spoken, self._options.p, self._options.right
@@ -95,10 +97,16 @@ class Voice:
         """Sample number ``index``; the same arguments give the same reply."""
         key = f"{self._prompt.key}\x1f{self._options.seen}" if self._options.seen else self._prompt.key
         draws = uniforms("sample", self._model.seed, self._model.name, key, index, seed)
-        picked = sample(self._p, draws[0], temperature)
-        tokens = self._tokens(picked, draws[1])
+        if self._prompt.brief is not None and not self._constrained:
+            tokens = _certain(tokenise(self._prose(self._prompt.brief, index, temperature, seed)))
+        else:
+            tokens = self._tokens(sample(self._p, draws[0], temperature), draws[1])
         room = len(tokens) if self._room is None else max(1, self._room)
         return Reply(tuple(tokens[:room]), cut=room < len(tokens))
+
+    def _prose(self, brief: Brief, index: int, temperature: float, seed: object) -> str:
+        drafts, drifted = self._prompt.drafts, self._drifted
+        return write(self._model, brief, drafts, drifted=drifted, temperature=temperature, index=index, seed=seed)
 
     def _tokens(self, picked: int, u: float) -> list[Token]:
         prompt, model = self._prompt, self._model

@@ -15,7 +15,9 @@ from typing import Any, Literal, Protocol
 from focalroute.records import CostSource, Feedback, Member, Trajectory, Usage
 
 __all__ = [
+    "JUDGE",
     "PROBE",
+    "SYNTHESIS",
     "Account",
     "Balance",
     "CapabilityRow",
@@ -37,6 +39,10 @@ __all__ = [
 
 #: The answer id under which probes stand in the ledger.
 PROBE = "probe"
+#: Likewise what a judge costs, before the id of the answer that it judged; and the source of its feedback.
+JUDGE = "judge"
+#: The kind of an answer that was written from the candidates; it is the last of the answer's keys itself.
+SYNTHESIS = "synthesis"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +70,11 @@ class StoredAnswer:
     Attributes:
         keys: the key of each candidate (see `focalroute.answers.candidate_key`), length K.
         kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form
-            answer: "number", "short", "text", "structured", or "custom" for the caller's own callable.
+            answer: "number", "short", "text", "structured", or "custom" for the caller's own callable; or `SYNTHESIS`.
         answered: index of the candidate given as the answer; one that was put together from several stands last.
         probabilities: the posterior over candidates, length K.
         members: endpoint -> how it took part, of every member with a usable reply.
-        trajectory: the policies' steps; None when a fallback or a named policy answered, or no candidate was.
+        trajectory: the policies' steps; None when a fallback or a named policy answered.
         receipt: the receipt as JSON.
         texts: prompt and replies as JSON; None unless the user chose to store text.
         probes: endpoints that were probed with the query afterwards; kept in rows of their own.
@@ -213,7 +219,7 @@ class LedgerSum:
     """The ledger's rows of one key (an endpoint, tag or day, or all), added up.
 
     Attributes:
-        asks: how many asks they belong to; probes belong to none.
+        asks: how many asks they belong to; probes and judgements belong to none.
         calls: rows; ``unpriced`` of them have no known cost, ``estimated`` of them cost what was reserved for them.
         cost: USD of all with a known cost, the estimated ones included.
         estimated_cost: the part of it that is estimated.

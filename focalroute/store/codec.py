@@ -149,8 +149,10 @@ def _arrays(data: bytes, start: int, shapes: Sequence[Sequence[int]]) -> list[F3
 
 def _values(decision: Decision) -> tuple[object, ...]:
     d = decision
-    return d.round, d.must_pick, d.order, d.eligible, d.probabilities, d.picked, d.log_mu
+    return d.round, d.must_pick, d.order, d.eligible, d.probabilities, d.picked, d.log_mu, d.one
 
 
-def _decision(number: int, must_pick: bool, order: Any, eligible: Any, p: Any, picked: Any, log_mu: Any) -> Decision:
-    return Decision(number, must_pick, tuple(order), tuple(eligible), tuple(p), tuple(picked), log_mu)
+def _decision(
+    number: int, must_pick: bool, order: Any, eligible: Any, p: Any, picked: Any, log_mu: Any, one: bool = False
+) -> Decision:
+    return Decision(number, must_pick, tuple(order), tuple(eligible), tuple(p), tuple(picked), log_mu, one)

@@ -15,7 +15,8 @@ __all__ = ["sums"]
 # Costs are summed as micro- and picodollars apart, as in `tables.totals`.
 _ROWS = """
 WITH bills AS (
-    SELECT CASE WHEN answer_id NOT LIKE 'probe%' THEN answer_id END AS ask, endpoint, at, tags,
+    SELECT CASE WHEN answer_id NOT LIKE 'probe%' AND answer_id NOT LIKE 'judge%' THEN answer_id END AS ask,
+        endpoint, at, tags,
         1 AS calls, cost_pico IS NULL AS unpriced, cost_source = 'reserved' AS estimated,
         coalesce(prompt_tokens, 0) AS prompt, coalesce(completion_tokens, 0) AS completion,
         coalesce(cost_pico, 0) / 1000000 AS micro, coalesce(cost_pico, 0) % 1000000 AS pico, 0 AS held

@@ -153,7 +153,11 @@ def _decided(
     made, dtype = batch.decisions, net.out.weight.dtype
     context, endpoints = (torch.from_numpy(part).to(dtype) for part in (made.context, made.endpoints))
     ids, log_mu = torch.from_numpy(made.ids), torch.from_numpy(made.log_mu).to(dtype)
-    heads = {name: torch.from_numpy(getattr(made.heads, name)) for name in made.heads.__slots__}
+    heads = {
+        name: torch.from_numpy(array)
+        for name in made.heads.__slots__
+        if (array := getattr(made.heads, name)) is not None  # no decision here is for exactly one
+    }
     goodness = advantages[torch.from_numpy(made.episode), torch.from_numpy(made.step)]
     goodness = (goodness - goodness.mean()) / goodness.std(correction=0)
     with torch.no_grad():

@@ -20,7 +20,7 @@ from focalroute.learn.trajectory import Steps
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.publish import publish
 from focalroute.records import Feedback
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import SYNTHESIS, StoredAnswer
 from tests.evaluate.truth import World, simulated_table, study, targets
 from tests.learn.made import NAMES, PRICE_OF_MONEY, episodes_of, learned, play
 
@@ -158,6 +158,21 @@ def test_what_a_bare_reward_leaves_open_is_counted(old: Learner, policies: tuple
     assert one.b.changed >= one.b.guessed > 0
     assert liked.b.changed == one.b.changed
     assert liked.b.guessed == 0
+
+
+def test_what_was_written_from_the_candidates_hangs_on_no_fusion(old: Learner, policies: tuple[Policy, Policy]) -> None:
+    """Whichever candidate the policies prefer, it is worth what was said of the text."""
+    log = [(written_from(answer), said) for answer, said in log_of(old, 300, 7, label=False)]
+    one = compare_policies(log, *policies)
+    assert (one.b.changed, one.b.guessed) == (0, 0)
+
+
+def written_from(answer: StoredAnswer) -> StoredAnswer:
+    assert answer.trajectory is not None
+    return replace(
+        answer, kind=SYNTHESIS, keys=(*answer.keys, "w"), answered=len(answer.keys),
+        probabilities=(*answer.probabilities, 0.0), trajectory=replace(answer.trajectory, fused=-1),
+    )  # fmt: skip
 
 
 def test_greedy_and_foreign_answers_are_counted_and_left_out(old: Learner, policies: tuple[Policy, Policy]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from focalroute.learn.episodes import Costs, deciding, episode
 from focalroute.records import Feedback, Observation
+from focalroute.store.base import SYNTHESIS
 from tests.learn.made import NAMES, USD, fresh_learner, play
 
 ANSWER, SAID = play(fresh_learner(), 1, 0)[0]
@@ -78,6 +79,17 @@ def test_a_label_names_the_right_candidate_if_one_is_right() -> None:
     assert (found.right, found.labelled) == (2, True)
     assert (nobody.right, nobody.labelled) == (None, True)
     assert (bare.right, bare.labelled) == (None, False)
+
+
+def test_a_label_for_what_was_written_from_the_candidates_is_none_of_them() -> None:
+    assert ANSWER.trajectory is not None
+    written = replace(
+        ANSWER, kind=SYNTHESIS, keys=(*ANSWER.keys, "w"), answered=len(ANSWER.keys),
+        probabilities=(*ANSWER.probabilities, 0.0), trajectory=replace(ANSWER.trajectory, fused=-1),
+    )  # fmt: skip
+    found = episode(written, replace(SAID, label="w"), Costs(USD))
+    assert found is not None
+    assert (found.right, found.labelled) == (None, True)
 
 
 def test_what_no_policy_decided_or_another_layout_saw_is_no_episode() -> None:

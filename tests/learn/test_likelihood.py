@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.learn.likelihood import Heads, likelihood
-from focalroute.policy.decider import EXPLORATION, log_probability, pick_probabilities
+from focalroute.policy.decider import EXPLORATION, decide, log_probability, pick_probabilities
 from tests.learn.made import random_decision
 
 
@@ -81,3 +81,60 @@ def test_padding_and_closed_heads_have_no_gradient() -> None:
     found = likelihood(np.array([[1.0, 2.0, 3.0]]), heads)
     assert (found.d_log_pi[0, 1:] == 0).all()
     assert (found.d_entropy[0, 1:] == 0).all()
+
+
+def one_of_each(n: int) -> Heads:
+    """Exactly one of a pool of n, each once; the last place is padding."""
+    visited = np.array([[True] * n + [False]] * n)
+    picked = np.eye(n, n + 1, dtype=np.bool_)
+    eligible = visited & (np.arange(n + 1) <= np.arange(n)[:, None])
+    return Heads(visited, eligible, picked, np.ones(n, np.bool_), np.full(n, n), np.ones(n, np.bool_))
+
+
+@pytest.mark.parametrize("shift", [-6.0, 0.0, 6.0])
+def test_exactly_one_is_the_law_that_serving_stores(shift: float) -> None:
+    chance = np.random.default_rng(3)
+    for n, scale in itertools.product((1, 2, 5), (1.0, 8.0)):
+        z = (chance.standard_normal(n) * scale + shift).astype(np.float32)
+        found = likelihood(np.tile([*z, 9.0], (n, 1)), one_of_each(n))
+        assert math.isclose(float(np.exp(found.log_pi).sum()), 1, rel_tol=1e-9)
+        for seed in range(5):
+            made = decide(
+                z, round=1, must_pick=True, order=range(n), eligible=lambda *_: True, explore=True,
+                rng=random.Random(seed), one=True,
+            )  # fmt: skip
+            assert made.log_mu is not None
+            assert math.isclose(found.log_pi[made.picked[0]], made.log_mu, rel_tol=1e-5, abs_tol=1e-5)
+
+
+def test_the_gradients_of_exactly_one_are_those_of_finite_differences() -> None:
+    """Where nothing is clipped; beside decisions of several, which keep theirs."""
+    one, several = one_of_each(4), every_set(4, True)
+    pad = np.zeros((len(several.picked), 1), np.bool_)
+    joined = [np.concatenate([np.hstack([getattr(several, name), pad]), getattr(one, name)])
+              for name in ("visited", "eligible", "picked")]  # fmt: skip
+    rows = len(joined[0])
+    both = Heads(
+        joined[0],
+        joined[1],
+        joined[2],
+        np.ones(rows, np.bool_),
+        np.full(rows, 4),
+        np.arange(rows) >= len(several.picked),
+    )
+    z, h = np.random.default_rng(0).standard_normal(joined[0].shape) * 0.5, 1e-5
+    found = likelihood(z, both)
+    np.testing.assert_allclose(
+        found.log_pi[: len(several.picked)], likelihood(z[: len(several.picked), :4], several).log_pi
+    )
+    for place in range(5):
+        step = np.zeros_like(z)
+        step[:, place] = h
+        up, down = likelihood(z + step, both), likelihood(z - step, both)
+        np.testing.assert_allclose(found.d_log_pi[:, place], (up.log_pi - down.log_pi) / (2 * h), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(
+            found.d_entropy[:, place], (up.entropy - down.entropy) / (2 * h), rtol=1e-6, atol=1e-9
+        )
+    taken = both.take(np.array([rows - 1]))
+    assert taken.one is not None
+    assert taken.one.tolist() == [True]

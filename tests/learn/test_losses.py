@@ -8,6 +8,7 @@ import pytest
 from focalroute.learn.backward import Floats
 from focalroute.learn.likelihood import Heads, likelihood
 from focalroute.learn.losses import fusion_loss, log_posterior, surrogate_loss
+from focalroute.learn.offpolicy import worth
 from focalroute.learn.trajectory import Fusions
 from focalroute.observe.layout import CANDIDATE, MEMBER, width
 
@@ -60,6 +61,20 @@ def test_what_tells_nothing_moves_nothing() -> None:
     nothing = fusion_loss(z, silent, ROWS, log_posterior(z, silent.offered), penalty=0.5)
     assert (nothing.loss, nothing.kl) == (0, 0)
     assert not nothing.d_logits.any()
+
+
+def test_a_reward_for_what_was_written_from_the_candidates_tells_of_none_of_them() -> None:
+    """Where there is a label it tells which is right all the same; whatever would have been preferred earned that."""
+    z = np.random.default_rng(0).standard_normal((B, K))
+    bare = told(answered=np.full(B, -1), labelled=np.zeros(B, np.bool_))
+    nothing = fusion_loss(z, bare, ROWS, log_posterior(z, bare.offered), penalty=0.5)
+    assert nothing.loss == 0
+    assert not nothing.d_logits.any()
+    written = told(answered=np.full(B, -1))
+    assert fusion_loss(z, written, ROWS, log_posterior(z, written.offered), penalty=0).d_logits[0].any()
+    for fusions in (bare, written):
+        earned = worth(fusions, log_posterior(z, fusions.offered))
+        np.testing.assert_array_equal(earned, np.tile(fusions.reward[:, None], (1, K)))
 
 
 def test_a_wrong_answer_that_was_sure_stays_finite() -> None:

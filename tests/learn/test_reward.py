@@ -15,7 +15,7 @@ from focalroute.answers import candidate_key, normal_form
 from focalroute.errors import BadLabel, FeedbackError
 from focalroute.learn.reward import credit, label_key, outranks, reward_of
 from focalroute.records import Evidence, Feedback, Member, Outcome, Trajectory
-from focalroute.store.base import StoredAnswer, StoredProbe
+from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
 
 STEADY = settings(deadline=None, derandomize=True)
 
@@ -252,3 +252,13 @@ def test_a_free_form_answer_that_only_a_probe_gave_is_right_or_wrong_by_the_labe
 def test_who_was_asked_is_credited_as_asked() -> None:
     """A probe of a member, which there should not be, changes nothing."""
     assert told(probed(THREE, a="y"), label=candidate_key("y")) == told(THREE, label=candidate_key("y"))
+
+
+def test_a_reward_for_what_was_written_from_the_replies_is_shared_as_inferred() -> None:
+    """Nobody alone has earned it; a label says no more of the members than whether that text was right."""
+    written = stored("x", "y", "w", backs={"a": 0, "b": 1}, q=(0.6, 0.4, 0.0), kind=SYNTHESIS, answered=2)
+    graded = told(written, reward=0.5)
+    assert graded.right == {"a": 0.75, "b": 0.75}
+    assert graded.inferred == {"a", "b"}
+    assert label_key(" w ", written) == written.keys[2]
+    assert told(written, reward=1.0, label=written.keys[2]).right == {"a": 1.0, "b": 1.0}

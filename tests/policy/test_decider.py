@@ -242,3 +242,48 @@ def test_the_same_seed_decides_the_same() -> None:
     logits = logits_of(*np.linspace(-2, 2, 12))
     assert [sample(logits, seed=s) for s in range(20)] == [sample(logits, seed=s) for s in range(20)]
     assert len({sample(logits, seed=s).picked for s in range(20)}) > 5
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.floats(-12, 12), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_where_one_is_picked_it_is_exactly_one_with_the_probability_that_is_stored(z: list[float], seed: int) -> None:
+    """All of them sum to 1, in any order of visiting, and each is left a share of the exploration."""
+    order = list(range(len(z)))
+    random.Random(seed).shuffle(order)
+    made = decide(
+        logits_of(*z), round=1, must_pick=True, order=order, eligible=free, explore=True, rng=random.Random(seed),
+        one=True,
+    )  # fmt: skip
+    assert len(made.picked) == 1
+    assert made.log_mu == pytest.approx(log_probability(made.probabilities, made))
+    place = made.order.index(made.picked[0])
+    assert made.eligible == tuple(i <= place for i in range(len(z)))
+    could = [replace(made, picked=(i,), eligible=tuple(j <= made.order.index(i) for j in range(len(z)))) for i in order]
+    chances = [math.exp(log_probability(made.probabilities, one)) for one in could]
+    assert math.fsum(chances) == pytest.approx(1)
+    assert min(chances) > EXPLORATION / len(z) / 2 or len(z) == 1
+
+
+def test_the_one_is_drawn_by_the_softmax_whatever_the_order_and_the_level() -> None:
+    z = [0.3, 1.0, -0.5]
+    softmax = np.exp(z) / np.exp(z).sum()
+    for order, level in itertools.product(itertools.permutations(range(3)), (-5.0, 0.0, 5.0)):
+        logits = logits_of(*z) + np.float32(level)
+        made = decide(
+            logits, round=1, must_pick=True, order=order, eligible=free, explore=True, rng=random.Random(0), one=True
+        )
+        assert math.exp(made.log_mu or 0.0) == pytest.approx(softmax[made.picked[0]], rel=1e-5)
+
+
+def test_greedily_the_one_is_the_likeliest_not_the_first_of_the_likely() -> None:
+    made = decide(
+        logits_of(2.0, 3.0, 1.0), round=1, must_pick=True, order=(0, 1, 2), eligible=lambda i, _: i != 1, explore=False,
+        rng=random.Random(0), one=True,
+    )  # fmt: skip
+    assert made.picked == (0,)
+    free_to_pick = decide(
+        logits_of(2.0, 3.0, 1.0), round=1, must_pick=True, order=(0, 2, 1), eligible=free, explore=False,
+        rng=random.Random(0), one=True,
+    )  # fmt: skip
+    assert free_to_pick.picked == (1,)
+    assert free_to_pick.log_mu is None
