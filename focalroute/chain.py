@@ -106,8 +106,8 @@ class Chain(Ask):
         """Never: whatever a pending endpoint says would be the answer."""
         return False
 
-    def take(self, round_: Round) -> None:
-        """Take in a step."""
+    def hear(self, round_: Round) -> None:
+        """Take in a step's replies."""
         self.rounds.append(round_)
         for reply in round_.replies:
             index = self.policy.endpoints.index(reply.endpoint)
@@ -122,7 +122,10 @@ class Chain(Ask):
             if not self.query.choices:
                 form = self.sight.forms[candidate]
                 self.sight.candidates[candidate] = shown(reply, form, self.query.answer)  # in its latest wording
-        if self.steps and round_.replies:
+
+    def fuse(self) -> None:
+        """See what the answer is now, if the last step brought a reply."""
+        if self.steps and self.rounds[-1].replies:
             self.fused = Fused(self.sight.evidence(), self._posterior())
             self.sight.see(self.fused.posterior)
 
