@@ -8,10 +8,11 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+from focalroute.background import Background
 from focalroute.outlet import Outlet
 from focalroute.records import Answer
 
-__all__ = ["AsyncAnswerStream", "Streams"]
+__all__ = ["AsyncAnswerStream"]
 
 _UNFINISHED = "the answer is there once the stream has been read to its end"
 _GIVEN_UP = "the stream was given up, as its ensemble was closed"
@@ -37,27 +38,6 @@ class _Flow:
             self.pieces.put_nowait(None)
 
 
-class Streams:
-    """The answers being written in any event loop."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, writer: Writer, flow: _Flow) -> asyncio.Task[None]:
-        """Begin to write in the running loop."""
-        task = asyncio.get_running_loop().create_task(flow.write(writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def aclose(self) -> None:
-        """Give up those of the running loop; what they consumed is in the ledger."""
-        here = [task for task in tuple(self._tasks) if task.get_loop() is asyncio.get_running_loop()]
-        for task in here:
-            task.cancel()
-        await asyncio.gather(*here, return_exceptions=True)
-
-
 class AsyncAnswerStream:
     """An answer while it is being written; made by `AsyncEnsemble.stream`.
 
@@ -66,9 +46,9 @@ class AsyncAnswerStream:
     consumed is in the ledger. It is read by one task at a time.
     """
 
-    def __init__(self, writer: Writer, streams: Streams) -> None:
+    def __init__(self, writer: Writer, background: Background) -> None:
         self._writer = writer
-        self._streams = streams
+        self._background = background
         self._flow: _Flow | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended = False
@@ -104,7 +84,7 @@ class AsyncAnswerStream:
     def _begun(self) -> _Flow:
         if self._flow is None:
             self._flow = _Flow()
-            self._task = self._streams.begin(self._writer, self._flow)
+            self._task = self._background.begin(self._flow.write(self._writer))
             weakref.finalize(self, _drop, self._task).atexit = False
         return self._flow
 

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from focalroute.answer_stream import AsyncAnswerStream, Streams
+from focalroute.answer_stream import AsyncAnswerStream
 from focalroute.answers import AnswerKind
+from focalroute.background import Background
 from focalroute.budget import BudgetGuard
 from focalroute.chain import begin
 from focalroute.config import Budget, Endpoint, Settings, validate_pool
@@ -151,7 +152,7 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
-        self._streams = Streams()
+        self._streams = Background()  # the answers being written
         self._closed = False
         serving = chosen(policy, self._names, seed)
         self._store = open_store(store, durability=durability)
@@ -434,7 +435,7 @@ class AsyncEnsemble:
         self._updater.close()
         self._slot.close()
         try:
-            await self._streams.aclose()
+            await self._streams.give_up()  # what they consumed is in the ledger
             await self._prober.aclose()
             await self._embedding.aclose()
             await self._pool.aclose()

@@ -20,6 +20,7 @@ from decimal import Decimal
 from typing import Any
 
 from focalroute.ask import Ask
+from focalroute.background import Background
 from focalroute.budget import BudgetGuard
 from focalroute.config import Endpoint, validate_pool
 from focalroute.errors import ConfigError, FocalrouteError
@@ -152,7 +153,7 @@ class Judging:
             self._pool = Pool((judge.by,), store, guard, rules=Rules(_ATTEMPTS), samples=1)
         self._stats = JudgeStats()
         self._lock = threading.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Background()
         self._rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -172,9 +173,7 @@ class Judging:
             self._count(left_out=1)
             return
         worst_first = ask.rng.random() < 0.5
-        task = asyncio.get_running_loop().create_task(self._judged(judge, ask.query, answer, worst_first))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.begin(self._judged(judge, ask.query, answer, worst_first))
 
     async def _judged(self, judge: Judge, query: Query, answer: Answer, worst_first: bool) -> None:
         room = self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(judge.concurrency))
@@ -220,12 +219,8 @@ class Judging:
     async def aclose(self) -> None:
         """Wait for the judgements under way in the running loop, and give up those that take too long."""
         self._closed = True
-        here = [task for task in tuple(self._tasks) if task.get_loop() is asyncio.get_running_loop()]
-        if here and self._judge is not None:
-            _, late = await asyncio.wait(here, timeout=self._judge.patience_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*here, return_exceptions=True)
+        if self._judge is not None:
+            await self._tasks.give_up(patience_s=self._judge.patience_s)
         if self._pool is not None:
             await self._pool.aclose()
 

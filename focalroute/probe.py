@@ -7,6 +7,7 @@ import logging
 
 from focalroute.answers import candidate_key, reply_form
 from focalroute.ask import Ask
+from focalroute.background import Background
 from focalroute.budget import Purse
 from focalroute.cost import Bill
 from focalroute.errors import FocalrouteError
@@ -43,7 +44,7 @@ class Prober:
         self._pool = pool
         self._store = store
         self._deadline_s = deadline_s
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Background()
         self._closed = False
 
     def after(self, ask: Ask) -> None:
@@ -54,9 +55,7 @@ class Prober:
         candidates = {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}
         probe = self._probing.after(_cost(ask.purse.bills), candidates)
         if probe is not None:
-            task = asyncio.get_running_loop().create_task(self._probe(probe, ask.query, ask.purse))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.begin(self._probe(probe, ask.query, ask.purse))
 
     async def _probe(self, probe: Probe, query: Query, purse: Purse) -> None:
         paid, written = len(purse.bills), len(purse.unwritten)
@@ -78,10 +77,7 @@ class Prober:
     async def aclose(self) -> None:
         """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""
         self._closed = True
-        here = [task for task in tuple(self._tasks) if task.get_loop() is asyncio.get_running_loop()]
-        for task in here:
-            task.cancel()
-        await asyncio.gather(*here, return_exceptions=True)
+        await self._tasks.give_up()
 
 
 def probed(query: Query, reply: Reply) -> StoredProbe | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from focalroute import capabilities
+from focalroute.background import Background
 from focalroute.breaker import Breaker
 from focalroute.budget import BudgetGuard
 from focalroute.capabilities import Capabilities
@@ -82,7 +83,7 @@ class Seat:
         self._capabilities = capabilities.declared(endpoint) or self._remembered()
         self._probes: dict[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = {}
         self._probing_since = math.inf
-        self._looking: set[asyncio.Task[None]] = set()
+        self._looking = Background()
         self._lacks: dict[str, float] = {}  # what it said it cannot do -> until when that is believed
         self._refused: set[str] = set()  # schemas that it does not take, though it takes others
 
@@ -150,9 +151,7 @@ class Seat:
         if self.breaker.allows:
             return self.throttle.ready
         if self.breaker.claim_probe():
-            task = asyncio.get_running_loop().create_task(self._look())
-            self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
+            self._looking.begin(self._look())
         return False
 
     @property
@@ -205,13 +204,11 @@ class Seat:
 
     async def aclose(self) -> None:
         """Give up what is under way in the background of this loop."""
-        loop = asyncio.get_running_loop()
-        probe = self._probes.pop(loop, None)
-        tasks: list[asyncio.Task[object]] = [task for task in tuple(self._looking) if task.get_loop() is loop]
-        tasks += [] if probe is None else [probe]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        probe = self._probes.pop(asyncio.get_running_loop(), None)
+        if probe is not None:
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+        await self._looking.give_up()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "live", "sync"}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
-    "answer_stream": {"outlet"},
+    "answer_stream": {"background", "outlet"},
     "answers": {"structured", "tool_calls"},
     "ask": {"answers", "budget", "cost", "given", "observe", "outlet", "policy", "store", "structured"},
     "breaker": {"latency"},
@@ -76,7 +76,7 @@ BEYOND = {
     "feedback": {"learn", "observe", "policy", "store", "updates"},
     "given": {"answers", "observe", "store", "structured"},
     "injected": {"wire"},
-    "judge": {"ask", "budget", "feedback", "pacing", "pool", "race", "store"},
+    "judge": {"background", "ask", "budget", "feedback", "pacing", "pool", "race", "store"},
     "learn": {"answers", "observe", "policy", "store", "structured", "tool_calls"},
     "many": {"progress", "query"},
     "observe": {"answers", "tool_calls"},
@@ -99,12 +99,13 @@ BEYOND = {
     },
     "pool_file": {"embedders"},
     "prices": {"amounts", "price_library"},
-    "probe": {"answers", "ask", "budget", "cost", "needs", "observe", "pacing", "pool", "store"},
+    "probe": {"background", "answers", "ask", "budget", "cost", "needs", "observe", "pacing", "pool", "store"},
     "query": {"answers", "structured"},
     "race": {"capabilities", "cost", "elicit", "outlet", "retries", "seat", "wire"},
     "retries": {"budget", "outlet"},
     "rounds": {"ask", "needs", "pool"},
     "seat": {
+        "background",
         "breaker",
         "budget",
         "capabilities",
