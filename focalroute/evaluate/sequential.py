@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.presets.mlp import Mlp, mlp_parameters
-from focalroute.evaluate.presets.ppo import Learned, Ppo, categorical, draw, improve, regress
+from focalroute.evaluate.presets.ppo import Learned, Ppo, draw
+from focalroute.evaluate.presets.steps import Steps, learn_from, step_rewards
 from focalroute.learn.export import der_model
-from focalroute.learn.gae import gae
-from focalroute.learn.published_rewards import der_bonus, der_reward
 from focalroute.observe.layout import width
 from focalroute.policy.der import flat
 from focalroute.policy.publish import publish_der
@@ -136,25 +135,15 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
-    """B routes of up to L steps, zeros after a route's end.
+class Routes(Steps):
+    """Routes, and what became of them.
 
     Attributes:
-        seen: (B, L, D) what the policy saw.
-        offered: (B, L, N + 1) what it could do.
-        chosen: (B, L) what it did; N: it stopped.
-        taken: (B, L) a step, not padding.
-        rewards: (B, L).
         worth: (B,) P of the last answer.
         usd: (B,) what it paid.
         calls: (B,).
     """
 
-    seen: F32
-    offered: Bools
-    chosen: I64
-    taken: Bools
-    rewards: F32
     worth: F32
     usd: F32
     calls: I64
@@ -194,32 +183,13 @@ def train_routes(
             for rows in np.array_split(rng.permutation(learnt), max(1, round(cut / settings.batch))):
                 moved = (known + _JITTER * rng.standard_normal(known.shape)).astype(np.float32)
                 routes = roll(policy, world, rows, settings, unit, moved, rng)
-                policy, value = _update(policy, value, routes, settings, rng)
+                policy, value = learn_from(routes, policy, value, settings.ppo, rng)
             if len(kept) and (number % settings.look_every == 0 or number == settings.passes):
                 reached = roll(policy, world, kept, settings, unit, known, None).earned(settings, unit)
                 if reached > best:
                     best, net = reached, policy.net
             advance(1)
     return net if len(kept) else policy.net
-
-
-def _update(
-    policy: Learned, value: Learned, routes: Routes, settings: Settings, rng: np.random.Generator
-) -> tuple[Learned, Learned]:
-    taken = routes.taken
-    seen, offered, chosen = routes.seen[taken], routes.offered[taken], routes.chosen[taken]
-    before = np.zeros_like(routes.rewards)
-    before[taken] = value(seen)[:, 0]
-    advantages = gae(routes.rewards, before)
-    improved = improve(
-        policy,
-        seen,
-        lambda z, rows: categorical(z, offered[rows], chosen[rows]),
-        advantages[taken],
-        settings.ppo,
-        rng,
-    )
-    return improved, regress(value, seen, (advantages + before)[taken][:, None], settings.ppo, rng)
 
 
 class _Chains:
@@ -304,18 +274,17 @@ def roll(
         for row, said in zip(who.tolist(), replies, strict=True):
             paid[row] = said.usd
             after[row] = quality[row] if said.text is None else said.worth
-        earned = der_reward(
-            after,
-            quality if step else None,
-            paid / max(unit, 1e-12),
-            alpha=settings.alpha,
-            beta=settings.beta,
-            level=settings.level,
-        )
         exhausted = asks & (step == settings.most - 1)
-        over = der_bonus(after, exhausted, threshold=settings.threshold, bonus=settings.bonus)
-        rewards = np.where(asks, earned, 0) + np.where(alive & (~asks | exhausted), over, 0)
-        steps.append((seen, offered, chosen, alive.copy(), rewards.astype(np.float32)))
+        rewards = step_rewards(
+            settings,
+            alive=alive,
+            asks=asks,
+            exhausted=exhausted,
+            before=quality if step else None,
+            after=after,
+            cost=paid / max(unit, 1e-12),
+        )
+        steps.append((seen, offered, chosen, alive.copy(), rewards))
         quality, alive = after, asks & ~exhausted
         usd, calls = usd + paid, calls + asks
     seen, offered, chosen, taken, rewards = (np.stack(column, axis=1) for column in zip(*steps, strict=True))

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.presets.mlp import Mlp
-from focalroute.evaluate.presets.ppo import Learned, Ppo, categorical, draw, improve, regress
+from focalroute.evaluate.presets.ppo import Learned, Ppo, draw
 from focalroute.evaluate.presets.recorded import masses
+from focalroute.evaluate.presets.steps import Steps, learn_from, step_rewards
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
-from focalroute.learn.gae import gae
 from focalroute.learn.losses import log_posterior
-from focalroute.learn.published_rewards import der_bonus, der_reward
 from focalroute.observe.features import text_features
 from focalroute.records import F32
 
@@ -115,17 +114,6 @@ class Routes:
         return Routes(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """B routes of up to L steps: what was seen, could be done, was done, and earned; zeros after a route's end."""
-
-    seen: F32
-    offered: Bools
-    chosen: I64
-    taken: Bools
-    rewards: F32
-
-
 def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, done: float) -> F32:
     """The state (B, 67 + N) before a step.
 
@@ -150,35 +138,15 @@ def train(routes: Routes, settings: Settings, seed: int) -> Learned:
     value = Learned.fresh(Mlp.initial(rng, width, 1, hidden=settings.hidden))
     for _ in range(settings.passes):
         for rows in np.array_split(rng.permutation(queries), max(1, round(queries / settings.batch))):
-            policy, value = _update(policy, value, _roll(policy, routes.take(rows), settings, rng), settings, rng)
+            steps = _roll(policy, routes.take(rows), settings, rng)
+            policy, value = learn_from(steps, policy, value, settings.ppo, rng)
     return policy
 
 
-def _update(
-    policy: Learned, value: Learned, steps: _Steps, settings: Settings, rng: np.random.Generator
-) -> tuple[Learned, Learned]:
-    taken = steps.taken
-    if not taken.any():
-        return policy, value
-    seen, offered, chosen = steps.seen[taken], steps.offered[taken], steps.chosen[taken]
-    before = np.zeros_like(steps.rewards)
-    before[taken] = value(seen)[:, 0]
-    advantages = gae(steps.rewards, before)
-    improved = improve(
-        policy,
-        seen,
-        lambda z, rows: categorical(z, offered[rows], chosen[rows]),
-        advantages[taken],
-        settings.ppo,
-        rng,
-    )
-    return improved, regress(value, seen, (advantages + before)[taken][:, None], settings.ppo, rng)
-
-
-def _roll(policy: Learned, routes: Routes, settings: Settings, rng: np.random.Generator) -> _Steps:
+def _roll(policy: Learned, routes: Routes, settings: Settings, rng: np.random.Generator) -> Steps:
     """One route for each query, drawn from the policy."""
     each, n = np.arange(len(routes.there)), routes.there.shape[1]
-    asked, alive = np.zeros_like(routes.there), routes.there.any(axis=1)
+    asked, alive = np.zeros_like(routes.there), np.asarray(routes.there.any(axis=1))
     last, quality = np.full(len(each), -1), np.zeros(len(each), np.float32)
     steps = []
     for t in range(settings.steps):
@@ -190,21 +158,20 @@ def _roll(policy: Learned, routes: Routes, settings: Settings, rng: np.random.Ge
         member = np.where(asks, chosen, 0)
         usable = asks & (routes.candidate[each, member] >= 0)
         after = np.where(usable, routes.worth[each, member], quality)
-        earned = der_reward(
-            after,
-            quality if t else None,
-            routes.cost[each, member],
-            alpha=settings.alpha,
-            beta=settings.beta,
-            level=settings.level,
-        )
         exhausted = asks & (t == settings.steps - 1)
-        settled = der_bonus(after, exhausted, threshold=settings.threshold, bonus=settings.bonus)
-        rewards = np.where(asks, earned, 0) + np.where(alive & (~asks | exhausted), settled, 0)
-        steps.append((seen, offered, chosen, alive, rewards.astype(np.float32)))
+        rewards = step_rewards(
+            settings,
+            alive=alive,
+            asks=asks,
+            exhausted=exhausted,
+            before=quality if t else None,
+            after=after,
+            cost=routes.cost[each, member],
+        )
+        steps.append((seen, offered, chosen, alive, rewards))
         asked[each[asks], chosen[asks]] = True
         last, quality, alive = np.where(usable, member, last), after.astype(np.float32), asks & ~exhausted
-    return _Steps(*(np.stack(column, axis=1) for column in zip(*steps, strict=True)))
+    return Steps(*(np.stack(column, axis=1) for column in zip(*steps, strict=True)))
 
 
 def _seen(routes: Routes, asked: Bools, last: I64, done: float) -> F32:
