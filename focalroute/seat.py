@@ -22,10 +22,11 @@ from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, FocalrouteError
 from focalroute.limits import Health, Throttle
 from focalroute.needs import Feature
+from focalroute.outlay import Outlay, reserved
 from focalroute.outlet import Outlet
 from focalroute.records import Failure, Usage
 from focalroute.retries import Terms
-from focalroute.store.base import PROBE, CapabilityRow, Row, Store
+from focalroute.store.base import PROBE, CapabilityRow, Store
 from focalroute.wire import Completion, Request, StreamDecoder, broken
 
 __all__ = ["Call", "Seat"]
@@ -58,14 +59,6 @@ class Call:
     bills: list[Bill] = field(default_factory=list)
     outrun: bool = False
     outlet: Outlet | None = None
-
-
-@dataclass(slots=True)
-class _Outlay:
-    """What a call that no query asked for came to: its usage, and what else is written down with it."""
-
-    usage: Usage | None = None
-    rows: list[Row] = field(default_factory=list)
 
 
 class Seat:
@@ -134,7 +127,7 @@ class Seat:
             except CallFailed as error:
                 self.breaker.leave(self.breaker.enter(), error.failure)
                 raise
-            outlay.rows.append(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
+        self._store.write(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
         self._capabilities = capabilities.override(self.endpoint, measured)
         return self._capabilities
 
@@ -184,23 +177,14 @@ class Seat:
         return True
 
     @asynccontextmanager
-    async def _reserved(self, request: Request) -> AsyncIterator[_Outlay | None]:
-        """Reserve for a call that no query asked for, then settle it and write it down; None: it is not affordable."""
-        bound = upper_bound(request, self.endpoint)
+    async def _reserved(self, request: Request) -> AsyncIterator[Outlay | None]:
+        """`reserved` for a call that no query asked for, which is in the ledger at the end."""
         purse = self._guard.open_purse(PROBE)
-        hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
-        if hold is None:
-            yield None
-            return
-        outlay, free = _Outlay(), False
         try:
-            yield outlay
-        except CallFailed as error:
-            outlay.usage, free = error.usage, error.free
-            raise
+            async with reserved(purse, self.endpoint, request) as outlay:
+                yield outlay
         finally:
-            purse.settle(hold, bill_of(self.endpoint, outlay.usage, bound, free=free))
-            self._store.write(*outlay.rows, *purse.unwritten)
+            self._store.write(*purse.unwritten)
 
     async def aclose(self) -> None:
         """Give up what is under way in the background of this loop."""

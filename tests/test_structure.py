@@ -58,7 +58,7 @@ BEYOND = {
     "chain": {"answers", "ask", "elicit", "observe", "policy"},
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "structured", "tool_calls", "wire"},
-    "embedders": {"budget", "cost", "endpoint", "limits", "observe", "policy", "retries", "store", "wire"},
+    "embedders": {"budget", "cost", "endpoint", "limits", "observe", "outlay", "policy", "retries", "store", "wire"},
     "endpoint": {"injected", "wire"},
     "evaluate": {
         "ask",
@@ -80,6 +80,7 @@ BEYOND = {
     "learn": {"answers", "observe", "policy", "store", "structured", "tool_calls"},
     "many": {"progress", "query"},
     "observe": {"answers", "tool_calls"},
+    "outlay": {"budget", "cost", "wire"},
     "pacing": {"amounts", "observe", "store"},
     "policy": {"observe"},
     "pool": {
@@ -114,6 +115,7 @@ BEYOND = {
         "endpoint",
         "limits",
         "needs",
+        "outlay",
         "outlet",
         "retries",
         "store",

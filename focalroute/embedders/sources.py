@@ -6,18 +6,17 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from typing import Any, Protocol
 
 from numpy.typing import ArrayLike
 
 from focalroute.budget import Purse
 from focalroute.config import Endpoint
-from focalroute.cost import bill_of, upper_bound
 from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, ConfigError
 from focalroute.limits import Throttle
 from focalroute.observe.features import unit_vector
+from focalroute.outlay import reserved
 from focalroute.records import F32, Failure, Usage
 from focalroute.wire import Embedded, Request, broken
 
@@ -90,20 +89,12 @@ class Service:
 
     async def _paid(self, texts: Sequence[str], purse: Purse) -> Embedded:
         request = Request([{"role": "user", "content": text} for text in texts], max_tokens=0)
-        bound = upper_bound(request, self._endpoint)
-        hold = await purse.reserve(self._endpoint.name, bound or Decimal(0))
-        if hold is None:
-            raise CallFailed(Failure("unavailable", "not affordable"))
-        usage, free = None, False
-        try:
+        async with reserved(purse, self._endpoint, request) as outlay:
+            if outlay is None:
+                raise CallFailed(Failure("unavailable", "not affordable"))
             reply = await self._client.embed(texts)
-            usage = reply.usage
+            outlay.usage = reply.usage
             return reply
-        except CallFailed as error:
-            usage, free = error.usage, error.free
-            raise
-        finally:
-            purse.settle(hold, bill_of(self._endpoint, usage, bound, free=free))
 
     def _checked(self, reply: Embedded) -> list[F32]:
         try:
