@@ -19,13 +19,11 @@ from typing import Any
 from aiohttp import web
 
 from focalroute.errors import ConfigError
-from focalroute.sim.compose import Composer
 from focalroute.sim.dialects import DIALECTS, Dialect, Refused
+from focalroute.sim.direct import composed
 from focalroute.sim.embeddings import embeddings
 from focalroute.sim.faults import FIRST_ONLY, SPOILED, Fault
 from focalroute.sim.models import SimulatedModel
-from focalroute.sim.replies import Voice
-from focalroute.sim.request import parse_request
 from focalroute.sim.served import Served
 
 __all__ = ["PoolServer"]
@@ -188,23 +186,11 @@ async def _answer(request: web.Request, body: dict[str, Any], served: Served, di
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
         return await _INSTEAD[fault.kind](request, fault, dialect)
-    asked = parse_request(body, dialect, served.model)
-    calls = [(text, text) for text in asked.calling.arguments] if asked.calling else None
-    voice = Voice(
-        served.model,
-        asked.prompt,
-        allowed=calls or asked.allowed,
-        drifted=served.drifted,
-        room=asked.room,
-        right=0 if calls else None,
-    )
-    replies = [voice.say(i, asked.temperature, asked.seed) for i in range(asked.n)]
-    cost = served.bill(asked.prompt_tokens, sum(len(reply.tokens) for reply in replies), fault)
-    composer = Composer(dialect, served.model.name, asked, replies, cost)
+    composer = composed(served, body, dialect, fault)
     if fault is not None and fault.kind == "hang":
         return await _hang(request, fault)
     delay = served.delay_s()
-    if not asked.stream:
+    if not composer.request.stream:
         if delay:
             await asyncio.sleep(delay)
         text = _spoiled(composer.whole(), fault)
