@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from focalroute.amounts import usd
 from focalroute.answers import AnswerKind
 from focalroute.budget import BudgetGuard
 from focalroute.collect.dataset import Question
-from focalroute.collect.lines import LogFile, answer_of, failed, line_of
+from focalroute.collect.lines import LogFile, line_of, outputs_of
 from focalroute.config import Budget, Endpoint, validate_pool
 from focalroute.errors import ConfigError
 from focalroute.many import together
 from focalroute.pool import Pool
 from focalroute.query import make_query
 from focalroute.race import Rules
-from focalroute.records import Reply
 from focalroute.store import open_store
 
 __all__ = ["Collected", "collect"]
@@ -148,8 +148,9 @@ class _Collecting:
             self.promised -= bound
             self.collected.usd += purse.spent
             self.settled.notify_all()
-        self.log.put(question.id, line_of(question, replies, self.kind))
-        self._count(question, replies)
+        outputs = outputs_of(replies, self.kind)
+        self.log.put(question.id, line_of(question, outputs))
+        self._count(question, outputs)
         self.advance(1)
 
     async def _affordable(self, bound: Decimal) -> bool:
@@ -164,15 +165,15 @@ class _Collecting:
             self.promised += bound
         return True
 
-    def _count(self, question: Question, replies: Sequence[Reply]) -> None:
+    def _count(self, question: Question, outputs: Mapping[str, Mapping[str, Any]]) -> None:
         collected = self.collected
         collected.asked += 1
-        for reply in replies:
-            if failed(reply):
-                collected.failed[reply.endpoint] += 1
+        for name, output in outputs.items():
+            if "error" in output:
+                collected.failed[name] += 1
             else:
-                collected.answered[reply.endpoint] += 1
-                collected.right[reply.endpoint] += answer_of(reply, self.kind) == question.label
-        self.in_vain = self.in_vain + 1 if all(map(failed, replies)) else 0
+                collected.answered[name] += 1
+                collected.right[name] += output["answer"] == question.label
+        self.in_vain = self.in_vain + 1 if all("error" in output for output in outputs.values()) else 0
         if self.in_vain >= _IN_VAIN:
             collected.stopped = f"of {_IN_VAIN} questions in a row every call failed"

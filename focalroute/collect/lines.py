@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,21 @@ from focalroute.errors import ConfigError
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.records import Reply
 
-__all__ = ["LogFile", "answer_of", "failed", "line_of"]
+__all__ = ["LogFile", "line_of", "outputs_of"]
 
 
-def line_of(question: Question, replies: Sequence[Reply], kind: AnswerKind | None) -> str:
+def outputs_of(replies: Sequence[Reply], kind: AnswerKind | None) -> dict[str, Mapping[str, Any]]:
+    """By endpoint, what the log says of its reply: the ``answer`` (the index of the choice, or the text in normal form;
+    None: there is none in it), or the ``error`` of a call that came to nothing."""
+    return {reply.endpoint: _output(reply, kind) for reply in replies}
+
+
+def line_of(question: Question, outputs: Mapping[str, Mapping[str, Any]]) -> str:
     """One line of the log."""
     row: dict[str, Any] = {"id": question.id, "task": question.task, "choices": question.choices}
     row |= {"messages": question.messages} if question.prompt is None else {"prompt": question.prompt}
-    row |= {"label": question.label, "outputs": {reply.endpoint: _output(reply, kind) for reply in replies}}
+    row |= {"label": question.label, "outputs": outputs}
     return json.dumps({key: value for key, value in row.items() if value is not None}, ensure_ascii=False)
-
-
-def failed(reply: Reply) -> bool:
-    """Whether the call came to nothing; a reply that holds no answer is one."""
-    return reply.error is not None and reply.error.kind != "unusable"
-
-
-def answer_of(reply: Reply, kind: AnswerKind | None) -> int | str | None:
-    """The index of the choice, or the text in normal form; None: there is none in it."""
-    if reply.error is not None:
-        return None
-    return reply.choice if reply.choice is not None else normal_form(reply.text or "", kind)
 
 
 def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
@@ -44,11 +39,17 @@ def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
     output["latency_s"] = round(reply.latency_s, 4)
     if reply.cost is not None:
         output["cost_usd"] = float(reply.cost)
-    if failed(reply) and reply.error is not None:
+    if reply.error is not None and reply.error.kind != "unusable":  # a reply that holds no answer is one
         return {"error": f"{reply.error.kind}: {reply.error.message}", **output}
     if reply.probabilities is not None:
         output["probabilities"] = reply.probabilities
-    return {"answer": answer_of(reply, kind), **output}
+    return {"answer": _answer(reply, kind), **output}
+
+
+def _answer(reply: Reply, kind: AnswerKind | None) -> int | str | None:
+    if reply.error is not None:
+        return None
+    return reply.choice if reply.choice is not None else normal_form(reply.text or "", kind)
 
 
 class LogFile:
@@ -74,16 +75,15 @@ class LogFile:
             raise ConfigError(f"{path}: is there already; resume it, or give another name")
         self._path = path
         self._order = {question.id: number for number, question in enumerate(questions)}
-        try:
-            self._file = path.open("ab+")
-            self._file.truncate(self._whole())
-            there = read_log(path) if self._file.seek(0, os.SEEK_END) else ()
+        with ExitStack() as opened:
+            try:
+                self._file = opened.enter_context(path.open("ab+"))
+                self._file.truncate(self._whole())
+                there = read_log(path) if self._file.seek(0, os.SEEK_END) else ()
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
             self._must_be_of_them(there)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
-        except ConfigError:
-            self._file.close()
-            raise
+            opened.pop_all()  # it stays open
         self.done = {query.id for query in there}
         outputs = [output for query in there for output in query.outputs.values()]
         self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
