@@ -4,10 +4,12 @@ Both nets start from the policy that is shipped (see `focalroute.learn.shipped`)
 
 1. The Fusion, by cross-entropy over random sets of members; how far it moves towards what it learned is chosen on the
    validation part, since it may have learned the topics rather than the members.
-2. The Decider: the policy gradient over whole queries, several samples a query, each the baseline of the others; lambda
+2. A second Decider to start from, a fresh one that looks one step ahead on this log alone: the better of the two on the
+   validation part goes on. The shipped one is hard to leave where a pool is unlike the made-up ones it learned from.
+3. The Decider: the policy gradient over whole queries, several samples a query, each the baseline of the others; lambda
    is drawn anew for every batch, so that one policy serves every price. What does best on the validation part is kept.
-3. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
-4. A central critic of the policy that came out, for online updates to go on from.
+4. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
+5. A central critic of the policy that came out, for online updates to go on from.
 
 The nets do not learn who is who: names held on to who was best in the training part, which cost up to a point where
 topics drift (an ablation is in docs/results.md). What an endpoint is like they see in its long-run accuracy and cost,
@@ -30,6 +32,7 @@ from focalroute.learn.checkpoint import Progress
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.hindsight import book
+from focalroute.learn.lookahead import look_ahead
 from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
 from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.recorded import I64, Recorded
@@ -145,7 +148,8 @@ def _begun(recorded: Recorded, seed: int, rng: np.random.Generator) -> Progress:
 
 def _done(progress: Progress, settings: OfflineSettings) -> int:
     """The units of progress that were made."""
-    units = (settings.fusion_epochs, 0, settings.iterations, settings.finish, settings.critic_steps)
+    improving = (settings.iterations, settings.finish, settings.critic_steps)
+    units = (settings.fusion_epochs, 0, settings.lookahead_steps, *improving)
     whole = units[: progress.phase]
     return sum(whole) + (progress.done if progress.phase == _PHASES.index(_improve) else 0)
 
@@ -181,6 +185,11 @@ class _Training:
     def gradient(self, fusion: FusionNet, rows: I64) -> PolicyGradient:
         """What the Decider learns from beside this Fusion."""
         return PolicyGradient(self.views, rows, fusion, self.everybody, self.settings, self.passes, self.advance)
+
+    def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[Point, ...]:
+        """What a Decider does on the queries to choose by, in windows of what it asks, which stay."""
+        self.views.renew(decider, fusion, self.everybody, self.settings.rounds, rng)
+        return self.gradient(fusion, self.rows).curve(decider, self.judges)
 
 
 def _training(
@@ -229,11 +238,32 @@ def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> 
 
 
 def _measure(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """The Decider to start from, in windows of what it asks: it stays unless a better one is found."""
-    learner = training.gradient(progress.fusion, training.rows)
-    training.views.renew(progress.decider, progress.fusion, training.everybody, training.settings.rounds, rng)
-    curve = learner.curve(progress.decider, training.judges)
+    """The shipped Decider, in windows of what it asks: it stays unless a better one is found."""
+    curve = training.measured(progress.decider, progress.fusion, rng)
     return replace(progress, phase=progress.phase + 1, curve=curve, score=score_of(curve))
+
+
+def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """A Decider that learned to look ahead on this log alone, if it is better than the shipped one; else that one."""
+    settings = training.settings
+    fresh = look_ahead(
+        DeciderNet.initial(rng),
+        progress.fusion,
+        [(training.views, training.rows)],
+        steps=settings.lookahead_steps,
+        rate=settings.lookahead_rate,
+        batch=2 * settings.queries,
+        rng=rng,
+        passes=training.passes,
+        advance=training.advance,
+    )
+    shipped_masks = tuple(training.views.masks)
+    curve = training.measured(fresh, progress.fusion, rng)
+    after = replace(progress, phase=progress.phase + 1)
+    if score_of(curve) > progress.score:
+        return replace(after, decider=fresh, best=fresh, curve=curve, score=score_of(curve))
+    training.views.see(shipped_masks)
+    return after
 
 
 def _improve(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
@@ -250,8 +280,7 @@ def _improve(training: _Training, progress: Progress, rng: np.random.Generator) 
         share=1.0,
         rng=rng,
     )
-    training.views.renew(decider, progress.fusion, training.everybody, settings.rounds, rng)
-    curve = learner.curve(decider, training.judges)
+    curve = training.measured(decider, progress.fusion, rng)
     after = replace(progress, done=end, decider=decider, moments=moments)
     if score_of(curve) > progress.score:
         after = replace(after, best=decider, curve=curve, score=score_of(curve))
@@ -290,7 +319,7 @@ def _value(training: _Training, progress: Progress, rng: np.random.Generator) ->
     return replace(progress, phase=progress.phase + 1, critic=critic)
 
 
-_PHASES = (_fuse, _measure, _improve, _finish, _value)
+_PHASES = (_fuse, _measure, _look_ahead, _improve, _finish, _value)
 
 
 def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Masks]:

@@ -17,6 +17,7 @@ class OfflineSettings:
         validation: share of the log, its end, that is held out to choose by; then it is learned from as well.
         fusion_epochs: over random sets.
         fusion_rate: of Adam; likewise ``decider_rate``.
+        lookahead_steps: of the regression that gives the Decider another start; ``lookahead_rate``: of its Adam.
         iterations: of the policy gradient.
         queries: in a batch of the policy gradient.
         samples: rollouts of each of these.
@@ -34,6 +35,8 @@ class OfflineSettings:
     fusion_epochs: int = 12
     fusion_rate: float = 3e-3
     decider_rate: float = 1.5e-3
+    lookahead_steps: int = 300
+    lookahead_rate: float = 3e-3
     iterations: int = 400
     queries: int = 128
     samples: int = 16
@@ -47,4 +50,4 @@ class OfflineSettings:
     @property
     def steps(self) -> int:
         """Units of progress in all."""
-        return self.fusion_epochs + self.iterations + self.finish + self.critic_steps
+        return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps

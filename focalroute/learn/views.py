@@ -88,6 +88,10 @@ class Views:
         self._everyone = np.arange(len(recorded))
         self.masks: list[Masks] = []
         self._hindsight: list[Hindsight] = []
+        self.see(masks)
+
+    def see(self, masks: Sequence[Masks]) -> None:
+        """Look through windows of these who were asked, for each view."""
         for view, mask in enumerate(masks):
             self._put(view, mask)
 

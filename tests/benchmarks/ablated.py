@@ -41,7 +41,6 @@ _ENDPOINT, _MEMBER = layout.slices(layout.ENDPOINT), layout.slices(layout.MEMBER
 _OPEN = 8  # choices that a free-form question counts as
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 _TRUNK = 64  # hidden units of the branching trunk
-_LOOKAHEAD_STEPS, _LOOKAHEAD_RATE = 300, 3e-3
 _CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
 
 
@@ -55,6 +54,7 @@ class Variant:
         weighed_by: the accuracy that weighs a vote in the layout's "evidence".
         named: whether networks know who is who.
         settings: of training.
+        fresh: whether a Decider that looks ahead is another start beside the shipped one; the better one goes on.
         scratch: whether training starts anew, from hand-set weights, and not from the nets that are shipped.
         looks_ahead: if so, whether the Decider then looks ahead.
         improves: whether the policy gradient follows.
@@ -70,6 +70,7 @@ class Variant:
     weighed_by: Literal["standing", "accuracy", "level"] = "standing"
     named: bool = False
     settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - frozen
+    fresh: bool = True
     scratch: bool = False
     looks_ahead: bool = True
     improves: bool = True
@@ -177,11 +178,9 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
     everybody = float(recorded.usd[rows].sum() / len(rows))
     fusion = _fusion(variant, windows, rows, held, rng)
     learner = _learner(variant, windows, rows, fusion, everybody, seed)
-    decider = _start(variant, windows, fusion, rows, rng)
+    decider, score = _start(variant, learner, held, rng)
     if variant.improves:
-        decider = _improved(learner, decider, held, rng)
-    else:
-        windows.renew(decider, fusion, everybody, settings.rounds, rng)
+        decider = _improved(learner, decider, score, held, rng)
     finished = fit(
         fusion,
         windows.at(len(PRICES) // 2, everyone),
@@ -203,19 +202,25 @@ def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Poli
     return Policy(unlimited(decider), fusion), Policy(unlimited(last), finished)
 
 
-def _improved(learner: PolicyGradient, decider: DeciderNet, held: I64, rng: np.random.Generator) -> DeciderNet:
-    """The Decider that did best on the held-out queries, of those after each renewal of the windows."""
+def _improved(
+    learner: PolicyGradient, decider: DeciderNet, score: float, held: I64, rng: np.random.Generator
+) -> DeciderNet:
+    """The Decider that did best on the held-out queries, of the start and those after each renewal of the windows."""
     settings, moments = learner.settings, Moments.zero(parameters(decider))
-    learner.views.renew(decider, learner.fusion, learner.everybody, settings.rounds, rng)
-    found = [(decider, score_of(learner.curve(decider, held)))]
+    found = [(decider, score)]
     for start in range(0, settings.iterations, settings.renew):
         steps = range(start, min(start + settings.renew, settings.iterations))
         decider, moments = improved(
             [learner], decider, moments, steps=steps, total=settings.iterations, share=1.0, rng=rng
         )
-        learner.views.renew(decider, learner.fusion, learner.everybody, settings.rounds, rng)
-        found.append((decider, score_of(learner.curve(decider, held))))
+        found.append((decider, _measured(learner, decider, held, rng)))
     return max(found, key=lambda one: one[1])[0]
+
+
+def _measured(learner: PolicyGradient, decider: DeciderNet, held: I64, rng: np.random.Generator) -> float:
+    """What a Decider is worth on the held-out queries, in windows of what it asks."""
+    learner.views.renew(decider, learner.fusion, learner.everybody, learner.settings.rounds, rng)
+    return score_of(learner.curve(decider, held))
 
 
 def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.random.Generator) -> FusionNet:
@@ -240,12 +245,27 @@ def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.ra
     return between(start, learned, min(_TRUST, key=loss)) if variant.tempers else learned
 
 
-def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng: np.random.Generator) -> DeciderNet:
-    """The Decider that the policy gradient starts from."""
-    n = len(windows.recorded.names)
-    if not variant.scratch:
-        shipped = decider_net(cold().decider_onnx)
-        return grown(shipped, n, rng) if variant.named else shipped
+def _start(variant: Variant, learner: PolicyGradient, held: I64, rng: np.random.Generator) -> tuple[DeciderNet, float]:
+    """The Decider that the policy gradient starts from, and what it is worth on the held-out queries."""
+    if variant.scratch:
+        fresh = _fresh(variant, learner, rng)
+        return fresh, _measured(learner, fresh, held, rng)
+    shipped = decider_net(cold().decider_onnx)
+    shipped = grown(shipped, len(learner.views.recorded.names), rng) if variant.named else shipped
+    score = _measured(learner, shipped, held, rng)
+    if not variant.fresh:
+        return shipped, score
+    fresh, masks = _fresh(variant, learner, rng), tuple(learner.views.masks)
+    other = _measured(learner, fresh, held, rng)
+    if other > score:
+        return fresh, other
+    learner.views.see(masks)
+    return shipped, score
+
+
+def _fresh(variant: Variant, learner: PolicyGradient, rng: np.random.Generator) -> DeciderNet:
+    """A Decider that learns from this log alone."""
+    n = len(learner.views.recorded.names)
     fresh = DeciderNet.initial(rng, vocabulary=n if variant.named else 0)
     if variant.named:  # endpoints differ from the start
         names = rng.standard_normal(fresh.names.shape).astype(np.float32)
@@ -255,10 +275,10 @@ def _start(variant: Variant, windows: Windows, fusion: FusionNet, rows: I64, rng
         return replace(linear_decider(), names=fresh.names)
     return look_ahead(
         branching(fresh, n, rng) if variant.branches else fresh,
-        fusion,
-        [(windows, rows)],
-        steps=_LOOKAHEAD_STEPS,
-        rate=_LOOKAHEAD_RATE,
+        learner.fusion,
+        [(learner.views, learner.rows)],
+        steps=variant.settings.lookahead_steps,
+        rate=variant.settings.lookahead_rate,
         batch=2 * variant.settings.queries,
         rng=rng,
         passes=variant.passes,

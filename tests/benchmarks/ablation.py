@@ -71,6 +71,7 @@ VARIANTS: Mapping[str, Variant] = {
     "default": Variant(),
     "rounds-1": Variant(settings=replace(_DEFAULT, rounds=1)),
     "rounds-2": Variant(settings=replace(_DEFAULT, rounds=2)),
+    "shipped-start": Variant(fresh=False),
     "named": Variant(named=True),
     "no-policy-gradient": Variant(improves=False),
     "central-critic": Variant(critic=True),

@@ -41,6 +41,7 @@ WINDOW = 40
 PRICE_OF_MONEY = 0.3
 SMALL = OfflineSettings(
     fusion_epochs=1,
+    lookahead_steps=4,
     iterations=4,
     queries=16,
     samples=4,

@@ -22,7 +22,9 @@ from tests.policies import ask_everybody
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
 EVERY = sorted([*BASELINES, "best-single-hindsight", "shuffled", "oracle"])
 #: Enough to be trained at all.
-BRIEF = OfflineSettings(fusion_epochs=2, iterations=4, renew=2, queries=16, samples=4, finish=2, finish_epochs=1)
+BRIEF = OfflineSettings(
+    fusion_epochs=2, lookahead_steps=4, iterations=4, renew=2, queries=16, samples=4, finish=2, finish_epochs=1
+)
 
 
 def _given(folder: Path) -> tuple[Path, Path]:

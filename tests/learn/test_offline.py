@@ -33,6 +33,7 @@ from tests.learn.made import randomised
 SMALL = OfflineSettings(
     window=40,
     fusion_epochs=2,
+    lookahead_steps=6,
     iterations=9,
     queries=16,
     samples=4,
@@ -129,7 +130,7 @@ def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
     kept: list[Progress] = []
     wild = replace(SMALL, decider_rate=0.1, iterations=12, renew=1, finish=0, finish_epochs=0)
     trained = train(history(SPECIALISTS, 120, seed=3), seed=0, settings=wild, keep=kept.append)
-    measured = [one for one in kept if one.done and one.phase <= 3]
+    measured = [one for one in kept if one.done and one.phase <= 4]
     scores = [one.score for one in measured]
     assert scores == sorted(scores)
     found = next(one for one in measured if one.score == scores[-1])
@@ -138,6 +139,19 @@ def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
         np.testing.assert_array_equal(parameters(trained.decider)[name], array)
     assert not np.array_equal(found.best.out, measured[-1].decider.out)
     assert (trained.score, trained.curve) == (scores[-1], found.curve)
+
+
+@pytest.mark.parametrize(("rate", "fresh"), [(3e-3, True), (0.0, False)], ids=["learned", "knows nothing"])
+def test_the_better_of_two_starts_goes_on(rate: float, fresh: bool) -> None:
+    """Six endpoints that are all alike are a pool that the shipped Decider does not expect."""
+    kept: list[Progress] = []
+    settings = replace(TINY, lookahead_steps=100, lookahead_rate=rate, iterations=1)
+    train(history([Kind((0.6, 0.6), 1.0)] * 6, 400, seed=3), seed=0, settings=settings, keep=kept.append)
+    shipped, chosen = kept[1], kept[2]
+    assert (chosen.score > shipped.score) == fresh
+    assert np.array_equal(chosen.best.out, shipped.best.out) != fresh
+    assert all(np.array_equal(*sets) for sets in zip(chosen.masks, shipped.masks, strict=True)) != fresh
+    np.testing.assert_array_equal(chosen.decider.out, chosen.best.out)
 
 
 def test_progress_adds_up_to_what_was_announced() -> None:
@@ -199,7 +213,7 @@ checkpoint, kept = _checkpoint(Path(sys.argv[1]), log), []
 def keep(progress):
     checkpoint.write(progress)
     kept.append(progress)
-    if len(kept) == 3:
+    if len(kept) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
 train(log, seed=1, settings=SMALL, keep=keep)
 """
@@ -209,7 +223,7 @@ train(log, seed=1, settings=SMALL, keep=keep)
     log = random_history(80)
     progress = _checkpoint(tmp_path, log).read()
     assert progress is not None
-    assert (progress.phase, progress.done) == (2, 4)
+    assert (progress.phase, progress.done) == (3, 4)
     assert same(train(log, seed=1, settings=SMALL, progress=progress), train(log, seed=1, settings=SMALL))
 
 
@@ -219,10 +233,10 @@ def test_what_is_kept_comes_back_and_holds_no_pickle(tmp_path: Path) -> None:
     assert checkpoint.read() is None
     kept: list[Progress] = []
     train(log, seed=1, settings=SMALL, keep=kept.append)
-    checkpoint.write(kept[3])
+    checkpoint.write(kept[4])
     found = checkpoint.read()
     assert found is not None
-    expected = kept[3].arrays()
+    expected = kept[4].arrays()
     assert found.arrays().keys() == expected.keys()
     for name, array in found.arrays().items():
         assert array.dtype != object
