@@ -5,15 +5,17 @@ The same numbers as `focalroute.observe` gives one by one, for a whole log at on
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.recorded import F32, Bools, Recorded
+from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
-from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
+from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk, spread
 from focalroute.observe.reading import Rows, rows_of, standings, table_of
 
 __all__ = ["Hindsight", "LongRun", "book", "calibration", "log_masses", "look_back", "similar"]
@@ -105,20 +107,19 @@ def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
         recorded: the queries asked.
         memory: what is remembered, in full; None: of the queries before each one, as in a stream.
     """
-    past = recorded if memory is None else memory
-    past = past.take(slice(max(len(past) - CAPACITY, 0), None)) if memory is not None else past
+    past = recorded if memory is None else memory.take(spread(len(memory)))
     told = past.vectors.any(axis=1, keepdims=True)
     known = (past.there & past.usable & told).astype(np.float32)
     both = np.concatenate([known * past.value, known], axis=1)
     size = len(recorded.names)
     sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)
-    for at in range(0, len(recorded), _BLOCK):
-        start = 0 if memory is not None else max(at + _BLOCK - CAPACITY, 0)
-        end = len(past) if memory is not None else at + _BLOCK
-        weights = kernel(recorded.vectors[at : at + _BLOCK] @ past.vectors[start:end].T)
+    everything = np.arange(len(past))
+    remembered = _remembered(len(recorded)) if memory is None else itertools.repeat(everything)
+    for at, rows in zip(range(0, len(recorded), _BLOCK), remembered, strict=False):
+        weights = kernel(recorded.vectors[at : at + _BLOCK] @ past.vectors[rows].T)
         if memory is None:
-            weights = np.tril(weights, at - start - 1)
-        sums[at : at + _BLOCK] = weights @ both[start:end]
+            weights *= rows < np.arange(at, at + len(weights))[:, None]
+        sums[at : at + _BLOCK] = weights @ both[rows]
         total[at : at + _BLOCK] = weights.sum(axis=1)
     strength = SHRINK * max(float(np.median(total)), 1e-6)
     mean = _running_mean(both, size) if memory is None else _mean(both.sum(axis=0, keepdims=True), size)
@@ -126,6 +127,17 @@ def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
     estimate -= estimate.mean(axis=1, keepdims=True)
     estimate[~recorded.vectors.any(axis=1)] = 0
     return estimate
+
+
+def _remembered(size: int) -> Iterator[I64]:
+    """For each block of a stream the rows that a memory may hold: those of the block, and what was left before it."""
+    rng, rows = np.random.default_rng(0), np.arange(0)
+    for at in range(0, size, _BLOCK):
+        block = np.arange(at, min(at + _BLOCK, size))
+        yield np.concatenate([rows, block])
+        free = CAPACITY - len(rows)
+        rows, later = np.concatenate([rows, block[:free]]), block[free:]
+        rows[rng.integers(len(rows), size=len(later))] = later
 
 
 def log_masses(recorded: Recorded) -> F64:

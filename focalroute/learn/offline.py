@@ -43,7 +43,7 @@ from focalroute.learn.trajectory import neutral, unlimited
 from focalroute.learn.valuation import fit_critic
 from focalroute.learn.views import PRICES, Masks, Views, long_run, random_masks
 from focalroute.observe.experience import Experience
-from focalroute.observe.memory import CAPACITY
+from focalroute.observe.memory import spread
 from focalroute.policy import bundle
 
 __all__ = ["GRID", "OfflineSettings", "Point", "Trained", "train"]
@@ -333,10 +333,12 @@ def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Mask
 
 
 def _experience(recorded: Recorded) -> Experience:
-    """The long run, and the last queries that have a text."""
+    """The long run, and queries that have a text."""
     accuracy, prior = long_run(recorded, np.arange(len(recorded)))
     values = np.where(recorded.there & recorded.usable, recorded.value, np.nan).astype(np.float32)
     told = np.asarray(recorded.vectors.any(axis=1))
     usd = prior.usd.astype(np.float32)
-    vectors, values = recorded.vectors[told][-CAPACITY:], values[told][-CAPACITY:]
-    return Experience(recorded.names, accuracy, usd, vectors, values, book(recorded), recorded.embedder)
+    some = np.flatnonzero(told)[spread(int(told.sum()))]
+    return Experience(
+        recorded.names, accuracy, usd, recorded.vectors[some], values[some], book(recorded), recorded.embedder
+    )

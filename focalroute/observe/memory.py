@@ -1,22 +1,26 @@
-"""How right each endpoint was on past queries of similar text: a kernel estimate over a ring of remembered queries.
+"""How right each endpoint was on past queries of similar text: a kernel estimate over a sample of them.
 
 With x the text features (norm 1) of the query and x_r those of remembered query r, w_r = max(x . x_r, 0)^4 and v_ri how
 right endpoint i was there, endpoint i is expected to be right on
 
     (sum over the r where i is known of w_r v_ri + s mu_i) / (sum over them of w_r + s)
 
-where mu_i is its mean over the whole ring and s a tenth of the typical sum of all w_r: a query that resembles nothing
-is met with the mean. (Nadaraya 1964, Watson 1964, shrunk.)
+where mu_i is its mean over all that is remembered and s a tenth of the typical sum of all w_r: a query that resembles
+nothing is met with the mean. (Nadaraya 1964, Watson 1964, shrunk.)
+
+Once it is full, a new query takes the place of one drawn at random, not of the oldest: topics come in blocks, and the
+oldest are those that may come back. What an endpoint was like before it changed is forgotten by `Memory.forget`.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CAPACITY", "SHRINK", "Memory", "kernel", "shrunk"]
+__all__ = ["CAPACITY", "SHRINK", "Memory", "kernel", "shrunk", "spread"]
 
 F32 = NDArray[np.float32]
 
@@ -30,6 +34,11 @@ _LEAST = 1e-6
 _PRIOR = 10.0
 _SOME = 64  # queries whose sums of weights tell the typical one
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
+
+
+def spread(size: int) -> NDArray[np.int64]:
+    """Which of so many queries, oldest first, to remember: all, or as many as fit, evenly spread."""
+    return np.linspace(0, size - 1, min(size, CAPACITY)).round().astype(np.int64)
 
 
 def kernel(cosine: F32) -> F32:
@@ -47,7 +56,7 @@ def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
 
 
 class Memory:
-    """A ring of remembered queries of a pool. Not thread-safe by itself; `Observer` guards it.
+    """Remembered queries of a pool. Not thread-safe by itself; `Observer` guards it.
 
     Args:
         endpoints: N.
@@ -61,14 +70,16 @@ class Memory:
         return self._size
 
     def fill(self, vectors: F32, values: F32) -> None:
-        """Remember these instead, oldest first: (M, D) and (M, N), NaN where not known. Only the last fit."""
-        vectors, values = vectors[-CAPACITY:], values[-CAPACITY:]
+        """Remember these instead, oldest first: (M, D) and (M, N), NaN where not known; as many as fit (see `spread`)."""
+        fit = spread(len(vectors))
+        vectors, values = vectors[fit], values[fit]
         size = len(vectors)
         self._clear(vectors.shape[1])
         self._vectors[:size] = vectors
         self._known[:size] = _with_mask(values)
         self._sums += self._known[:size].sum(axis=0, dtype=np.float64)
-        self._size, self._next = size, size % CAPACITY
+        self._number[:size] = np.arange(size)
+        self._size = self._added = size
         if size > 1:
             sums = kernel(vectors[:: max(size // _SOME, 1)] @ vectors.T).sum(axis=1) - 1  # without themselves
             self._typical = max(float(np.median(sums)), 0.0)
@@ -88,9 +99,10 @@ class Memory:
         if place is None:
             if not row[self._n :].any():
                 return
-            place = self._next
-            self._next = (place + 1) % CAPACITY
-            self._size = min(self._size + 1, CAPACITY)
+            place = self._size if self._size < CAPACITY else self._dice.randrange(CAPACITY)
+            self._size = max(self._size, place + 1)
+            self._number[place] = self._added
+            self._added += 1
             self._places.pop(self._ids[place], None)
             self._ids[place], self._places[answer_id] = answer_id, place
         self._sums += row.astype(np.float64) - self._known[place]
@@ -99,7 +111,7 @@ class Memory:
 
     def forget(self, endpoint: int, newest: int) -> None:
         """Forget how right an endpoint was on all queries before its ``newest`` latest known ones."""
-        latest_first = (self._next - 1 - np.arange(self._size)) % CAPACITY
+        latest_first = (-self._number[: self._size]).argsort()
         columns = [endpoint, self._n + endpoint]
         old = self._known[latest_first, columns[1]].cumsum() > newest
         self._known[np.ix_(latest_first[old], columns)] = 0
@@ -129,7 +141,9 @@ class Memory:
         self._vectors: F32 = np.zeros((rows, width), np.float32)
         self._known: F32 = np.zeros((rows, 2 * self._n), np.float32)  # see _with_mask
         self._sums = np.zeros(2 * self._n)  # of the rows known
-        self._size = self._next = 0
+        self._number = np.zeros(rows, np.int64)  # how many had been added before
+        self._size = self._added = 0
+        self._dice = random.Random(0)  # noqa: S311 - no secret
         self._typical = 0.0
         self._ids = [""] * rows  # the answer in each place; those a memory was filled with have none
         self._places: dict[str, int] = {}

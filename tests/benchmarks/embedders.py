@@ -23,7 +23,7 @@ from focalroute.config import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import F64, I64, Table, join, split
 from focalroute.observe.features import clipped, text_features, unit_vector
-from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
+from focalroute.observe.memory import SHRINK, kernel, shrunk, spread
 
 F32 = NDArray[np.float32]
 
@@ -50,7 +50,7 @@ def _units(rows: NDArray[np.floating]) -> F32:
 
 def chosen(table: Table, features: F32, train: I64, test: I64) -> F64:
     """What the answers of the endpoints chosen are worth, one for each test row."""
-    past = train[-CAPACITY:]
+    past = train[spread(len(train))]
     value = np.where(table.there, np.nan_to_num(table.value), 0).astype(np.float32)
     weights = kernel(features[test] @ features[past].T)
     total = weights.sum(axis=1, keepdims=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from focalroute.learn import hindsight
 from focalroute.learn.hindsight import LongRun, look_back, similar
 from focalroute.learn.recorded import Recorded
 from focalroute.learn.views import long_run
@@ -168,6 +169,23 @@ def test_in_a_stream_only_the_queries_before_count() -> None:
         expected = ((w * log.value[:t]).sum(axis=0) + strength * mean) / (w.sum(axis=0) + strength)
         expected = (expected - expected.mean()) * told[t]
         np.testing.assert_allclose(found[t], expected, atol=1e-5)
+
+
+def test_a_long_stream_is_remembered_as_by_a_memory_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever came before fills it; then each query takes the place of another one."""
+    monkeypatch.setattr(hindsight, "CAPACITY", 8)
+    monkeypatch.setattr(hindsight, "_BLOCK", 5)
+    blocks = list(hindsight._remembered(42))
+    assert len(blocks) == 9
+    for number, rows in enumerate(blocks):
+        at = 5 * number
+        block = range(at, min(at + 5, 42))
+        before = set(rows.tolist()) - set(block)
+        assert set(block) <= set(rows.tolist())
+        assert len(before) == min(at, 8)
+        assert len(rows) == len(set(rows.tolist()))
+        assert max(before, default=-1) < at
+    assert min(blocks[-1]) < 30
 
 
 def test_queries_without_a_text_resemble_nothing_and_are_not_remembered() -> None:

@@ -93,39 +93,50 @@ def test_filled_at_once_it_answers_as_if_told_one_by_one() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A ring of 16."""
+    """Room for 16."""
     monkeypatch.setattr(module, "CAPACITY", 16)
     return 16
 
 
-def test_the_oldest_are_overwritten_and_the_sums_stay_true(small: int) -> None:
-    """After any number of rounds through the ring it is the memory of the last ones alone."""
+def test_a_full_one_forgets_by_chance_and_the_sums_stay_true(small: int) -> None:
+    """After any number of rounds it is the memory of those that are left; old ones are among them."""
     rng = np.random.default_rng(2)
     vectors, v, x = unit(rng, 500), values(rng, 500), unit(rng, 1)[0]
     long = Memory(3)
     for i in range(500):
         long.add(str(i), vectors[i], v[i].tolist())
-    kept = [i for i in range(500) if not np.isnan(v[i]).all()][-small:]
+    kept = sorted(int(answer) for answer in long._places)
     short = Memory(3)
     for i in kept:
         short.add(str(i), vectors[i], v[i].tolist())
-    assert len(long) == len(short) == small
+    assert len(long) == len(short) == len(kept) == small
     assert long._sums == pytest.approx(short._sums, abs=1e-9)
     assert long.estimate(x) == pytest.approx(short.estimate(x), abs=1e-6)
-    assert len(long._places) == small  # no answer is remembered longer than its row
+    assert kept[0] < 500 - 2 * small
 
 
-def test_filling_keeps_the_last_that_fit_and_goes_on_from_there(small: int) -> None:
+def test_an_endpoint_is_forgotten_by_age_wherever_its_rows_lie(small: int) -> None:
+    rng = np.random.default_rng(5)
+    memory = Memory(1)
+    for i in range(100):
+        memory.add(str(i), unit(rng, 1)[0], [1.0])
+    newest = sorted(int(answer) for answer in memory._places)[-4:]
+    memory.forget(0, newest=4)
+    assert memory._sums.tolist() == [4, 4]
+    assert sorted(memory._known[:, 1].nonzero()[0]) == sorted(memory._places[str(answer)] for answer in newest)
+
+
+def test_filling_with_too_many_keeps_some_from_first_to_last(small: int) -> None:
     rng = np.random.default_rng(3)
-    vectors, v, x = unit(rng, 21), rng.integers(0, 2, (21, 3)).astype(np.float32), unit(rng, 1)[0]
+    vectors, v, x = unit(rng, 40), rng.integers(0, 2, (40, 3)).astype(np.float32), unit(rng, 1)[0]
     memory, alone = Memory(3), Memory(3)
-    memory.fill(vectors[:20], v[:20])
-    memory.add("new", vectors[20], v[20].tolist())
-    for i in range(5, 21):
-        alone.add(str(i), vectors[i], v[i].tolist())
+    memory.fill(vectors, v)
+    fit = module.spread(40)
+    assert (fit[0], fit[-1], len(fit)) == (0, 39, small)
+    assert set(np.diff(fit).tolist()) <= {2, 3}
+    alone.fill(vectors[fit], v[fit])
     assert len(memory) == small
-    memory._typical = 0.0  # of the filled one it is a median, of the other one unknown yet
-    assert memory.estimate(x) == pytest.approx(alone.estimate(x), abs=1e-6)
+    assert memory.estimate(x) == alone.estimate(x)
 
 
 def test_an_answer_told_again_is_replaced_where_it_stands(small: int) -> None:
@@ -139,7 +150,7 @@ def test_an_answer_told_again_is_replaced_where_it_stands(small: int) -> None:
     assert memory.estimate(X) == pytest.approx(alone.estimate(X), abs=1e-6)
     memory.add("second", Y, [UNKNOWN, UNKNOWN])  # what was known is taken back
     assert memory._sums.tolist() == [0, 1, 1, 1]
-    for i in range(small - 1):
+    for i in range(20 * small):
         memory.add(str(i), Y, [1.0, 1.0])
     memory.add("first", X, [1.0, 1.0])  # long overwritten: a row of its own
     assert len(memory) == small
@@ -181,4 +192,4 @@ def test_it_takes_no_more_room_than_its_capacity() -> None:
         memory.add(str(i), vectors[i % 7], [float(i % 2)])
     assert len(memory) == CAPACITY
     assert memory._vectors.shape == (CAPACITY, 2)
-    assert memory._sums.tolist() == [CAPACITY / 2, CAPACITY]
+    assert memory._sums.tolist() == [memory._known[:, 0].sum(), CAPACITY]
