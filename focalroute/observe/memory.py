@@ -70,7 +70,7 @@ class Memory:
         return self._size
 
     def fill(self, vectors: F32, values: F32) -> None:
-        """Remember these instead, oldest first: (M, D) and (M, N), NaN where not known; as many as fit (see `spread`)."""
+        """Remember these instead, oldest first: (M, D) and (M, N), NaN where not known; as many as `spread` says."""
         fit = spread(len(vectors))
         vectors, values = vectors[fit], values[fit]
         size = len(vectors)
