@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from focalroute.errors import ConfigError, FocalrouteError
+from focalroute.server.command import key, serve
 
 __all__ = ["app", "main"]
 
@@ -23,6 +24,8 @@ policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a
 app.add_typer(policies, name="policy")
 pools = typer.Typer(no_args_is_help=True, help="Look after a pool file.")
 app.add_typer(pools, name="pool")
+app.command()(serve)
+app.command()(key)
 
 
 def _version(wanted: bool) -> None:

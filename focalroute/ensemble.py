@@ -147,6 +147,7 @@ class AsyncEnsemble:
             seed=seed,
         )
         self.endpoints = validate_pool(endpoints, askable=True)
+        self.budget = budget
         judging = judging_endpoints(judge, self.endpoints)
         warn_if_stale(self.endpoints + judging)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
@@ -277,7 +278,7 @@ class AsyncEnsemble:
         self._check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
-        return AsyncAnswerStream(partial(self._answered, asked, max_usd, deadline_s), self._streams)
+        return AsyncAnswerStream(asked.id, partial(self._answered, asked, max_usd, deadline_s), self._streams)
 
     async def _answered(
         self,
@@ -328,6 +329,11 @@ class AsyncEnsemble:
             self._prober.after(ask)
             self._judging.after(ask, recorded)
         return recorded
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or closing: it answers no more."""
+        return self._closed
 
     def _check_open(self) -> None:
         if self._closed:
