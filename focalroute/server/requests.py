@@ -205,7 +205,7 @@ def read_chat(body: object, tags: Sequence[str] | None) -> Asked:
         raise Refused(Refusal(400, message, param="response_format"))
     options: dict[str, Any] = {
         "choices": wishes.choices if wanted.choices is None else wanted.choices,
-        "answer": wishes.answer if wanted.schema is None else wanted.schema,
+        "answer": wishes.answer if wanted.structure is None else wanted.structure,
         "samples": wishes.samples,
         "combine": wishes.combine,
         "task": wishes.task,

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from focalroute.errors import ConfigError
 from focalroute.server.refusals import Refusal, Refused
+from focalroute.structured import Structure, structure_of
 
 __all__ = ["Wanted", "wanted_of"]
 
@@ -29,20 +31,20 @@ class Wanted:
         choices: those of a closed question.
         field_name: of the object that holds the choice; empty: it stands alone; None: no choice.
         meaning: what the choices are choices of, in words; empty: nothing is said of that.
-        schema: of a structured answer.
+        structure: of a structured answer.
         params: what the endpoints are to see to.
     """
 
     choices: tuple[str, ...] | None = None
     field_name: str | None = None
     meaning: str = ""
-    schema: Mapping[str, Any] | None = None
+    structure: Structure | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def given(self) -> bool:
         """Whether some kind of answer is wanted."""
-        return self.choices is not None or self.schema is not None
+        return self.choices is not None or self.structure is not None
 
 
 def wanted_of(response_format: Mapping[str, Any] | None, *, tools: bool) -> Wanted:
@@ -66,7 +68,14 @@ def wanted_of(response_format: Mapping[str, Any] | None, *, tools: bool) -> Want
             '"json_object" or "text"'
         )
         raise Refused(Refusal(400, message, param="response_format"))
-    return (None if tools else _closed(schema)) or Wanted(schema=schema)
+    closed = None if tools else _closed(schema)
+    if closed is not None:
+        return closed
+    try:
+        return Wanted(structure=structure_of(schema))
+    except ConfigError as error:
+        message = str(error).replace("answer:", "response_format:", 1)
+        raise Refused(Refusal(400, message, param="response_format")) from None
 
 
 def _closed(schema: Mapping[str, Any]) -> Wanted | None:

@@ -58,7 +58,7 @@ def command(*arguments: str, **how: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,  # noqa: PLW1509 - no threads that matter
+        preexec_fn=heed_interrupts,
         **how,
     )
 
@@ -94,7 +94,8 @@ def _sent(request: urllib.request.Request) -> tuple[int, Any]:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, json.loads(error.read())
+            text = error.read().decode()
+            return error.code, json.loads(text) if text.startswith("{") else text
 
 
 def ask(text: str = "What is 17 + 25?", **fields: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
 from decimal import Decimal
@@ -68,7 +70,7 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_a_key(
 def test_a_key_is_found_and_its_limits_join_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FR_LONG", OTHER)
     key, table = new_key("alice")
-    day = f"[[key]]\nname = 'bob'\nkey_env = 'FR_LONG'\nusd = {{day = 0.5}}\ntags = ['team']\n"
+    day = "[[key]]\nname = 'bob'\nkey_env = 'FR_LONG'\nusd = {day = 0.5}\ntags = ['team']\n"
     (tmp_path / "keys.toml").write_text(f"{table}usd = 2\n{day}")
     callers = Callers.from_toml(tmp_path / "keys.toml")
     alice, bob = callers
@@ -196,12 +198,13 @@ logging.basicConfig(level=logging.DEBUG)
 from focalroute.cli import main
 main()
 """
-    import subprocess
-    import sys
-
     options = ["serve", "--pool", str(pool_file), "--port", "0", "--store", str(tmp_path / "s.db")]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        [sys.executable, "-c", code, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
     )
     assert process.stdout is not None
     lines = []

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel, Field
 
 from tests.server.running import ask
@@ -121,8 +121,10 @@ def test_a_loop_of_tool_calls(client: openai.OpenAI) -> None:
     messages = list(QUESTION)
     got = client.chat.completions.create(model="focalroute", messages=messages, tools=[ADD])
     assert got.choices[0].finish_reason == "tool_calls"
-    (call,) = got.choices[0].message.tool_calls or ()
-    assert call.type == "function"
+    calls = got.choices[0].message.tool_calls
+    assert calls is not None
+    call = calls[0]
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
     assert set(json.loads(call.function.arguments).values()) == {17, 25}
     messages += [
         got.choices[0].message.model_dump(exclude_unset=True),  # type: ignore[list-item]
