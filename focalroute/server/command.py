@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from focalroute.config import load_pool
+from focalroute.ensemble import AsyncEnsemble
 from focalroute.errors import ConfigError
 from focalroute.server.callers import KEY_VARIABLE, Callers, new_key
 from focalroute.server.making import NEEDED, create_app
+from focalroute.telemetry.exporting import exporting
+
+if TYPE_CHECKING:
+    import uvicorn
 
 __all__ = ["key", "serve"]
 
@@ -35,6 +42,9 @@ def serve(
     shutdown_s: Annotated[
         float, typer.Option(min=0, help="How long asks under way may take to finish at the end, seconds.")
     ] = 60.0,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="Send OpenTelemetry by OTLP/HTTP; OTEL_* variables say where to.")
+    ] = False,
 ) -> None:
     """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
     callers = Callers.from_environment() if keys is None else Callers.from_toml(keys)
@@ -48,15 +58,15 @@ def serve(
     settings = {name: value for name, value in settings.items() if value is not None}
     if callers is not None:
         settings["budget"] = callers.within(load_pool(pool).budget)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.ExitStack() as stack:
+        if telemetry:
+            settings["telemetry"] = stack.enter_context(exporting())
         asyncio.run(_serve(pool, settings, callers, (host, port), shutdown_s))
 
 
 async def _serve(
     pool: Path, settings: dict[str, Any], callers: Callers | None, address: tuple[str, int], shutdown_s: float
 ) -> None:
-    from focalroute.ensemble import AsyncEnsemble
-
     try:
         import uvicorn
     except ImportError:
@@ -73,7 +83,20 @@ async def _serve(
         )
         with _listening(*address) as sock:
             _greet(len(ensemble.endpoints), sock, callers)
-            await uvicorn.Server(config).serve(sockets=[sock])
+            server = uvicorn.Server(config)
+            with _heeding_signals(server):
+                await server.serve(sockets=[sock])
+
+
+@contextlib.contextmanager
+def _heeding_signals(server: uvicorn.Server) -> Iterator[None]:
+    """SIGINT and SIGTERM end it in good order, and are done with then: uvicorn would raise them once more after that,
+    before the ensemble is closed. A second SIGINT does not wait for anybody."""
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    yield
 
 
 def _greet(endpoints: int, sock: socket.socket, callers: Callers | None) -> None:
