@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -383,6 +384,7 @@ def prices(
 
 def main() -> None:
     """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
     try:
         app()
     except FocalrouteError as error:

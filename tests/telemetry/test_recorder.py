@@ -61,7 +61,7 @@ class Seen:
         return span
 
     def below(self, parent: ReadableSpan) -> list[ReadableSpan]:
-        return [s for s in self.spans if s.parent is not None and s.parent.span_id == parent.get_span_context().span_id]
+        return [s for s in self.spans if s.parent is not None and s.parent.span_id == own_id(parent)]
 
     def metrics(self) -> dict[str, list[Any]]:
         data = self.reader.get_metrics_data()
@@ -70,7 +70,7 @@ class Seen:
         return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
 
     def everything(self) -> str:
-        events = [log.log_record.to_json() for log in self.events_.get_finished_logs()]
+        events = [log.to_json() for log in self.events_.get_finished_logs()]
         return "".join(span.to_json() for span in self.spans) + str(self.metrics()) + str(events)
 
 
@@ -78,6 +78,12 @@ class Seen:
 def pool() -> Iterator[SimulatedPool]:
     with SimulatedPool() as simulated:
         yield simulated
+
+
+def own_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.span_id
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:
@@ -91,7 +97,7 @@ def test_the_spans_of_an_ask_are_a_tree_that_says_what_its_receipt_does(pool: Si
         answer = ensemble.ask(PROMPT, choices=["32", "42", "44"], task="sums", tags=["tenant"])
     ask, handler = seen.one(names.ASK), seen.one("handler")
     assert ask.parent is not None
-    assert ask.parent.span_id == handler.get_span_context().span_id
+    assert ask.parent.span_id == own_id(handler)
     assert ask.kind is SpanKind.INTERNAL
     told, receipt = attributes(ask), answer.receipt
     assert told[names.RESPONSE_ID] == told[names.ANSWER_ID] == answer.id
@@ -228,7 +234,7 @@ def test_a_stream_belongs_to_the_span_it_was_begun_in(pool: SimulatedPool) -> No
         assert "".join(ensemble.stream("What is 17 + 25? Think aloud."))
     ask, handler = seen.one(names.ASK), seen.one("handler")
     assert ask.parent is not None
-    assert ask.parent.span_id == handler.get_span_context().span_id
+    assert ask.parent.span_id == own_id(handler)
 
 
 def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
