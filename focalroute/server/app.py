@@ -67,12 +67,12 @@ class _Service:
 
     def app(self) -> Starlette:
         routes = [
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/feedback", self._guarded(self._feedback), methods=["POST"]),
-            Route("/v1/models", self._guarded(self._models)),
-            Route("/v1/models/{model:path}", self._guarded(self._model)),
-            Route("/metrics", self._guarded(self._measured)),
-            Route("/healthz", self._guarded(self._healthy, open_to_all=True)),
+            self._route("/v1/chat/completions", self._chat, "POST"),
+            self._route("/v1/feedback", self._feedback, "POST"),
+            self._route("/v1/models", self._models),
+            self._route("/v1/models/{model:path}", self._model),
+            self._route("/metrics", self._measured),
+            self._route("/healthz", self._healthy, open_to_all=True),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._no_such}, lifespan=self._lifespan)
 
@@ -85,12 +85,13 @@ class _Service:
 
     # -- around every request ----------------------------------------------------------------------------------------
 
-    def _guarded(self, handler: Handler, *, open_to_all: bool = False) -> Handler:
-        """The handler for those who may ask; whatever it raises is told in OpenAI's shape."""
+    def _route(self, path: str, handler: Handler, method: str = "GET", *, open_to_all: bool = False) -> Route:
+        """The handler for those who may ask, as long as there is an ensemble; what it raises is told as OpenAI does."""
 
         async def guarded(request: Request) -> Response:
-            path = request.scope["route"].path if "route" in request.scope else request.url.path
             try:
+                if self._ensemble.closed:
+                    raise Refused(_CLOSING)
                 if not open_to_all:
                     request.state.caller = self._admit(request)
                 response = await handler(request)
@@ -101,7 +102,7 @@ class _Service:
             self._metrics.request(path, response.status_code)
             return response
 
-        return guarded
+        return Route(path, guarded, methods=[method])
 
     def _admit(self, request: Request) -> Caller | None:
         """Who asks; None: nobody needs a key.
@@ -117,11 +118,8 @@ class _Service:
         caller = self._callers.find(key.strip()) if scheme.lower() == "bearer" else None
         if caller is None:
             said = "no such key" if key else 'give a key, in the header "Authorization: Bearer KEY"'
-            raise Refused(
-                Refusal(
-                    401, said, "authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
-                )
-            )
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise Refused(Refusal(401, said, "authentication_error", code="invalid_api_key", headers=headers))
         return caller
 
     async def _no_such(self, _: Request, error: Exception) -> Response:
@@ -194,8 +192,6 @@ class _Service:
         return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthy(self, _: Request) -> Response:
-        if self._ensemble.closed:
-            raise Refused(_CLOSING)
         return _json({"status": "ok"})
 
 

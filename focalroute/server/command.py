@@ -7,7 +7,6 @@ import contextlib
 import ipaddress
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,19 +83,19 @@ async def _serve(
         with _listening(*address) as sock:
             _greet(len(ensemble.endpoints), sock, callers)
             server = uvicorn.Server(config)
-            with _heeding_signals(server):
-                await server.serve(sockets=[sock])
+            _heed_signals(server)
+            await server.serve(sockets=[sock])
 
 
-@contextlib.contextmanager
-def _heeding_signals(server: uvicorn.Server) -> Iterator[None]:
-    """SIGINT and SIGTERM end it in good order, and are done with then: uvicorn would raise them once more after that,
-    before the ensemble is closed. A second SIGINT does not wait for anybody."""
+def _heed_signals(server: uvicorn.Server) -> None:
+    """SIGINT and SIGTERM end the server in good order; a second SIGINT does not wait for anybody.
+
+    By itself uvicorn would raise them once more at its end, before the ensemble is closed.
+    """
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
-    yield
 
 
 def _greet(endpoints: int, sock: socket.socket, callers: Callers | None) -> None:

@@ -84,7 +84,7 @@ def refusal_of(error: FocalrouteError) -> Refusal:
         case BudgetExceeded():
             return _out_of_money(error)
         case DeadlineExceeded():
-            return Refusal(504, message, "timeout_error", code="deadline_exceeded")
+            return Refusal(504, message, "timeout_error", code="deadline_exceeded", again=False)
         case PoolError():
             return _nobody(message, error.replies)
         case UnknownAnswer():
@@ -129,4 +129,5 @@ def _nobody(message: str, replies: Sequence[Reply]) -> Refusal:
         waits = [failure.retry_after_s for failure in failures if failure.retry_after_s is not None]
         wait_s = min(waits, default=_RETRY_AFTER_S)
         return Refusal(503, message, "server_error", code="pool_busy", retry_after_s=wait_s)
-    return Refusal(502, message, "server_error", code="pool_failed")
+    paid = any(reply.usage is not None for reply in replies)  # a client that tried again would pay again
+    return Refusal(502, message, "server_error", code="pool_failed", again=False if paid else None)

@@ -7,12 +7,14 @@ of the round before to the first call of its own; the fusion's from the last rep
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 from urllib.parse import urlsplit
 
 from opentelemetry import metrics, trace
@@ -31,7 +33,23 @@ __all__ = ["Recorder"]
 
 _SCOPE = "focalroute"
 
+_log = logging.getLogger("focalroute")
+
 Attributes = dict[str, Any]
+P = ParamSpec("P")
+
+
+def _harmless(record: Callable[P, None]) -> Callable[P, None]:
+    """Whatever becomes of the recording, an answer that was paid for is given."""
+
+    @functools.wraps(record)
+    def tried(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            record(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - of a processor or an exporter: anything
+            _log.warning("telemetry could not be recorded: %s", type(error).__name__)
+
+    return tried
 
 
 class _Clock(NamedTuple):
@@ -75,6 +93,7 @@ class Recorder:
         )
         self._cost = meter.create_counter(names.COST, "{USD}", "What calls cost, where it is known.")
 
+    @_harmless
     def answered(self, ask: Ask, answer: Answer) -> None:
         """An ask was answered."""
         receipt = answer.receipt
@@ -88,11 +107,13 @@ class Recorder:
             about[names.OUTPUT_MESSAGES] = json.dumps([_message(answer.message)], default=str)
         self._ended(ask, about, receipt.cost, fused_at=ask.started + receipt.latency_s)
 
+    @_harmless
     def failed(self, ask: Ask, error: BaseException) -> None:
         """An ask ended without an answer."""
         spent = total(bill.cost for bill in ask.purse.bills)
         self._ended(ask, {names.ERROR_TYPE: type(error).__name__}, spent, error=error)
 
+    @_harmless
     def heard(self, feedback: Feedback) -> None:
         """Somebody said how good an answer was."""
         attributes: Attributes = {

@@ -127,7 +127,7 @@ def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(held: Held, t
             held.go_on.set()
             for thread in asking:
                 thread.join()
-            process.wait()
+            assert process.wait() == 0
     assert [(status, got["choices"][0]["message"]["content"]) for status, got in answers] == [(200, "held back")] * 8
     store = open_store(tmp_path / "s.db")
     assert sum(1 for _ in store.recent(100)) == 8

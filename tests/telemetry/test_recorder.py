@@ -18,7 +18,7 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -254,6 +254,20 @@ def test_what_is_not_sampled_is_measured_all_the_same(pool: SimulatedPool) -> No
         ensemble.ask(PROMPT, choices=["32", "42"])
     assert seen.spans == []
     assert seen.metrics()[names.ASK_SECONDS][0].count == 1
+
+
+def test_a_recording_that_fails_costs_no_answer(pool: SimulatedPool, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            raise LookupError(PROMPT)
+
+    seen = Seen()
+    telemetry = seen.telemetry()
+    seen.tracers.add_span_processor(Broken())
+    with Ensemble(pool.endpoints, telemetry=telemetry) as ensemble:
+        assert ensemble.ask(PROMPT, choices=["32", "42"]).durable
+    assert "telemetry could not be recorded: LookupError" in caplog.text
+    assert PROMPT not in caplog.text
 
 
 def python(code: str) -> str:
