@@ -39,8 +39,8 @@ def serve(
         Path | None, typer.Option(help=f"File of callers' keys (TOML); else the one key in {KEY_VARIABLE}.")
     ] = None,
     shutdown_s: Annotated[
-        float, typer.Option(min=0, help="How long asks under way may take to finish at the end, seconds.")
-    ] = 60.0,
+        int, typer.Option(min=1, help="How long asks under way may take to finish at the end, seconds.")
+    ] = 60,
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="Send OpenTelemetry by OTLP/HTTP; OTEL_* variables say where to.")
     ] = False,
@@ -64,7 +64,7 @@ def serve(
 
 
 async def _serve(
-    pool: Path, settings: dict[str, Any], callers: Callers | None, address: tuple[str, int], shutdown_s: float
+    pool: Path, settings: dict[str, Any], callers: Callers | None, address: tuple[str, int], shutdown_s: int
 ) -> None:
     try:
         import uvicorn
@@ -78,7 +78,7 @@ async def _serve(
             access_log=False,
             ws="none",
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(shutdown_s)),
+            timeout_graceful_shutdown=shutdown_s,
         )
         with _listening(*address) as sock:
             _greet(len(ensemble.endpoints), sock, callers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -251,11 +252,12 @@ print(json.dumps({{
 
 def test_curl_is_a_client(url: str) -> None:
     curl = shutil.which("curl")
-    if curl is None:
+    if curl is None and os.environ.get("FOCALROUTE_REAL") != "1":
         pytest.skip("no curl on this machine")
+    assert curl is not None
 
     def run(path: str, *arguments: str) -> str:
-        command = [curl or "", "--silent", "--show-error", "--fail-with-body", url + path, *arguments]
+        command = [curl, "--silent", "--show-error", "--fail-with-body", url + path, *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     sent = ["-H", "Content-Type: application/json", "-d"]
