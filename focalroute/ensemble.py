@@ -340,11 +340,6 @@ class AsyncEnsemble:
             self._judging.after(ask, recorded)
         return recorded
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed, or closing: it answers no more."""
-        return self._closed
-
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError(CLOSED)
@@ -432,6 +427,11 @@ class AsyncEnsemble:
         return await asyncio.to_thread(self._updater.run)
 
     # -- looking after it --------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or closing: it answers no more."""
+        return self._closed
 
     def stats(self) -> Stats:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""

@@ -198,8 +198,12 @@ def read_chat(body: object, tags: Sequence[str] | None) -> Asked:
         message = "focalroute.tags: come with your key; leave them out"
         raise Refused(Refusal(400, message, param="focalroute.tags"))
     messages: Sequence[Mapping[str, Any]] = raw["messages"]
+    for i, message in enumerate(chat.messages):
+        if message.role == "user" and not message.content:
+            param = f"messages.{i}.content"
+            raise Refused(Refusal(400, f"{param}: is empty; say something", param=param))
     params = {name: raw[name] for name in _PASSED_ON if raw.get(name) is not None}
-    wanted = wanted_of(chat.response_format, tools="tools" in params)
+    wanted = wanted_of(chat.response_format, tools=bool(params.get("tools")))
     if wanted.given and (wishes.choices is not None or wishes.answer is not None):
         message = "response_format: focalroute.choices and focalroute.answer say what is wanted already; give one"
         raise Refused(Refusal(400, message, param="response_format"))

@@ -148,6 +148,9 @@ class Recorder:
             self._steps(ask, context, clock, fused_at)
         for reply in _made(ask):
             self._measure(reply, context)
+        for bill in ask.purse.bills:  # of calls that were cut off, too
+            if bill.cost:
+                self._cost.add(float(bill.cost), {names.ENDPOINT: bill.endpoint}, context)
         if error is not None and not isinstance(error, asyncio.CancelledError):
             said = str(error) if isinstance(error, FocalrouteError) else None  # others may hold text of a prompt
             span.set_status(StatusCode.ERROR, said)
@@ -221,6 +224,7 @@ class Recorder:
         told = _told(reply)
         common = {
             **self._of.get(reply.endpoint, {}),
+            names.ENDPOINT: reply.endpoint,
             **{name: told[name] for name in (names.RESPONSE_MODEL, names.ERROR_TYPE) if name in told},
         }
         self._call_seconds.record(reply.latency_s, common, context)
@@ -229,8 +233,6 @@ class Recorder:
             counts = {"input": reply.usage.prompt_tokens, "output": reply.usage.completion_tokens}
             for kind, count in counts.items():
                 self._tokens.record(count, {**common, names.TOKEN_TYPE: kind}, context)
-        if reply.cost:
-            self._cost.add(float(reply.cost), {names.ENDPOINT: reply.endpoint}, context)
 
 
 def _made(ask: Ask) -> list[Reply]:

@@ -170,7 +170,7 @@ def test_a_stream_is_said_piece_by_piece(client: openai.OpenAI, usage: bool) -> 
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
-    assert len(pieces) > 3
+    assert len(pieces) > 1
     ends = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
     assert len(ends) == 1
     assert said_besides(ends[0])["members"]

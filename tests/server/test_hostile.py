@@ -32,7 +32,7 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"messages": [{"content": "x"}]}, "messages.0.role", "required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "give text, or a list of parts"),
         ({"messages": [{"role": "user", "content": [5]}]}, "messages.0.content", "give text, or a list of parts"),
-        ({"messages": [{"role": "user", "content": ""}]}, "messages", "give"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", "is empty"),
         ({"n": 2}, "n", "the answer is one"),
         ({"logprobs": True}, "logprobs", "focalroute.probabilities"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),

@@ -199,9 +199,9 @@ def test_an_ask_that_is_cancelled_ends_its_span_and_is_no_error() -> None:
         return json_reply({})
 
     async def run(url: str) -> None:
-        endpoint = Endpoint("hangs", model="m", base_url=url)
+        endpoint = Endpoint("hangs", model="m", base_url=url, input_usd_per_1m=1, output_usd_per_1m=1)
         async with AsyncEnsemble([endpoint], telemetry=seen.telemetry()) as ensemble:
-            asking = asyncio.create_task(ensemble.ask(PROMPT))
+            asking = asyncio.create_task(ensemble.ask(PROMPT, max_usd=1))
             await asyncio.to_thread(service.arrived.wait)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -211,6 +211,8 @@ def test_an_ask_that_is_cancelled_ends_its_span_and_is_no_error() -> None:
     ask = seen.one(names.ASK)
     assert attributes(ask)[names.ERROR_TYPE] == "CancelledError"
     assert ask.status.status_code is StatusCode.UNSET
+    (cost,) = seen.metrics()[names.COST]  # it may have been billed
+    assert cost.value == attributes(ask)[names.COST_USD] > 0
 
 
 def test_feedback_is_an_event_linked_to_its_answer(pool: SimulatedPool) -> None:
