@@ -198,8 +198,8 @@ def read_chat(body: object, tags: Sequence[str] | None) -> Asked:
         message = "focalroute.tags: come with your key; leave them out"
         raise Refused(Refusal(400, message, param="focalroute.tags"))
     messages: Sequence[Mapping[str, Any]] = raw["messages"]
-    for i, message in enumerate(chat.messages):
-        if message.role == "user" and not message.content:
+    for i, one in enumerate(chat.messages):
+        if one.role == "user" and not one.content:
             param = f"messages.{i}.content"
             raise Refused(Refusal(400, f"{param}: is empty; say something", param=param))
     params = {name: raw[name] for name in _PASSED_ON if raw.get(name) is not None}
