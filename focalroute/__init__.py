@@ -15,6 +15,8 @@ A query goes through these steps, each of them one module:
 `AsyncEnsemble` (ensemble.py) reads like this list; `Ensemble` (sync.py) is its synchronous face.
 """
 
+import logging
+
 from focalroute.answer_stream import AsyncAnswerStream
 from focalroute.config import Budget, Endpoint
 from focalroute.embedders import OnnxEmbedder
@@ -40,6 +42,8 @@ from focalroute.stats import EndpointStats, Stats
 from focalroute.sync import AnswerStream, Ensemble
 
 __version__ = "0.1.0"
+
+logging.getLogger("focalroute").addHandler(logging.NullHandler())  # quiet, unless the program says otherwise
 
 __all__ = [
     "Answer",

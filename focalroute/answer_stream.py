@@ -44,9 +44,13 @@ class AsyncAnswerStream:
     Iterate over it for the pieces of the text; afterwards `answer` has the whole. Whoever leaves ``async with`` (or
     drops the stream) before the end gives the answer up: its calls are cancelled down to their sockets, and what they
     consumed is in the ledger. It is read by one task at a time.
+
+    Attributes:
+        id: of the answer, known from the beginning.
     """
 
-    def __init__(self, writer: Writer, background: Background) -> None:
+    def __init__(self, answer_id: str, writer: Writer, background: Background) -> None:
+        self.id = answer_id
         self._writer = writer
         self._background = background
         self._flow: _Flow | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from focalroute.errors import ConfigError, FocalrouteError
+from focalroute.server.command import key, serve
 
 __all__ = ["app", "main"]
 
@@ -23,6 +25,8 @@ policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a
 app.add_typer(policies, name="policy")
 pools = typer.Typer(no_args_is_help=True, help="Look after a pool file.")
 app.add_typer(pools, name="pool")
+app.command()(serve)
+app.command()(key)
 
 
 def _version(wanted: bool) -> None:
@@ -380,6 +384,7 @@ def prices(
 
 def main() -> None:
     """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
     try:
         app()
     except FocalrouteError as error:

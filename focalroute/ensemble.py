@@ -46,6 +46,7 @@ from focalroute.store import open_store
 from focalroute.store.base import Row
 from focalroute.structured import Wanted, checked_label
 from focalroute.synthesis import Synthesiser
+from focalroute.telemetry import Telemetry, recorder_of
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class AsyncEnsemble:
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
         seed: makes the sampled decisions repeatable.
+        telemetry: whether spans and metrics are recorded (`docs/telemetry.md`): by the OpenTelemetry providers that the
+            program has set, or by those of a `focalroute.telemetry.Telemetry`.
 
     Raises:
         ConfigError: the pool or a setting is wrong.
@@ -129,6 +132,7 @@ class AsyncEnsemble:
         store_text: bool = False,
         durability: Literal["normal", "full"] = "normal",
         seed: int | None = None,
+        telemetry: Telemetry | bool = False,
     ) -> None:
         self._settings = Settings(
             max_rounds=max_rounds,
@@ -147,6 +151,7 @@ class AsyncEnsemble:
             seed=seed,
         )
         self.endpoints = validate_pool(endpoints, askable=True)
+        self.budget = budget
         judging = judging_endpoints(judge, self.endpoints)
         warn_if_stale(self.endpoints + judging)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
@@ -155,6 +160,7 @@ class AsyncEnsemble:
         self._streams = Background()  # the answers being written
         self._closed = False
         serving = chosen(policy, self._names, seed)
+        self._recorder = recorder_of(telemetry, self.endpoints)
         self._store = open_store(store, durability=durability)
         try:
             self._embedding = Embedding(embedder, self._store)
@@ -166,7 +172,8 @@ class AsyncEnsemble:
             self._slot = PolicySlot.open(serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
-            self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window)
+            told = None if self._recorder is None else self._recorder.heard
+            self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window, told=told)
             self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
             rules = Rules(attempts, hedge_after, early_stop)
             self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
@@ -277,7 +284,7 @@ class AsyncEnsemble:
         self._check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
-        return AsyncAnswerStream(partial(self._answered, asked, max_usd, deadline_s), self._streams)
+        return AsyncAnswerStream(asked.id, partial(self._answered, asked, max_usd, deadline_s), self._streams)
 
     async def _answered(
         self,
@@ -316,14 +323,18 @@ class AsyncEnsemble:
             await self._synthesiser.write(ask)
             fused = ask.answer()
             row = ask.stored(fused, texts=self._settings.store_text)
-        except BaseException:  # whatever ended it, what was consumed is in the ledger
+        except BaseException as error:  # whatever ended it, what was consumed is in the ledger
             self._store.write(*ask.ledger())
+            if self._recorder is not None:
+                self._recorder.failed(ask, error)
             raise
         finally:
             self._pacer.end(ask.purse.spent if ask.purse.bills else None)
         if outlet is not None and not ask.begun and fused.text:
             outlet.say(ask, fused.text)
         recorded = await self._record(fused, row, *ask.ledger())
+        if self._recorder is not None:
+            self._recorder.answered(ask, recorded)
         if recorded.durable:
             self._prober.after(ask)
             self._judging.after(ask, recorded)
@@ -416,6 +427,11 @@ class AsyncEnsemble:
         return await asyncio.to_thread(self._updater.run)
 
     # -- looking after it --------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or closing: it answers no more."""
+        return self._closed
 
     def stats(self) -> Stats:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""

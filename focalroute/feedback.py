@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from focalroute.errors import FeedbackError, UnknownAnswer
@@ -26,14 +26,25 @@ class Listener:
 
     Args:
         window: how many past outcomes the observer looks back on; the store's latest so many are heard at once.
+        told: called with each feedback that was given here, once it is committed.
     """
 
-    def __init__(self, store: Store, observer: Observer, slot: PolicySlot, updater: Updater, *, window: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        observer: Observer,
+        slot: PolicySlot,
+        updater: Updater,
+        *,
+        window: int,
+        told: Callable[[Feedback], None] | None = None,
+    ) -> None:
         self._store = store
         self._observer = observer
         self._slot = slot
         self._updater = updater
         self._window = window
+        self._told = told
         self._sources: dict[str, str] = {}
         self._started = False  # what the store holds from before is known, but not news
         store.subscribe(self._hear, last=window)
@@ -49,7 +60,10 @@ class Listener:
                 f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
             )
         said, key = judged(stored, reward=reward, label=label)
-        await asyncio.wrap_future(self._store.write(Feedback(answer_id, said, key, source, time.time())))
+        feedback = Feedback(answer_id, said, key, source, time.time())
+        await asyncio.wrap_future(self._store.write(feedback))
+        if self._told is not None:
+            self._told(feedback)
 
     def _hear(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Feedback was committed, here or by another process: let the observer learn each outcome."""

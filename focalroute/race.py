@@ -250,5 +250,6 @@ def _reply(seat: Seat, call: Call, hedge_of: str | None, **rest: Any) -> Reply:
         latency_s=time.perf_counter() - call.started,
         attempts=len(call.bills),
         hedge_of=hedge_of,
+        started=call.started,
         **rest,
     )

@@ -175,6 +175,7 @@ class Reply:
         method: how ``probabilities`` were elicited.
         cost: USD of all attempts, None where unknown; ``cost_source`` says where it comes from.
         latency_s: from the first attempt's start to the reply, waits between attempts included.
+        started: that start, by `time.perf_counter` of this process.
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
@@ -203,6 +204,7 @@ class Reply:
     tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     shares: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
     samples: int = 1
+    started: float = 0.0
 
     @property
     def ok(self) -> bool:

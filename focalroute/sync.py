@@ -73,6 +73,11 @@ class AnswerStream:
         self._run = run
 
     @property
+    def id(self) -> str:
+        """The answer's id, known from the beginning."""
+        return self._stream.id
+
+    @property
     def answer(self) -> Answer:
         """The finished answer; RuntimeError until the stream has been read to its end (see `AsyncAnswerStream`)."""
         return self._stream.answer

@@ -29,7 +29,11 @@ ENGINES = {
     "httpx_aiohttp": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"retries.py"},
-    "typer": {"cli.py"},
+    "typer": {"cli.py", "server/command.py"},  # a command of a part stands in that part
+    "starlette": {"server/app.py"},
+    "uvicorn": {"server/command.py"},
+    "opentelemetry": {"telemetry/recorder.py", "telemetry/exporting.py"},  # what records, and what sends it
+    "prometheus_client": {"server/metrics.py"},
     "torch": {"learn/_torch.py"},
     "datasets": {"collect/dataset.py"},
     "genai_prices": {"price_library.py"},
@@ -39,10 +43,10 @@ ENGINES = {
     "jsonschema": {"structured.py"},
     "referencing": {"structured.py"},
 }
-ENGINES_TO_COME = ("redis", "opentelemetry", "starlette")
+ENGINES_TO_COME = ("redis",)
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
-HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "live", "sync"}
+HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "live", "server", "sync"}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
@@ -128,6 +132,7 @@ BEYOND = {
     "savings": {"cost", "store"},
     "spending": {"cost", "learn", "observe", "savings", "store"},
     "stats": {"judge", "limits", "observe", "savings", "store"},
+    "telemetry": {"__version__", "ask", "cost"},
     "synthesis": {"ask", "elicit", "needs", "pool"},
 }
 
@@ -144,13 +149,17 @@ LAZY = {
     "onnx",
     "onnxruntime",
     "openai",
+    "opentelemetry",
+    "prometheus_client",
     "referencing",
     "rich",
     "rouge_score",
     "sqlite3",
+    "starlette",
     "tokenizers",
     "torch",
     "typer",
+    "uvicorn",
 }
 
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:root|work|tmp|home/\w+|Users/\w+)/")

@@ -1,0 +1,201 @@
+"""Who may ask: the keys of callers, held as hashes, and what each of them may spend."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from focalroute.amounts import per_period, usd
+from focalroute.config import Amount, Budget
+from focalroute.errors import ConfigError
+
+__all__ = ["KEY_VARIABLE", "Caller", "Callers", "new_key"]
+
+#: Holds the key of the only caller, where there is no file of keys.
+KEY_VARIABLE = "FOCALROUTE_KEY"
+
+_SHORTEST = 16  # characters of a key: shorter ones can be guessed
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_FIELDS = ("name", "sha256", "key_env", "usd", "tags")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who may ask.
+
+    Attributes:
+        name: of the key; on the ledger its asks have the tag "key:NAME".
+        digest: SHA-256 of the key, 32 bytes.
+        usd: what it may spend on this store, for ever or per period as in ``Budget.usd_per_tag``; None: no limit.
+        tags: further tags of its asks, for the ledger and for the budget's ``usd_per_tag``.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    usd: Decimal | Mapping[str, Decimal] | None = None
+    tags: tuple[str, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """What its asks are kept under in the store."""
+        return f"key:{self.name}"
+
+
+class Callers:
+    """Everybody who may ask; at least one. Keys themselves are not kept.
+
+    Raises:
+        ConfigError: there is nobody, or two have one name or one key.
+    """
+
+    def __init__(self, callers: Iterable[Caller]) -> None:
+        self._all = tuple(callers)
+        if not self._all:
+            raise ConfigError("keys: there are none; give at least one")
+        for what in ("name", "digest"):
+            values = [getattr(caller, what) for caller in self._all]
+            if len(set(values)) < len(values):
+                raise ConfigError(f"keys: two have the same {'key' if what == 'digest' else what}")
+
+    def __iter__(self) -> Iterator[Caller]:
+        return iter(self._all)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Callers:
+        """Read a file of keys: tables ``[[key]]`` with name, sha256 or key_env, and perhaps usd and tags.
+
+        Raises:
+            ConfigError: the file, or a key, is wrong.
+        """
+        path = Path(path)
+        try:
+            data = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError:  # its message may quote a line with a key
+            raise ConfigError(f"{path}: not valid TOML") from None
+        tables = data.pop("key", None)
+        if data or not isinstance(tables, list):
+            raise ConfigError(f"{path}: a file of keys has tables [[key]], and nothing else")
+        try:
+            return cls(_caller(i, table) for i, table in enumerate(tables))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_environment(cls) -> Callers | None:
+        """The one caller whose key is in ``FOCALROUTE_KEY``; None if it is not set.
+
+        Raises:
+            ConfigError: it is no key.
+        """
+        if not os.environ.get(KEY_VARIABLE):
+            return None
+        return cls([Caller("default", _digest_of(KEY_VARIABLE))])
+
+    def find(self, key: str) -> Caller | None:
+        """Whose key this is; None: nobody's. All are compared, each in constant time."""
+        digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+        found = None
+        for caller in self._all:
+            if hmac.compare_digest(caller.digest, digest):
+                found = caller
+        return found
+
+    def within(self, budget: Budget | None) -> Budget | None:
+        """The budget with every caller's own limit added; what the ensemble has to be made with."""
+        limits: dict[str, Amount | Mapping[str, Amount]] = {
+            caller.tag: dict(caller.usd) if isinstance(caller.usd, Mapping) else caller.usd
+            for caller in self._all
+            if caller.usd is not None
+        }
+        if not limits:
+            return budget
+        budget = budget or Budget()
+        return replace(budget, usd_per_tag={**budget.usd_per_tag, **limits})
+
+    def require_limits(self, budget: Budget | None) -> None:
+        """Make sure that an ensemble with this budget keeps every caller's limit.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        kept = {} if budget is None else budget.usd_per_tag
+        missing = [c.name for c in self._all if c.usd is not None and kept.get(c.tag) != c.usd]
+        if missing:
+            raise ConfigError(
+                f"callers: the ensemble does not keep the limit of {', '.join(missing)}; "
+                "make it with budget=callers.within(budget)"
+            )
+
+
+def _caller(number: int, table: object) -> Caller:
+    where = f"key[{number}]"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: write [[key]], with two brackets, and keys and values below it")
+    if "key" in table:
+        raise ConfigError(f"{where}: key: never write a key itself here; give its sha256, or key_env")
+    unknown = sorted(set(table) - set(_FIELDS))
+    if unknown:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known keys: {', '.join(_FIELDS)}")
+    name, tags = table.get("name"), table.get("tags", [])
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ConfigError(f"{where}: name: give a name")
+    if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
+        raise ConfigError(f"{where}: tags: give a list of strings")
+    if any(tag.startswith("key:") for tag in tags):
+        raise ConfigError(f'{where}: tags: those that begin with "key:" are the keys\' own')
+    try:
+        return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _digest(table: Mapping[str, Any]) -> bytes:
+    sha256, variable = table.get("sha256"), table.get("key_env")
+    if (sha256 is None) == (variable is None):
+        raise ConfigError("sha256, key_env: give one of them (`focalroute key NAME` makes a key and its sha256)")
+    if sha256 is not None:
+        if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
+            raise ConfigError("sha256: give the 64 hex digits of the key's SHA-256")
+        return bytes.fromhex(sha256)
+    if not isinstance(variable, str) or not variable.isidentifier():
+        raise ConfigError("key_env: give the name of an environment variable")
+    return _digest_of(variable)
+
+
+def _digest_of(variable: str) -> bytes:
+    """Of the key in an environment variable."""
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ConfigError(f"the environment variable {variable} is not set")
+    if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{variable}: a key has at least {_SHORTEST} printable ASCII characters, and no spaces")
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _limit(given: object) -> Decimal | Mapping[str, Decimal] | None:
+    if given is None:
+        return None
+    return per_period(given) if isinstance(given, Mapping) else usd(given, "usd")
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """A new key of 192 random bits, and its table for a file of keys.
+
+    Raises:
+        ConfigError: that is no name.
+    """
+    if not name.strip() or not name.isprintable() or '"' in name or "\\" in name:
+        raise ConfigError("name: give a name without quotes")
+    key = f"fr-{secrets.token_hex(24)}"
+    return key, f'[[key]]\nname = "{name}"\nsha256 = "{hashlib.sha256(key.encode()).hexdigest()}"\n'

@@ -1,0 +1,139 @@
+"""``focalroute serve`` and ``focalroute key``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from focalroute.config import load_pool
+from focalroute.ensemble import AsyncEnsemble
+from focalroute.errors import ConfigError
+from focalroute.server.callers import KEY_VARIABLE, Callers, new_key
+from focalroute.server.making import NEEDED, create_app
+from focalroute.telemetry.exporting import exporting
+
+if TYPE_CHECKING:
+    import uvicorn
+
+__all__ = ["key", "serve"]
+
+_BACKLOG = 2048
+
+
+def serve(
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    policy: Annotated[
+        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
+    ] = None,
+    store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in; several servers may.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8000,
+    keys: Annotated[
+        Path | None, typer.Option(help=f"File of callers' keys (TOML); else the one key in {KEY_VARIABLE}.")
+    ] = None,
+    shutdown_s: Annotated[
+        int, typer.Option(min=1, help="How long asks under way may take to finish at the end, seconds.")
+    ] = 60,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="Send OpenTelemetry by OTLP/HTTP; OTEL_* variables say where to.")
+    ] = False,
+) -> None:
+    """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
+    callers = Callers.from_environment() if keys is None else Callers.from_toml(keys)
+    local = _is_local(host)
+    if callers is None and not local:
+        raise ConfigError(
+            f"host: {host} can be reached by others, who could spend your money: give --keys, set {KEY_VARIABLE}, or "
+            "leave --host out"
+        )
+    settings: dict[str, Any] = {"policy": policy, "store": store}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if callers is not None:
+        settings["budget"] = callers.within(load_pool(pool).budget)
+    with contextlib.ExitStack() as stack:
+        if telemetry:
+            settings["telemetry"] = stack.enter_context(exporting())
+        asyncio.run(_serve(pool, settings, callers, (host, port), shutdown_s))
+
+
+async def _serve(
+    pool: Path, settings: dict[str, Any], callers: Callers | None, address: tuple[str, int], shutdown_s: int
+) -> None:
+    try:
+        import uvicorn
+    except ImportError:
+        raise ConfigError(NEEDED) from None
+    async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
+        app = create_app(ensemble, callers=callers, local_only=callers is None)
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # quiet, but for warnings
+            access_log=False,
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=shutdown_s,
+        )
+        with _listening(*address) as sock:
+            _greet(len(ensemble.endpoints), sock, callers)
+            server = uvicorn.Server(config)
+            _heed_signals(server)
+            await server.serve(sockets=[sock])
+
+
+def _heed_signals(server: uvicorn.Server) -> None:
+    """SIGINT and SIGTERM end the server in good order; a second SIGINT does not wait for anybody.
+
+    By itself uvicorn would raise them once more at its end, before the ensemble is closed.
+    """
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+
+
+def _greet(endpoints: int, sock: socket.socket, callers: Callers | None) -> None:
+    host, port = sock.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    who = "anybody on this machine" if callers is None else f"{len(tuple(callers))} key(s)"
+    typer.echo(f"{endpoints} endpoints as the model focalroute on http://{host}:{port}/v1 for {who}", err=True)
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigError: that cannot be.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error.strerror}; give others") from None
+
+
+def key(
+    name: Annotated[str, typer.Argument(help="Whose key it is: a name for the ledger.")],
+) -> None:
+    """Make a caller's key: its table for serve --keys goes to standard output, the key to standard error, once.
+
+    As in: focalroute key alice >> keys.toml
+    """
+    made, table = new_key(name)
+    typer.echo(table)
+    typer.echo(f"the key, which is kept nowhere: {made}", err=True)

@@ -1,0 +1,74 @@
+"""What the server counts, in the text format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from focalroute.receipts import Receipt
+from focalroute.records import Reply
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Metrics:
+    """Counts of one server. Names of callers and endpoints are labels; nothing of a prompt or a key is.
+
+    Attributes:
+        under_way: asks that are not ended yet.
+    """
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "focalroute_requests", "Requests answered, 499 if the client went away.", ["path", "status"],
+            registry=registry,
+        )  # fmt: skip
+        self.under_way = 0
+        gauge = Gauge("focalroute_asks_under_way", "Asks that are not ended yet.", registry=registry)
+        gauge.set_function(lambda: self.under_way)
+        self._seconds = Histogram("focalroute_ask_seconds", "Duration of asks.", registry=registry, buckets=_SECONDS)
+        self._cost = Counter(
+            "focalroute_cost_usd", "What asks cost where it is known, USD.", ["caller"], registry=registry
+        )
+        self._calls = Counter(
+            "focalroute_calls", 'Calls to endpoints of asks; outcome "ok" or the kind of failure.',
+            ["endpoint", "outcome"], registry=registry,
+        )  # fmt: skip
+        self._tokens = Counter("focalroute_tokens", "Tokens of those calls.", ["endpoint", "type"], registry=registry)
+
+    def begin(self) -> None:
+        """An ask begins."""
+        self.under_way += 1
+
+    def end(self, seconds: float) -> None:
+        """An ask ended, whatever became of it."""
+        self.under_way -= 1
+        self._seconds.observe(seconds)
+
+    def request(self, path: str, status: int) -> None:
+        """A request was answered."""
+        self._requests.labels(path, str(status)).inc()
+
+    def receipt(self, receipt: Receipt, caller: str) -> None:
+        """An ask was answered."""
+        self._cost.labels(caller).inc(float(receipt.cost or 0))
+        for call in receipt.calls:
+            self._calls.labels(call.endpoint, "ok" if call.error is None else call.error.kind).inc()
+            if call.usage is not None:
+                self._tokens.labels(call.endpoint, "input").inc(call.usage.prompt_tokens)
+                self._tokens.labels(call.endpoint, "output").inc(call.usage.completion_tokens)
+
+    def failed(self, replies: Iterable[Reply]) -> None:
+        """An ask was not answered."""
+        for reply in replies:
+            self._calls.labels(reply.endpoint, "ok" if reply.error is None else reply.error.kind).inc()
+
+    def text(self) -> bytes:
+        """All of it."""
+        return generate_latest(self._registry)

@@ -1,0 +1,227 @@
+"""Keys: who may ask, what each may spend, and that nobody gets to see one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from focalroute import AsyncEnsemble, Budget, ConfigError, Ensemble
+from focalroute.server import Caller, Callers, create_app
+from focalroute.server.callers import new_key
+from focalroute.sim import SimulatedPool
+from focalroute.store import open_store
+from tests.server.running import ask, command, get, post, served, started
+
+KEY, OTHER = "fr-a-key-for-tests-0001", "fr-a-key-for-tests-0002"
+
+
+def caller(name: str, key: str, usd: object = None, *tags: str) -> Caller:
+    limit = None if usd is None else Decimal(str(usd))
+    return Caller(name, hashlib.sha256(key.encode()).digest(), limit, tags)
+
+
+def bearing(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"has tables \[\[key\]\]"),
+        ("x", "not valid TOML"),
+        ("key = 5", r"has tables \[\[key\]\]"),
+        ("key = []", "there are none"),
+        ("key = [5]", r"key\[0\]: write \[\[key\]\]"),
+        ("[[key]]\nname = 'a'\nkey = 'sk-secret'", r"key\[0\]: key: never write a key itself"),
+        ("[[key]]\nname = 'a'\nusb = 1", r"key\[0\]: unknown key 'usb'; known keys: name, sha256, key_env, usd, tags"),
+        ("[[key]]\nsha256 = 'a'", r"key\[0\]: name: give a name"),
+        ("[[key]]\nname = 'a'", r"key\[0\]: sha256, key_env: give one of them"),
+        ("[[key]]\nname = 'a'\nsha256 = 'xyz'", r"key\[0\]: sha256: give the 64 hex digits"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_NOT_SET'", r"variable FR_NOT_SET is not set"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_SHORT'", r"FR_SHORT: a key has at least 16 printable"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nusd = -1", r"key\[0\]: usd: give a positive amount"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nusd = {week = 1}", r'key\[0\]: give USD for each "minute"'),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\ntags = 'x'", r"key\[0\]: tags: give a list of strings"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\ntags = ['key:b']", r"key\[0\]: tags: those that begin"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\n[[key]]\nname = 'a'\nkey_env = 'FR_OTHER'", "the same name"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\n[[key]]\nname = 'b'\nkey_env = 'FR_LONG'", "the same key"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_keys_is_said_without_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    for name, value in {"FR_SHORT": "sk-secret", "FR_LONG": KEY, "FR_OTHER": OTHER}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "keys.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as failed:
+        Callers.from_toml(tmp_path / "keys.toml")
+    assert not any(secret in str(failed.value) for secret in ("sk-secret", KEY, OTHER))
+
+
+def test_a_key_is_found_and_its_limits_join_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FR_LONG", OTHER)
+    key, table = new_key("alice")
+    day = "[[key]]\nname = 'bob'\nkey_env = 'FR_LONG'\nusd = {day = 0.5}\ntags = ['team']\n"
+    (tmp_path / "keys.toml").write_text(f"{table}usd = 2\n{day}")
+    callers = Callers.from_toml(tmp_path / "keys.toml")
+    alice, bob = callers
+    assert (callers.find(key), callers.find(OTHER), callers.find("no"), callers.find("")) == (alice, bob, None, None)
+    assert key not in repr(alice) + repr(callers)
+    budget = callers.within(Budget(usd_total=9, usd_per_tag={"team": 3}))
+    assert budget is not None
+    assert budget.usd_total == 9
+    assert budget.usd_per_tag == {"team": 3, "key:alice": 2, "key:bob": {"day": Decimal("0.5")}}
+    callers.require_limits(budget)
+    assert Callers([caller("free", KEY)]).within(None) is None
+
+
+def test_the_environment_may_hold_the_only_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOCALROUTE_KEY", raising=False)
+    assert Callers.from_environment() is None
+    monkeypatch.setenv("FOCALROUTE_KEY", KEY)
+    callers = Callers.from_environment()
+    assert callers is not None
+    assert [one.name for one in callers] == ["default"]
+    assert callers.find(KEY) is not None
+
+
+def test_an_app_is_not_made_of_an_ensemble_that_keeps_no_limits(pool: SimulatedPool) -> None:
+    callers = Callers([caller("alice", KEY, 1)])
+    with Ensemble(pool.endpoints) as ensemble:
+        with pytest.raises(ConfigError, match="give an AsyncEnsemble, got Ensemble"):
+            create_app(ensemble)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"does not keep the limit of alice; .*callers\.within"):
+            create_app(ensemble._async, callers=callers)
+    create_app(AsyncEnsemble(pool.endpoints, budget=callers.within(None)), callers=callers)
+
+
+def test_without_a_right_key_nothing_is_done(pool: SimulatedPool) -> None:
+    callers = Callers([caller("alice", KEY), caller("bob", OTHER, None, "team")])
+    with served(pool.endpoints, callers=callers) as url:
+        for headers in ({}, bearing(KEY[:-1]), bearing(""), {"Authorization": f"Basic {KEY}"}, {"X-Key": KEY}):
+            for path in ("/v1/models", "/metrics", "/v1/models/focalroute"):
+                status, said = get(url + path, **headers)
+                assert (status, said["error"]["code"]) == (401, "invalid_api_key")
+            for path in ("/v1/chat/completions", "/v1/feedback"):
+                assert post(url + path, ask(), **headers)[0] == 401
+        assert get(f"{url}/healthz") == (200, {"status": "ok"})
+        assert get(f"{url}/v1/models", **bearing(KEY))[0] == 200
+        body = ask(focalroute={"choices": ["32", "42"], "receipt": True})
+        status, got = post(f"{url}/v1/chat/completions", body, **bearing(OTHER))
+        assert (status, got["focalroute"]["receipt"]["tags"]) == (200, ["key:bob", "team"])
+        status, got = post(f"{url}/v1/chat/completions", ask(focalroute={"tags": ["key:alice"]}), **bearing(OTHER))
+        assert (status, got["error"]["param"]) == (400, "focalroute.tags")  # or bob would spend alice's money
+
+
+def test_the_limit_of_a_key_is_its_own(pool: SimulatedPool) -> None:
+    """402 for who has spent it all; the others go on."""
+    callers = Callers([caller("poor", KEY, "0.0000001"), caller("rich", OTHER, 1)])
+    with served(pool.endpoints, callers=callers, budget=callers.within(None)) as url:
+        body = ask(focalroute={"choices": ["32", "42"]})
+        status, got = post(f"{url}/v1/chat/completions", body, **bearing(KEY))
+        assert (status, got["error"]["code"], got["error"]["type"]) == (402, "budget_exceeded", "insufficient_quota")
+        assert "usd_per_tag.key:poor" in got["error"]["message"]
+        assert post(f"{url}/v1/chat/completions", body, **bearing(OTHER))[0] == 200
+
+
+def test_a_limit_that_renews_itself_is_429(pool: SimulatedPool) -> None:
+    digest = hashlib.sha256(KEY.encode()).digest()
+    callers = Callers([Caller("daily", digest, {"day": Decimal("0.0000001")})])
+    with served(pool.endpoints, callers=callers, budget=callers.within(None)) as url:
+        status, got = post(f"{url}/v1/chat/completions", ask(), **bearing(KEY))
+    assert (status, got["error"]["type"]) == (429, "insufficient_quota")
+
+
+def test_two_servers_on_one_store_keep_a_key_s_limit_exactly(pool_file: Path, tmp_path: Path) -> None:
+    """Both asked at once until both refuse; what was spent is within the limit, and every cent on the ledger."""
+    limit = Decimal("0.0005")
+    (tmp_path / "keys.toml").write_text(
+        f"[[key]]\nname = 'alice'\nsha256 = '{hashlib.sha256(KEY.encode()).hexdigest()}'\nusd = {limit}\n"
+    )
+    options = ("--keys", str(tmp_path / "keys.toml"), "--store", str(tmp_path / "s.db"), "--policy", "plurality")
+    refused: list[int] = []
+    bills: list[Decimal] = []
+
+    def spend(url: str) -> None:
+        for _ in range(200):
+            body = ask(focalroute={"choices": ["32", "42"]})
+            status, got = post(f"{url}/v1/chat/completions", body, **bearing(KEY))
+            if status != 200:
+                refused.append(status)
+                return
+            bills.append(Decimal(got["focalroute"]["cost_usd"]))
+
+    with ExitStack() as stack:
+        urls = [stack.enter_context(started(pool_file, *options))[1] for _ in range(2)]
+        threads = [threading.Thread(target=spend, args=(url,)) for url in urls * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    store = open_store(tmp_path / "s.db")
+    spent = {row.key: row.cost for row in store.ledger("tag")}["key:alice"]
+    store.close()
+    assert refused == [402] * 6
+    assert limit / 2 < sum(bills) <= spent <= limit
+
+
+def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
+    with command("key", "alice") as made:
+        table, told = made.communicate()
+    (key,) = re.findall(r"fr-[0-9a-f]{48}", told)
+    assert key not in table
+    (tmp_path / "keys.toml").write_text(table)
+    found = Callers.from_toml(tmp_path / "keys.toml").find(key)
+    assert found is not None
+    assert found.name == "alice"
+    with command("key", 'a"b') as wrong:
+        assert "name: give a name without quotes" in wrong.communicate()[1]
+    assert wrong.returncode == 2
+
+
+def test_a_key_is_never_written_down(pool_file: Path, tmp_path: Path) -> None:
+    """Nor is a wrong one, nor a prompt: not on any output, at any level of the log, nor in the store."""
+    prompt, wrong = "violet-walrus-prompt", "fr-wrong-key-never-seen"
+    environment = {"FOCALROUTE_KEY": KEY, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
+    code = """
+import logging
+logging.basicConfig(level=logging.DEBUG)
+from focalroute.cli import main
+main()
+"""
+    options = ["serve", "--pool", str(pool_file), "--port", "0", "--store", str(tmp_path / "s.db")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if found := re.search(r"as the model focalroute on (http://[^/]+)", line):
+            break
+    assert found is not None
+    url = found[1]
+    assert post(f"{url}/v1/chat/completions", ask(prompt), **bearing(KEY))[0] == 200
+    assert post(f"{url}/v1/chat/completions", ask(prompt, temperature=prompt), **bearing(KEY))[0] == 400
+    assert post(f"{url}/v1/chat/completions?key={KEY}", ask(prompt), **bearing(wrong))[0] == 401
+    metrics = json.dumps(get(f"{url}/v1/models", **bearing(KEY)))
+    process.terminate()
+    said = "".join(lines) + process.communicate()[0] + metrics
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*")).decode("latin-1")
+    assert "DEBUG" in said
+    for secret in (KEY, wrong, prompt, hashlib.sha256(KEY.encode()).hexdigest()):
+        assert secret not in said
+        assert secret not in stored

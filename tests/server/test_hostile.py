@@ -1,0 +1,181 @@
+"""Requests that are wrong, huge, slow or meant to do harm: each gets a clear error, and the server goes on."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import struct
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from focalroute.server.app import MAX_BODY_BYTES
+from tests.server.running import ask, get, post
+
+M: Any = [{"role": "user", "content": "What is 17 + 25?"}]
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+def formatted(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"model": 5}, "model", "valid string"),
+        ({"messages": None}, "messages", "valid list"),
+        ({"messages": []}, "messages", "is empty"),
+        ({"messages": ["x"]}, "messages.0", "valid dict"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "required"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "give text, or a list of parts"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "messages.0.content", "give text, or a list of parts"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", "is empty"),
+        ({"n": 2}, "n", "the answer is one"),
+        ({"logprobs": True}, "logprobs", "focalroute.probabilities"),
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"stop": 5}, "stop", "give text"),
+        ({"stream": "yes"}, "stream", "valid boolean"),
+        ({"tools": "add"}, "tools", "valid list"),
+        ({"tool_choice": 5}, "tool_choice", "give a name or an object"),
+        ({"service_tier": "priority"}, "service_tier", "'auto' or 'default'"),
+        ({"web_search_options": {}}, "web_search_options", "unknown field"),
+        ({"choices": ["a", "b"]}, "choices", 'goes into the object "focalroute"'),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format", "json_schema"),
+        (formatted({"type": "nothing"}), "response_format", "is no JSON schema"),
+        (formatted(SCHEMA) | {"focalroute": {"choices": ["a", "b"]}}, "response_format", "give one"),
+        ({"focalroute": 5}, "focalroute", "valid dict"),
+        ({"focalroute": {"choises": []}}, "focalroute.choises", "unknown field"),
+        ({"focalroute": {"choices": ["a"]}}, "focalroute.choices", "at least 2"),
+        ({"focalroute": {"choices": ["a", "a"]}}, "focalroute.choices", "distinct"),
+        ({"focalroute": {"choices": ["a", 5]}}, "focalroute.choices.1", "valid string"),
+        ({"focalroute": {"answer": "poem"}}, "focalroute.answer", "poem"),
+        ({"focalroute": {"answer": 5}}, "focalroute.answer", "give a name or an object"),
+        ({"focalroute": {"samples": 1000}}, "focalroute.samples", "1 to 128"),
+        ({"focalroute": {"combine": "mix"}}, "focalroute.combine", "'choose'"),
+        ({"focalroute": {"combine": "synthesise"}}, "focalroute.combine", "synthesiser"),
+        ({"focalroute": {"max_usd": -1}}, "focalroute.max_usd", "positive"),
+        ({"focalroute": {"max_usd": "NaN"}}, "focalroute.max_usd", "positive"),
+        ({"focalroute": {"max_usd": True}}, "focalroute.max_usd", "positive"),
+        ({"focalroute": {"deadline_s": 1e9}}, "focalroute.deadline_s", "less than or equal to 600"),
+        ({"focalroute": {"deadline_s": 0}}, "focalroute.deadline_s", "greater than 0"),
+        ({"focalroute": {"params": {"model": "x"}}}, "focalroute.params", "unknown field"),
+    ],
+)
+def test_a_wrong_field_is_named(url: str, fields: dict[str, Any], param: str, said: str) -> None:
+    status, got = post(f"{url}/v1/chat/completions", {"model": "focalroute", "messages": M, **fields})
+    error = got["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == param
+    assert said in error["message"]
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"\xff\xfe",
+        b'{"model": NaN}',
+        b"[" * 200_000,
+        b'{"a":' * 100_000,
+        b"9" * 10_000,
+        b'{"model": "focalroute", "messages": 1e999}',
+        json.dumps({"model": "x" * 100_000, "messages": M}).encode(),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(url: str, body: bytes) -> None:
+    status, got = post(f"{url}/v1/chat/completions", body)
+    assert status in (400, 404)
+    assert len(got["error"]["message"]) < 200
+
+
+@pytest.mark.parametrize(
+    "text", ["\ud800", "\x00", "\u202e" * 1000, "💥" * 10_000, "a\r\nX-Header: x", "{" * 5000, "((((" * 5000 + "x"]
+)
+def test_any_text_can_be_asked_and_answered(url: str, text: str) -> None:
+    body = ask(text, focalroute={"choices": [text or "a", "something else"]})
+    status, got = post(f"{url}/v1/chat/completions", json.dumps(body).encode())
+    assert status in (200, 502), got  # the simulated models may see no question in it
+    assert "choices" in got or got["error"]["code"] == "pool_failed"
+
+
+def test_a_body_that_is_too_large_is_not_read(url: str) -> None:
+    """Whether it says so, or comes in chunks without an end."""
+    status, got = post(f"{url}/v1/chat/completions", b" " * (MAX_BODY_BYTES + 1))
+    assert (status, got["error"]["code"]) == (413, "body_too_large")
+
+    def endless() -> Any:
+        for _ in range(4 * MAX_BODY_BYTES // 2**16):
+            yield b" " * 2**16
+
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    try:
+        connection.request("POST", "/v1/chat/completions", endless(), headers, encode_chunked=True)
+        assert connection.getresponse().status == 413
+    except (BrokenPipeError, ConnectionResetError):  # it hung up while we were still sending
+        pass
+    finally:
+        connection.close()
+    assert get(f"{url}/healthz")[0] == 200
+
+
+def test_a_web_page_cannot_make_its_visitor_s_browser_ask(url: str) -> None:
+    """Not by a form, which has no JSON; nor by a name that it had point to this machine."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        status, got = post(f"{url}/v1/chat/completions", ask(), **{"Content-Type": kind})
+        assert (status, got["error"]["code"]) == (415, "unsupported_media_type")
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[", ""):
+        status, got = post(f"{url}/v1/chat/completions", ask(), Host=host)
+        assert (status, got["error"]["code"]) == (403, "not_local")
+    port = urlsplit(url).port
+    for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
+        assert get(f"{url}/v1/models", Host=host)[0] == 200
+
+
+def test_paths_and_methods_that_do_not_exist(url: str) -> None:
+    for path in ("/", "/v1", "/v1/completions", "/v1/../etc/passwd", "/metrics/x", "/v1/models/a/b"):
+        status, got = get(url + path)
+        assert (status, got["error"]["type"]) == (404, "invalid_request_error")
+    assert get(f"{url}/v1/chat/completions")[0] == 405
+    assert post(f"{url}/v1/models", {})[0] == 405
+
+
+def test_connections_that_break_off_leave_nothing_behind(url: str) -> None:
+    """In the request line, the headers, the body; by a reset; and what is no HTTP at all."""
+    parts = urlsplit(url)
+    begun = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    whole = begun + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    for sent in (b"", b"POST /v1", begun, whole, b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"\0" * 100_000):
+        with socket.create_connection((parts.hostname, parts.port)) as connection:
+            connection.sendall(sent)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert get(f"{url}/healthz")[0] == 200
+    assert post(f"{url}/v1/chat/completions", ask(focalroute={"choices": ["32", "42"]}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"id": 5, "reward": 1}, {"id": "x"}, {"id": "x", "reward": "good"}, {"id": "x", "reward": 1, "else": 2}],
+)
+def test_feedback_that_is_none(url: str, wrong: dict[str, Any]) -> None:
+    status, got = post(f"{url}/v1/feedback", wrong)
+    assert status in (400, 404)
+    assert got["error"]["message"]
+
+
+def test_feedback_out_of_range(url: str) -> None:
+    _, answer = post(f"{url}/v1/chat/completions", ask(focalroute={"choices": ["32", "42"]}))
+    wrongs: list[Any] = [{"reward": 2}, {"reward": 1, "label": "42"}, {}, {"label": 7}, {"label": {"a": 1}}]
+    for wrong in wrongs:
+        status, got = post(f"{url}/v1/feedback", {"id": answer["id"], **wrong})
+        assert status == 400, (wrong, got)

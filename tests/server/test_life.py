@@ -1,0 +1,237 @@
+"""From the start of a server to its end: where it listens, who goes away, what is finished and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import threading
+import urllib.request
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+from aiohttp import web
+
+from focalroute import Endpoint
+from focalroute.sim.process import pool_toml
+from focalroute.store import open_store
+from tests.loopback import completion, json_reply, serving, sse, until
+from tests.server.running import ask, command, post, served, started
+
+
+class Held:
+    """A service whose replies wait until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    async def handle(self, request: web.Request, body: Any) -> web.StreamResponse:
+        for _ in range(10_000):
+            if self.go_on.is_set():
+                break
+            await asyncio.sleep(0.005)
+        if body.get("stream"):
+            return await sse(request, {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]})
+        return json_reply(completion("held back"))
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+def endpoint(url: str) -> Endpoint:
+    return Endpoint("slow", model="slow", base_url=url, input_usd_per_1m=1, output_usd_per_1m=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_is_asked_for_no_more(held: Held, tmp_path: Path, stream: bool) -> None:
+    """The ask is cancelled down to the endpoint's socket, and what it may have cost is on the ledger."""
+    with serving(held.handle) as service:
+        settings: dict[str, Any] = {"store": tmp_path / "s.db", "probe_share": 0.0}
+        with served([endpoint(service.url)], **settings) as url:
+            connection = http.client.HTTPConnection(urlsplit(url).netloc)
+            body = json.dumps(ask(stream=stream, max_tokens=10))
+            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            service.arrived.wait()
+            connection.close()
+            service.cut.wait()
+            until(lambda: asks_under_way(url) == 0)
+            held.go_on.set()
+            assert post(f"{url}/v1/chat/completions", ask())[0] == 200
+    store = open_store(tmp_path / "s.db")
+    (row,) = store.ledger("all")
+    store.close()
+    assert (row.calls, row.asks) == (2, 2)
+
+
+def asks_under_way(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics") as response:
+        text = response.read().decode()
+    return float(next(line for line in text.splitlines() if line.startswith("focalroute_asks_under_way")).split()[1])
+
+
+def test_who_leaves_in_the_middle_of_a_stream_is_asked_for_no_more(tmp_path: Path) -> None:
+    """And the piece that was said is paid."""
+
+    async def drip(request: web.Request, _: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        event = json.dumps({"choices": [{"index": 0, "delta": {"content": "piece "}}]})
+        while True:
+            await response.write(f"data: {event}\n\n".encode())
+            await asyncio.sleep(0.01)
+
+    with serving(drip) as service, served([endpoint(service.url)], store=tmp_path / "s.db") as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        body = json.dumps(ask(stream=True, max_tokens=10))
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200
+        while b"piece" not in response.readline():
+            pass
+        response.close()
+        connection.close()
+        service.cut.wait()
+        until(lambda: asks_under_way(url) == 0)
+    store = open_store(tmp_path / "s.db")
+    (row,) = store.ledger("all")
+    store.close()
+    assert (row.calls, row.estimated) == (1, 1)
+    assert row.cost > Decimal(0)
+
+
+def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(held: Held, tmp_path: Path) -> None:
+    """SIGTERM to the real command while 8 are under way."""
+    answers: list[tuple[int, Any]] = []
+    with serving(held.handle) as service:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(pool_toml([endpoint(service.url)]))
+        with started(pool, "--store", str(tmp_path / "s.db")) as (process, url):
+            asking = [
+                threading.Thread(target=lambda: answers.append(post(f"{url}/v1/chat/completions", ask())))
+                for _ in range(8)
+            ]
+            for thread in asking:
+                thread.start()
+            until(lambda: len(service.received) == 8)
+            process.send_signal(signal.SIGTERM)
+            until(lambda: refused(url))
+            assert process.poll() is None
+            held.go_on.set()
+            for thread in asking:
+                thread.join()
+            assert process.wait() == 0
+    assert [(status, got["choices"][0]["message"]["content"]) for status, got in answers] == [(200, "held back")] * 8
+    store = open_store(tmp_path / "s.db")
+    assert sum(1 for _ in store.recent(100)) == 8
+    assert store.verify() == ()
+    store.close()
+
+
+def refused(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname, parts.port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_asks_that_do_not_finish_in_time_are_given_up(held: Held, tmp_path: Path) -> None:
+    answers: list[tuple[int, Any]] = []
+
+    def asks(url: str) -> None:
+        try:
+            answers.append(post(f"{url}/v1/chat/completions", ask()))
+        except (OSError, http.client.HTTPException):
+            answers.append((0, None))
+
+    with serving(held.handle) as service:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(pool_toml([endpoint(service.url)]))
+        with started(pool, "--shutdown-s", "1", "--store", str(tmp_path / "s.db")) as (process, url):
+            thread = threading.Thread(target=asks, args=(url,))
+            thread.start()
+            until(lambda: len(service.received) == 1)
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            thread.join()
+            service.cut.wait()
+    assert [status for status, _ in answers] in ([0], [500])
+    store = open_store(tmp_path / "s.db")
+    assert [row.calls for row in store.ledger("all")] == [1]  # what was asked is on the ledger
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0"], "host: 0.0.0.0 can be reached by others"),
+        (["--host", "::"], "host: :: can be reached by others"),
+        (["--host", "192.0.2.1", "--keys", "KEYS"], "host, port: cannot listen on 192.0.2.1"),  # nobody has that
+        (["--port", "BUSY"], "host, port: cannot listen on 127.0.0.1"),
+        (["--keys", "missing.toml"], "missing.toml: cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_is_said_and_nothing_listens(
+    pool_file: Path, tmp_path: Path, options: list[str], said: str
+) -> None:
+    (tmp_path / "keys.toml").write_text(f"[[key]]\nname = 'a'\nsha256 = '{'0' * 64}'\n")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        put = {"KEYS": str(tmp_path / "keys.toml"), "BUSY": str(busy.getsockname()[1])}
+        with command("serve", "--pool", str(pool_file), *(put.get(o, o) for o in options), cwd=tmp_path) as process:
+            out, error = process.communicate()
+    assert process.returncode == 2
+    assert said in error
+    assert error.count("\n") == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize("stream", [False, True])  # before the first piece a stream has a status, too
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (400, (400, "no_endpoint_takes_this")),
+        (401, (502, "pool_failed")),
+        (500, (502, "pool_failed")),
+        (429, (503, "pool_busy")),
+    ],
+)
+def test_the_status_says_whose_fault_it_is(status: int, told: tuple[int, str], stream: bool) -> None:
+    async def fails(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply({"error": {"message": "no"}}, status)
+
+    with serving(fails) as service, served([endpoint(service.url)], attempts=1) as url:
+        got = post(f"{url}/v1/chat/completions", ask(stream=stream))
+    assert (got[0], got[1]["error"]["code"]) == told
+
+
+def test_a_deadline_is_504(held: Held) -> None:
+    with serving(held.handle) as service, served([endpoint(service.url)]) as url:
+        status, got = post(f"{url}/v1/chat/completions", ask(focalroute={"deadline_s": 0.2}))
+    assert (status, got["error"]["code"]) == (504, "deadline_exceeded")
+
+
+def test_a_stream_that_breaks_off_says_so(tmp_path: Path) -> None:
+    async def breaks(request: web.Request, _: Any) -> web.StreamResponse:
+        return await sse(request, {"choices": [{"index": 0, "delta": {"content": "Half"}}]}, end=False)
+
+    with (
+        serving(breaks) as service,
+        served([endpoint(service.url)]) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        chunks = client.chat.completions.create(
+            model="focalroute", messages=[{"role": "user", "content": "?"}], stream=True
+        )
+        assert next(chunks).choices[0].delta.role == "assistant"
+        assert next(chunks).choices[0].delta.content == "Half"
+        with pytest.raises(openai.APIError, match="broke off"):
+            next(chunks)

@@ -1,0 +1,100 @@
+"""Which schemas make closed questions, and what the endpoints are told of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+from focalroute import Endpoint
+from focalroute.server.wanted import Wanted, wanted_of
+from tests.loopback import completion, json_reply, serving
+from tests.server.running import ask, post, served
+
+ENUM: dict[str, Any] = {"type": "string", "enum": ["good", "bad"]}
+
+
+class Feeling(StrEnum):
+    """How it feels."""
+
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Review(BaseModel):
+    """A judgement of a review."""
+
+    feeling: Feeling = Field(description="the feeling of the writer")
+
+
+def formatted(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "review", "schema": schema}}
+
+
+def holding(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "meaning"),
+    [
+        (ENUM, "", ""),
+        ({"enum": ["good", "bad"], "description": "a feeling"}, "", "What is asked for is a feeling"),
+        (holding(feeling=ENUM), "feeling", 'What is asked for is "feeling"'),
+        (
+            Review.model_json_schema(),
+            "feeling",
+            'What is asked for is "feeling": the feeling of the writer: A judgement of a review.',
+        ),
+    ],
+)
+def test_a_schema_that_leaves_only_a_choice(schema: dict[str, Any], name: str, meaning: str) -> None:
+    got = wanted_of(formatted(schema), tools=False)
+    assert (got.choices, got.field_name, got.meaning) == (("good", "bad"), name, meaning)
+    assert wanted_of(formatted(schema), tools=True).structure is not None  # which may call a tool instead
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["good", "bad", 5]},
+        {"enum": ["only"]},
+        {"enum": ["same", "same "]},
+        {"enum": ["good", "bad"], "pattern": "^g"},
+        {"type": "array", "items": ENUM},
+        holding(feeling=ENUM, why={"type": "string"}),
+        holding(feeling={"$ref": "#/$defs/Missing"}) | {"$defs": {"Other": ENUM}},
+        holding(feeling={"anyOf": [ENUM, {"type": "null"}]}),
+        holding(feeling=ENUM) | {"required": ["else"]},
+        holding(feeling=ENUM) | {"minProperties": 2},
+    ],
+)
+def test_a_schema_that_leaves_more_makes_a_structured_answer(schema: dict[str, Any]) -> None:
+    got = wanted_of(formatted(schema), tools=False)
+    assert got.choices is None
+    assert got.structure is not None
+
+
+def test_what_is_no_wish() -> None:
+    assert wanted_of(None, tools=False) == wanted_of({"type": "text"}, tools=False) == Wanted()
+    passed_on = wanted_of({"type": "json_object"}, tools=False)
+    assert passed_on.params == {"response_format": {"type": "json_object"}}
+    assert not passed_on.given
+
+
+def test_what_the_field_means_is_asked_and_the_answer_is_an_object_again() -> None:
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("B"))
+
+    with serving(says) as service:
+        endpoint = Endpoint("e", model="m", base_url=service.url, logprobs=False, n=False, structured_choice=False)
+        with served([endpoint]) as url:
+            body = ask("I hated it.", response_format=formatted(Review.model_json_schema()))
+            status, got = post(f"{url}/v1/chat/completions", body)
+    assert (status, got["choices"][0]["message"]["content"]) == (200, '{"feeling": "bad"}')
+    asked = service.received[-1].body["messages"][-1]["content"]
+    assert asked.startswith('I hated it.\n\nWhat is asked for is "feeling": the feeling of the writer')
+    assert "A. good\nB. bad" in asked

@@ -1,0 +1,88 @@
+"""``focalroute serve --telemetry`` sends OTLP over real HTTP; what arrives is decoded from its protobufs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from focalroute.sim import SimulatedPool
+from focalroute.sim.process import pool_toml
+from focalroute.telemetry import names
+from tests.server.running import ask, post, started
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, dict[str, list[bytes]]]]:
+    """An OTLP/HTTP receiver: its address, and the bodies that it got, by path."""
+    got: dict[str, list[bytes]] = defaultdict(list)
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got[self.path].append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", got
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_spans_metrics_and_events_arrive(collector: tuple[str, dict[str, list[bytes]]], tmp_path: Path) -> None:
+    """All of them once the server has ended, the last ones too."""
+    address, got = collector
+    environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_SERVICE_NAME": "the-service"}
+    with SimulatedPool() as pool:
+        (tmp_path / "pool.toml").write_text(pool_toml(pool.endpoints))
+        with started(tmp_path / "pool.toml", "--telemetry", env=environment) as (process, url):
+            status, answer = post(f"{url}/v1/chat/completions", ask(focalroute={"choices": ["32", "42"]}))
+            assert status == 200
+            assert post(f"{url}/v1/feedback", {"id": answer["id"], "label": "42"})[0] == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 0
+    traces = [ExportTraceServiceRequest.FromString(body) for body in got["/v1/traces"]]
+    resources = [resource for request in traces for resource in request.resource_spans]
+    spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
+    (root,) = (span for span in spans if span.name == names.ASK)
+    assert {attribute.key for attribute in root.attributes} >= {names.COST_USD, names.CONFIDENCE, names.MEMBERS}
+    members = answer["focalroute"]["members"]
+    assert sorted(span.name for span in spans if span.parent_span_id == root.span_id and span.kind == 3) == sorted(
+        f"chat {name}" for name in members
+    )
+    told = {attribute.key: attribute.value.string_value for attribute in resources[0].resource.attributes}
+    assert told["service.name"] == "the-service"
+    metrics = [ExportMetricsServiceRequest.FromString(body) for body in got["/v1/metrics"]]
+    sent = {
+        metric.name
+        for request in metrics
+        for resource in request.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert sent >= {names.CALL_SECONDS, names.TOKENS, names.COST, names.ASK_SECONDS}
+    logs = [ExportLogsServiceRequest.FromString(body) for body in got["/v1/logs"]]
+    (event,) = (
+        log
+        for request in logs
+        for resource in request.resource_logs
+        for scope in resource.scope_logs
+        for log in scope.log_records
+    )
+    assert event.event_name == names.EVALUATION

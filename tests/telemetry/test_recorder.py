@@ -1,0 +1,306 @@
+"""What is recorded of asks, as the SDK's own exporters in memory get it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from opentelemetry import trace
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind, StatusCode
+
+from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble, PoolError
+from focalroute.sim import SimulatedPool
+from focalroute.telemetry import Telemetry, names
+from tests.loopback import completion, json_reply, serving
+
+PROMPT = "What is 17 + 25?"
+
+
+@dataclass
+class Seen:
+    """All that was exported."""
+
+    spans_: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
+    reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)
+    events_: InMemoryLogRecordExporter = field(default_factory=InMemoryLogRecordExporter)
+
+    def telemetry(self, **options: Any) -> Telemetry:
+        self.tracers = TracerProvider(**options.pop("tracers", {}))
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.spans_))
+        self.meters = MeterProvider([self.reader])
+        self.loggers = LoggerProvider()
+        self.loggers.add_log_record_processor(SimpleLogRecordProcessor(self.events_))
+        return Telemetry(self.tracers, self.meters, self.loggers, **options)
+
+    def handler(self) -> AbstractContextManager[trace.Span]:
+        """A span of the program's own, around what it does."""
+        return trace.get_tracer("app", tracer_provider=self.tracers).start_as_current_span("handler")
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self.spans_.get_finished_spans())
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = (span for span in self.spans if span.name == name)
+        return span
+
+    def below(self, parent: ReadableSpan) -> list[ReadableSpan]:
+        return [s for s in self.spans if s.parent is not None and s.parent.span_id == own_id(parent)]
+
+    def metrics(self) -> dict[str, list[Any]]:
+        data = self.reader.get_metrics_data()
+        assert data is not None
+        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+        return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
+
+    def everything(self) -> str:
+        events = [log.to_json() for log in self.events_.get_finished_logs()]
+        return "".join(span.to_json() for span in self.spans) + str(self.metrics()) + str(events)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    with SimulatedPool() as simulated:
+        yield simulated
+
+
+def own_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.span_id
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def test_the_spans_of_an_ask_are_a_tree_that_says_what_its_receipt_does(pool: SimulatedPool) -> None:
+    seen = Seen()
+    settings: dict[str, Any] = {"seed": 1, "probe_share": 0.0, "telemetry": seen.telemetry()}
+    with Ensemble(pool.endpoints, **settings) as ensemble, seen.handler():
+        answer = ensemble.ask(PROMPT, choices=["32", "42", "44"], task="sums", tags=["tenant"])
+    ask, handler = seen.one(names.ASK), seen.one("handler")
+    assert ask.parent is not None
+    assert ask.parent.span_id == own_id(handler)
+    assert ask.kind is SpanKind.INTERNAL
+    told, receipt = attributes(ask), answer.receipt
+    assert told[names.RESPONSE_ID] == told[names.ANSWER_ID] == answer.id
+    assert told[names.MEMBERS] == tuple(call.endpoint for call in receipt.calls)
+    assert told[names.ROUNDS] == receipt.rounds
+    assert told[names.CONFIDENCE] == answer.confidence
+    assert told[names.COST_USD] == pytest.approx(float(receipt.cost or 0))
+    assert told[names.POLICY_VERSION] == receipt.policy_version
+    steps = seen.below(ask)
+    assert len(steps) == len(seen.spans) - 2
+    decisions = [span for span in steps if span.name == names.DECIDE]
+    assert [attributes(d)[names.PICKED] for d in decisions] == [choice.picked for choice in receipt.decisions]
+    assert [attributes(d)[names.CONSIDERED] for d in decisions] == [choice.considered for choice in receipt.decisions]
+    assert [attributes(d).get(names.PROBABILITY) for d in decisions] == [c.probability for c in receipt.decisions]
+    calls = [span for span in steps if span.name.startswith("chat ")]
+    for span, call in zip(calls, receipt.calls, strict=True):
+        told = attributes(span)
+        assert (span.kind, span.name) == (SpanKind.CLIENT, f"chat {call.endpoint}")
+        assert call.usage is not None
+        assert (
+            told
+            | {
+                names.OPERATION: "chat",
+                names.PROVIDER: "openai",
+                names.REQUEST_MODEL: call.endpoint,
+                names.RESPONSE_MODEL: call.endpoint,
+                names.SERVER_ADDRESS: "127.0.0.1",
+                names.SERVER_PORT: pool.port,
+                names.TOKENS_IN: call.usage.prompt_tokens,
+                names.TOKENS_OUT: call.usage.completion_tokens,
+                names.ROUND: call.round,
+                names.ATTEMPTS: 1,
+            }
+            == told
+        )
+        assert told[names.FINISH_REASONS] == ("stop",)
+        assert told[names.COST_USD] == pytest.approx(float(call.cost or 0))
+        assert (span.end_time or 0) - (span.start_time or 0) == pytest.approx(call.latency_s * 1e9, abs=1e3)
+    (fuse,) = (span for span in steps if span.name == names.FUSE)
+    for span in steps:
+        assert (ask.start_time or 0) <= (span.start_time or 0) <= (span.end_time or 0) <= (ask.end_time or 0)
+    assert (fuse.start_time or 0) == max(span.end_time or 0 for span in calls)
+    assert PROMPT not in seen.everything()
+    assert "tenant" not in seen.everything()
+
+
+def test_metrics_count_calls_tokens_and_dollars(pool: SimulatedPool) -> None:
+    seen = Seen()
+    with Ensemble(pool.endpoints, policy="plurality", telemetry=seen.telemetry()) as ensemble:
+        answers = [ensemble.ask(PROMPT, choices=["32", "42"]) for _ in range(3)]
+    calls = [call for answer in answers for call in answer.receipt.calls]
+    points = seen.metrics()
+    assert sum(point.count for point in points[names.CALL_SECONDS]) == len(calls)
+    assert sum(point.sum for point in points[names.CALL_SECONDS]) == pytest.approx(sum(c.latency_s for c in calls))
+    tokens = dict.fromkeys(("input", "output"), 0.0)
+    for point in points[names.TOKENS]:
+        tokens[point.attributes[names.TOKEN_TYPE]] += point.sum
+    assert tokens["input"] == sum(call.usage.prompt_tokens for call in calls if call.usage)
+    assert tokens["output"] == sum(call.usage.completion_tokens for call in calls if call.usage)
+    assert sum(point.value for point in points[names.COST]) == pytest.approx(sum(float(a.cost or 0) for a in answers))
+    assert [point.count for point in points[names.ASK_SECONDS]] == [3]
+    assert points[names.CALL_SECONDS][0].explicit_bounds == names.SECONDS_BOUNDS
+
+
+def test_what_fails_is_marked_and_says_how(pool: SimulatedPool) -> None:
+    """Members that fail beside one that answers; then all of them."""
+    seen = Seen()
+
+    async def refuses(_: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply({}, 403) if body["model"] == "refuses" else json_reply(completion("42"))
+
+    with serving(refuses) as service:
+        both = [Endpoint(name, model=name, base_url=service.url) for name in ("refuses", "answers")]
+        settings: dict[str, Any] = {"policy": "plurality", "telemetry": seen.telemetry(), "attempts": 1}
+        with Ensemble(both, **settings) as ensemble:
+            ensemble.ask(PROMPT)
+        assert seen.one(names.ASK).status.status_code is StatusCode.UNSET
+        failed = seen.one("chat refuses")
+        assert failed.status.status_code is StatusCode.ERROR
+        assert attributes(failed)[names.ERROR_TYPE] == "403"
+        assert seen.one("chat answers").status.status_code is StatusCode.UNSET
+        seen.spans_.clear()
+        with Ensemble(both[:1], **settings) as ensemble, pytest.raises(PoolError):
+            ensemble.ask(PROMPT)
+    ask = seen.one(names.ASK)
+    assert ask.status.status_code is StatusCode.ERROR
+    assert attributes(ask)[names.ERROR_TYPE] == "PoolError"
+    assert not any(span.name == names.FUSE for span in seen.spans)
+    errors = {point.attributes.get(names.ERROR_TYPE): point.count for point in seen.metrics()[names.ASK_SECONDS]}
+    assert errors == {None: 1, "PoolError": 1}
+    assert PROMPT not in seen.everything()
+
+
+def test_an_ask_that_is_cancelled_ends_its_span_and_is_no_error() -> None:
+    seen = Seen()
+
+    async def hangs(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return json_reply({})
+
+    async def run(url: str) -> None:
+        endpoint = Endpoint("hangs", model="m", base_url=url, input_usd_per_1m=1, output_usd_per_1m=1)
+        async with AsyncEnsemble([endpoint], telemetry=seen.telemetry()) as ensemble:
+            asking = asyncio.create_task(ensemble.ask(PROMPT, max_usd=1))
+            await asyncio.to_thread(service.arrived.wait)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    with serving(hangs) as service:
+        asyncio.run(run(service.url))
+    ask = seen.one(names.ASK)
+    assert attributes(ask)[names.ERROR_TYPE] == "CancelledError"
+    assert ask.status.status_code is StatusCode.UNSET
+    (cost,) = seen.metrics()[names.COST]  # it may have been billed
+    assert cost.value == attributes(ask)[names.COST_USD] > 0
+
+
+def test_feedback_is_an_event_linked_to_its_answer(pool: SimulatedPool) -> None:
+    seen = Seen()
+    with Ensemble(pool.endpoints, telemetry=seen.telemetry()) as ensemble:
+        answer = ensemble.ask(PROMPT, choices=["32", "42"])
+        ensemble.feedback(answer, reward=0.5, source="reviewer")
+    (log,) = seen.events_.get_finished_logs()
+    assert log.log_record.event_name == names.EVALUATION
+    assert dict(log.log_record.attributes or {}) == {
+        names.EVALUATION_NAME: "reward",
+        names.EVALUATION_SCORE: 0.5,
+        names.RESPONSE_ID: answer.id,
+        names.SOURCE: "reviewer",
+    }
+
+
+def test_a_stream_belongs_to_the_span_it_was_begun_in(pool: SimulatedPool) -> None:
+    seen = Seen()
+    with Ensemble(pool.endpoints, telemetry=seen.telemetry(), seed=0) as ensemble, seen.handler():
+        assert "".join(ensemble.stream("What is 17 + 25? Think aloud."))
+    ask, handler = seen.one(names.ASK), seen.one("handler")
+    assert ask.parent is not None
+    assert ask.parent.span_id == own_id(handler)
+
+
+def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
+    seen = Seen()
+    with Ensemble(pool.endpoints, telemetry=seen.telemetry(content=True)) as ensemble:
+        answer = ensemble.ask(PROMPT, choices=["32", "42"])
+    told = attributes(seen.one(names.ASK))
+    (asked,), (said,) = json.loads(told[names.INPUT_MESSAGES]), json.loads(told[names.OUTPUT_MESSAGES])
+    assert asked == {"role": "user", "parts": [{"type": "text", "content": PROMPT}]}
+    assert said == {"role": "assistant", "parts": [{"type": "text", "content": answer.text}]}
+
+
+def test_what_is_not_sampled_is_measured_all_the_same(pool: SimulatedPool) -> None:
+    seen = Seen()
+    telemetry = seen.telemetry(tracers={"sampler": ALWAYS_OFF})
+    with Ensemble(pool.endpoints, telemetry=telemetry) as ensemble:
+        ensemble.ask(PROMPT, choices=["32", "42"])
+    assert seen.spans == []
+    assert seen.metrics()[names.ASK_SECONDS][0].count == 1
+
+
+def test_a_recording_that_fails_costs_no_answer(pool: SimulatedPool, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            raise LookupError(PROMPT)
+
+    seen = Seen()
+    telemetry = seen.telemetry()
+    seen.tracers.add_span_processor(Broken())
+    with Ensemble(pool.endpoints, telemetry=telemetry) as ensemble:
+        assert ensemble.ask(PROMPT, choices=["32", "42"]).durable
+    assert "telemetry could not be recorded: LookupError" in caplog.text
+    assert PROMPT not in caplog.text
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_off_it_is_not_even_imported(pool: SimulatedPool) -> None:
+    code = f"""
+import sys
+from focalroute import Endpoint, Ensemble
+with Ensemble([Endpoint("e", model="swift-8b", base_url={pool.endpoints[0].base_url!r})]) as ensemble:
+    answer = ensemble.ask("{PROMPT}", choices=["32", "42"])
+    ensemble.feedback(answer, reward=1)
+print(any(name.split(".")[0] == "opentelemetry" for name in sys.modules))
+"""
+    assert python(code) == "False"
+
+
+def test_what_is_missing_or_wrong_is_said() -> None:
+    endpoint = Endpoint("e", model="m", base_url="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="telemetry: give True, False or a Telemetry, got str"):
+        Ensemble([endpoint], telemetry="yes")  # type: ignore[arg-type]
+    code = """
+import sys
+sys.modules["opentelemetry"] = None
+from focalroute import ConfigError, Endpoint, Ensemble
+try:
+    Ensemble([Endpoint("e", model="m", base_url="http://127.0.0.1:1")], telemetry=True)
+except ConfigError as error:
+    print(error)
+"""
+    assert python(code) == "telemetry: needs OpenTelemetry; pip install 'focalroute[otel]'"
