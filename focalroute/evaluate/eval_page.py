@@ -14,7 +14,7 @@ from focalroute.evaluate.lineup import IN_HINDSIGHT
 from focalroute.evaluate.metrics import BLOCK, Comparison
 from focalroute.page.drawings import CostQuality, Dot, OverTime
 from focalroute.page.page import Page, Section, Table
-from focalroute.page.sums import BINS
+from focalroute.page.sums import CALIBRATION
 
 __all__ = ["EvalFile", "Row", "eval_page", "read_eval"]
 
@@ -216,12 +216,7 @@ def _calibration(figures: Figures) -> Section:
     found = figures.calibration
     if found.expected_error is None:
         return Section("No query was answered, so that there is no confidence to check.")
-    return Section(
-        f"Answers by their confidence, in {BINS} bins, and what those of a bin turned out to be worth. On the dashed "
-        "line it is just as sure as it is right; below it is too sure. Expected calibration error, the mean distance "
-        f"from that line: {found.expected_error:.3f}.",
-        found,
-    )
+    return Section(f"{CALIBRATION}{found.expected_error:.3f}.", found)
 
 
 def _tasks(figures: Figures) -> Section:

@@ -25,7 +25,7 @@ from focalroute.page.drawings import (
     WhenRight,
 )
 from focalroute.page.labels import Box, places
-from focalroute.page.sums import BINS
+from focalroute.page.sums import BINS, FEW_IN_BIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,12 +198,13 @@ def _calibration(drawing: Calibration, figure: Figure, ink: Ink) -> None:
     """The reliability diagram: what answers were worth by confidence, above how many had it."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=ink.muted, linestyle="--", linewidth=1.2, label="as said")
-    style = {"color": ink.ours, "marker": "o", "markersize": 4.5, "linewidth": 1.6}
-    above.plot(_floats(drawing.confidence), _floats(drawing.quality), label="as it came", **style)
+    said, came, count = _floats(drawing.confidence), _floats(drawing.quality), np.array(drawing.count)
+    above.plot(said, came, color=ink.ours, linewidth=1.6, label="as it came")
+    for bins, face in ((count >= FEW_IN_BIN, ink.ours), (count < FEW_IN_BIN, "none")):
+        above.plot(said[bins], came[bins], "o", color=ink.ours, markersize=4.5, markerfacecolor=face)
     above.set_ylabel(drawing.scored)
     above.set_ylim(-0.03, 1.03)
     _legend(above, 2)
-    count = np.array(drawing.count)
     middle = (np.arange(BINS) + 0.5) / BINS
     below.bar(middle, 100 * count / max(count.sum(), 1), color=ink.muted, width=0.8 / BINS)
     below.set_ylabel("% of answers")

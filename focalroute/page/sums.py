@@ -12,6 +12,8 @@ from focalroute.page.drawings import Calibration, Corrected, Grid, Line, Value, 
 
 __all__ = [
     "BINS",
+    "CALIBRATION",
+    "FEW_IN_BIN",
     "MOST_TASKS",
     "RIGHT",
     "calibration",
@@ -31,8 +33,16 @@ Bools = NDArray[np.bool_]
 
 #: Bins of the confidence, of equal width.
 BINS = 10
+#: Answers below which a bin says little, and is drawn hollow.
+FEW_IN_BIN = 10
 #: Tasks that are shown, those with the most queries first.
 MOST_TASKS = 24
+#: How to read a calibration.
+CALIBRATION = (
+    f"Answers by their confidence, in {BINS} bins, and what those of a bin turned out to be worth; hollow: fewer than "
+    f"{FEW_IN_BIN} answers. On the dashed line it is just as sure as it is right; below it is too sure. Expected "
+    "calibration error, the mean distance from that line: "
+)
 #: An answer counts as right if it is worth at least this.
 RIGHT = 0.5
 _MOST_POINTS = 400

@@ -133,15 +133,19 @@ def _curve(history: History) -> Section:
             for number, count in counts.items()
             if count >= _LEAST_OF_VERSION
         ]
+    versions = " A version of the policy is on the queries of its own time." if len(counts) > 1 else ""
     for name, record, known, right in _by_endpoint(history):
         if known.sum() >= FEW and (axis == "calls" or record.usd is not None):
             cost = 1.0 if axis == "calls" else 1000 * (record.usd or 0.0)
             dots.append(Dot(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
-    vote = f" “{_VOTE}” is what the plain vote of the same replies is worth." if history.labelled.all() else ""
+    vote = f" The “{_VOTE}” is what a plain vote of the same replies is worth." if history.labelled.all() else ""
     return Section(
         f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
         "endpoint alone, on those queries only for which it was asked or probed and the right answer is known; who is "
-        "asked later gets the harder ones, so this is no fair comparison between endpoints." + vote + " For baselines "
+        "asked later gets the harder ones, so this is no fair comparison between endpoints."
+        + vote
+        + versions
+        + " For baselines "
         "on the same queries let every endpoint answer them (focalroute collect) and replay that (focalroute eval).",
         CostQuality(tuple(dots), scored, axis),
     )
@@ -237,12 +241,7 @@ def _when_right(history: History) -> Section:
 
 def _calibration(history: History) -> Section:
     found = sums.calibration(history.confidence, history.worth, _scored(history))
-    return Section(
-        f"Answers by their confidence, in {sums.BINS} bins, and what those of a bin turned out to be worth. On the "
-        "dashed line it is just as sure as it is right; below it is too sure. Expected calibration error, the mean "
-        f"distance from that line: {found.expected_error:.3f}.",
-        found,
-    )
+    return Section(f"{sums.CALIBRATION}{found.expected_error:.3f}.", found)
 
 
 def _diversity(history: History) -> Section:

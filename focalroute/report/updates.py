@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from focalroute.page.drawings import Histories, Line
@@ -65,15 +66,16 @@ def updates_section(folder: str) -> Section:
     Raises:
         PolicyError: a version does not pass its checks.
     """
+    name = Path(folder).name
     found = {version: metrics for version in bundle.versions(folder) if (metrics := _metrics(folder, version))}
     if not found:
-        return Section(f"{folder} holds no version that an update made: give feedback, then run focalroute update.")
+        return Section(f"{name} holds no version that an update made: give feedback, then run focalroute update.")
     drawn = list(MEANINGS)[:_DRAWN]
     lines = [Line(MEANINGS[key][0], [metrics[key] for metrics in found.values()]) for key in drawn]
     latest = max(found)
-    rows = [(name, _shown(found[latest][key]), meaning) for key, (name, meaning) in MEANINGS.items()]
+    rows = [(title, _shown(found[latest][key]), meaning) for key, (title, meaning) in MEANINGS.items()]
     return Section(
-        f"The {len(found)} versions that {folder} keeps of its updates. An update that was rejected, or had too little "
+        f"The {len(found)} versions that {name} keeps of its updates. An update that was rejected, or had too little "
         "evidence, makes no version: focalroute update says so, and a serving process logs it.",
         Histories(tuple(found), lines) if len(found) > 1 else None,
         Table(("", f"version {latest}", "what it means"), rows, words=True),
@@ -88,4 +90,4 @@ def _metrics(folder: str, version: int) -> Mapping[str, Any] | None:
 
 
 def _shown(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from focalroute.evaluate.html.labels import places
 from focalroute.evaluate.html.numbers import (
     BINS,
@@ -19,6 +18,7 @@ from focalroute.evaluate.html.numbers import (
     pairwise_diversity,
     rolling,
 )
+
 from focalroute.evaluate.replay import Played
 from focalroute.evaluate.replayed import Replayed, Run
 from focalroute.observe.diversity import focal_diversity

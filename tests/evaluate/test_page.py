@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from focalroute.evaluate.html.page import SECTIONS, page
 
 from focalroute.errors import ConfigError
 from focalroute.evaluate.command import evaluate_command
-from focalroute.evaluate.html.page import SECTIONS, page
 from focalroute.evaluate.report import evaluate
 from focalroute.policy.bundle import cold
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
