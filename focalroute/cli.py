@@ -304,7 +304,7 @@ def evaluate(
 @app.command()
 def report(
     evaluation: Annotated[
-        Path | None, typer.Argument(metavar="[EVAL.json]", help="What focalroute eval --json wrote.")
+        Path | None, typer.Argument(metavar="EVAL.json", help="What focalroute eval --json wrote.")
     ] = None,
     store: Annotated[Path | None, typer.Option(help="Instead: a SQLite file with answers and their feedback.")] = None,
     policy: Annotated[

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from focalroute import capabilities
 from focalroute.capabilities import Capabilities
@@ -30,11 +30,6 @@ __all__ = ["Checked", "Probed", "check_command", "check_pool", "probe_command", 
 _TIMEOUT_S = 10.0
 _QUESTION = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
 _REFUSED = (401, 403)
-_ADVICE = {
-    "key": "set the environment variable",
-    "refused": "is the key right, and for this service?",
-    "unreachable": "is the address right, and the service up?",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +129,13 @@ def _reached(
     try:
         payload = fetch_models(endpoint, _TIMEOUT_S)
     except ConfigError as error:
-        return "key", f"{error}; {_ADVICE['key']}", None
+        return "key", str(error), None
     except NotListed as error:
         if error.status in _REFUSED:
-            return "refused", f"HTTP {error.status}: {_ADVICE['refused']}", None
+            return "refused", f"HTTP {error.status}: is the key right, and for this service?", None
         if error.status is None:
-            return "unreachable", f"{endpoint.base_url} {error}: {_ADVICE['unreachable']}", None
+            detail = f"{endpoint.base_url}/models {error}: is the address right, and the service up?"
+            return "unreachable", detail, None
         return "ok", f"gives no list of models ({error})", None
     models = payload.get("data") if isinstance(payload, Mapping) else payload
     names = {model.get("id") for model in models if isinstance(model, Mapping)} if isinstance(models, list) else set()
@@ -225,12 +221,12 @@ async def _probe(endpoint: Endpoint, clients: HttpClients, store: Store) -> Prob
 def _show_checked(found: Sequence[Checked]) -> None:
     rows = []
     for one in found:
-        notes = [one.detail] if one.detail else []
-        if not one.priced:
-            notes.append("no price: what it costs is unknown (focalroute pool prices)")
         key = f"{one.key} {'not usable' if one.state == 'key' else 'set'}" if one.key else "none needed"
-        rows.append((one.endpoint, one.state, key, _can(one.capabilities) or "not known: pool probe", "; ".join(notes)))
-    _grid(("endpoint", "state", "key", "can do", ""), rows)
+        rows.append((one.endpoint, one.state, key, _can(one.capabilities) or "not known: pool probe"))
+    _show(("endpoint", "state", "key", "can do"), rows, found)
+    unpriced = ", ".join(one.endpoint for one in found if not one.priced)
+    if unpriced:
+        print(f"no price: {unpriced}; what they cost is unknown, focalroute pool prices may find it")
 
 
 def _show_probed(found: Sequence[Probed]) -> None:
@@ -238,8 +234,8 @@ def _show_probed(found: Sequence[Probed]) -> None:
     for one in found:
         latency = "" if one.latency_s is None else f"{one.latency_s:.2f} s"
         cost = "unknown" if one.cost is None else f"${one.cost:.6f}"
-        rows.append((one.endpoint, one.state, latency, cost, _can(one.capabilities), one.detail))
-    _grid(("endpoint", "state", "latency", "cost", "can do", ""), rows)
+        rows.append((one.endpoint, one.state, latency, cost, _can(one.capabilities)))
+    _show(("endpoint", "state", "latency", "cost", "can do"), rows, found)
 
 
 def _can(able: Capabilities | None) -> str:
@@ -255,7 +251,8 @@ def _can(able: Capabilities | None) -> str:
     return ", ".join(word for word, there in words.items() if there) or "plain replies only"
 
 
-def _grid(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _show(columns: Sequence[str], rows: Sequence[Sequence[str]], found: Sequence[Checked | Probed]) -> None:
+    """A table, and below it what is to be said of each endpoint."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -266,3 +263,6 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     for row in rows:
         grid.add_row(*row)
     Console(highlight=False, markup=False).print(grid)
+    for one in found:
+        if one.detail:
+            print(f"{one.endpoint}: {one.detail}")

@@ -73,7 +73,7 @@ def report_command(
 
 def _page(evaluation: Path | None, store: Path | None, last: int, updates: Section | None) -> Page:
     if (evaluation is None) == (store is None):
-        raise ConfigError("report: give either the JSON of an evaluation or --store")
+        raise ConfigError("report: give EVAL.json, what focalroute eval --json wrote, or --store STORE")
     if evaluation is not None:
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - one of both is there
