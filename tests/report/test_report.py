@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_history_is_what_was_answered(asked: Asked) -> None:
     history, rated = asked.history, list(zip(asked.answers, asked.questions, strict=True))[:-1]
-    assert (history.answers, len(history.worth), history.labelled.all()) == (81, 80, True)
+    assert (history.answers, len(history.worth), int(history.labelled.sum())) == (81, 80, 80)
     assert history.worth.sum() == sum(answer.choice == question.label for answer, question in rated)
     assert history.usd.sum() == pytest.approx(float(sum((answer.cost or Decimal(0)) for answer, _ in rated)))
     assert history.calls.sum() == sum(len(answer.receipt.calls) for answer, _ in rated)
