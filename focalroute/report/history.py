@@ -26,6 +26,7 @@ I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _Rated = Sequence[tuple[StoredAnswer, Feedback]]
 _Receipt = dict[str, Any]
+_READ = {"calls", "cost", "latency_s", "policy_version"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class History:
 
 def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> History:
     """Sum up a store's answers and what was said of them (see `focalroute.store.Store.recent`)."""
-    rows = [(answer, said, json.loads(answer.receipt)) for answer, said in stored]
+    rows = [(answer, said, found) for answer, said in stored if (found := _receipt(answer)) is not None]
     every = [(answer, receipt) for answer, _, receipt in rows]
     names, receipts = _names(every), {answer.id: receipt for answer, receipt in every}
     decided = [(answer, found) for answer, said, _ in rows if (found := deciding(said)) is not None]
@@ -111,6 +112,15 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
         member=member,
         changes=tuple(_changes(rated, names)),
     )
+
+
+def _receipt(answer: StoredAnswer) -> _Receipt | None:
+    """The answer's receipt; None where it is damaged, or of another version of this package: it is left out."""
+    try:
+        found = json.loads(answer.receipt)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.keys() >= _READ else None
 
 
 def _asked(receipt: _Receipt) -> list[_Receipt]:

@@ -158,6 +158,12 @@ def test_a_vote_shares_ties() -> None:
     assert history.vote.tolist() == [0.5, 0]
 
 
+def test_an_answer_without_its_receipt_is_left_out() -> None:
+    whole, damaged = _answer(0, {"a": True}), _answer(1, {"a": True})
+    rows = [whole, *((replace(damaged[0], receipt=text), damaged[1]) for text in ("{", "[]", "{}"))]
+    assert read_history(rows).answers == 1
+
+
 # -- what is missing ---------------------------------------------------------------------------------------------------
 
 
