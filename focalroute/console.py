@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Mapping
@@ -66,7 +68,7 @@ def chat_command(pool: Path, settings: Mapping[str, Any], *, max_usd: str | None
     Raises:
         ConfigError: the pool or a setting is wrong.
     """
-    interactive = sys.stdin.isatty()
+    interactive = _prepared()
     with Ensemble.from_toml(pool, **settings) as ensemble:
         chat = _Chat(ensemble, max_usd, as_json)
         if interactive:
@@ -74,6 +76,17 @@ def chat_command(pool: Path, settings: Mapping[str, Any], *, max_usd: str | None
         while (line := _next_line(interactive)) is not None and chat.take(line.strip()):
             pass
     return chat.all_answered
+
+
+def _prepared() -> bool:
+    """Make standard input ready to be read by lines; whether somebody types them."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    if not sys.stdin.isatty():
+        return False
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - where there is one, what is typed can be edited
+    return True
 
 
 def _next_line(interactive: bool) -> str | None:

@@ -19,10 +19,13 @@ from focalroute.capabilities import Capabilities
 from focalroute.config import Endpoint, load_pool
 from focalroute.cost import Bill, bill_of
 from focalroute.endpoint import EndpointClient, HttpClients
+from focalroute.ensemble import AsyncEnsemble
 from focalroute.errors import CallFailed, ConfigError
+from focalroute.pool_file import pool_arguments
 from focalroute.prices import NotListed, fetch_models
 from focalroute.store import open_store
 from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
+from focalroute.sync import Ensemble
 from focalroute.wire import Request
 
 __all__ = ["Checked", "Probed", "check_command", "check_pool", "probe_command", "probe_pool"]
@@ -84,16 +87,19 @@ class Probed:
 def check_command(pool: Path, store: Path | None = None, *, as_json: bool = False) -> bool:
     """Check a pool file, and print what was found; whether every endpoint can be asked.
 
+    If all have their address and key, an ensemble is made of it, too, which is asked nothing: that checks its settings.
+
     Args:
         store: where earlier probes are remembered.
 
     Raises:
-        ConfigError: the file itself is wrong, or there is no such store.
+        ConfigError: the file itself or a setting in it is wrong, or there is no such store.
         StoreError: the store cannot be read.
     """
     if store is not None and not store.exists():
         raise ConfigError(f"{store}: there is no such store")
     endpoints = load_pool(pool).endpoints
+    pool_arguments(AsyncEnsemble, pool, {})
     if store is None:
         found = check_pool(endpoints)
     else:
@@ -103,6 +109,8 @@ def check_command(pool: Path, store: Path | None = None, *, as_json: bool = Fals
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
     else:
         _show_checked(found)
+    if not any(one.state in ("key", "no address") for one in found):
+        Ensemble.from_toml(pool, store=None).close()
     return all(one.state == "ok" for one in found)
 
 

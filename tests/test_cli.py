@@ -176,6 +176,9 @@ def test_a_pool_is_checked_without_asking_it(pool_file: Path, tmp_path: Path) ->
     assert {(one["state"], one["listed"], one["priced"], one["capabilities"]) for one in found} == {
         ("ok", True, True, None)
     }
+    setting = tmp_path / "setting.toml"
+    setting.write_text(f"{pool_file.read_text()}\n[ensemble]\nattempts = 11\n")
+    assert "attempts: " in focalroute("pool", "check", str(setting)).stderr
     wrong = tmp_path / "pool.toml"
     gone = 'model = "m"\nbase_url = "http://127.0.0.1:1/v1"\n'
     wrong.write_text(f'[[endpoint]]\nname = "a"\n{gone}api_key_env = "NO_SUCH_KEY"\n[[endpoint]]\nname = "b"\n{gone}')

@@ -46,7 +46,7 @@ ENGINES = {
 ENGINES_TO_COME = ("redis",)
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
-HUBS = {"__init__", "__main__", "cli", "console", "demo", "ensemble", "live", "server", "sync"}
+HUBS = {"__init__", "__main__", "cli", "cli_pool", "console", "demo", "ensemble", "live", "pool_check", "server", "sync"}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
@@ -60,7 +60,6 @@ BEYOND = {
     "collect": {"amounts", "answers", "budget", "evaluate", "many", "pool", "progress", "query", "race", "store"},
     "config": {"amounts", "keys"},
     "cli_policy": {"evaluate", "policy"},
-    "cli_pool": {"pool_check", "prices"},
     "chain": {"answers", "ask", "elicit", "observe", "policy"},
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "structured", "tool_calls", "wire"},
@@ -107,7 +106,6 @@ BEYOND = {
         "seat",
         "store",
     },
-    "pool_check": {"capabilities", "cost", "endpoint", "prices", "store", "wire"},
     "pool_file": {"embedders"},
     "prices": {"amounts", "price_library"},
     "probe": {"background", "answers", "ask", "budget", "cost", "needs", "observe", "pacing", "pool", "store"},

@@ -186,7 +186,8 @@ def _played(report: EvalFile, figures: Figures) -> dict[str, Section]:
 
 def _over_time(report: EvalFile, drawn: OverTime) -> Section:
     found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(drawn.marks, 1)]
-    changes = f" Lines mark where an endpoint was noticed to have changed. {'; '.join(found)}." if found else ""
+    first = " with the first seed" if report.seeds > 1 else ""
+    changes = f" Lines mark where an endpoint was noticed to have changed{first}. {'; '.join(found)}." if found else ""
     none = "" if found else " No endpoint was noticed to have changed."
     return Section(
         f"Means over {drawn.width} consecutive test queries, all seeds. Above: {report.scored}; all lines rise and "

@@ -87,7 +87,7 @@ class History:
 
 def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> History:
     """Sum up a store's answers and what was said of them (see `focalroute.store.Store.recent`)."""
-    rows = [(answer, said, found) for answer, said in stored if (found := _receipt(answer)) is not None]
+    rows = [(answer, said, receipt) for answer, said in stored if (receipt := _receipt(answer)) is not None]
     every = [(answer, receipt) for answer, _, receipt in rows]
     names, receipts = _names(every), {answer.id: receipt for answer, receipt in every}
     decided = [(answer, found) for answer, said, _ in rows if (found := deciding(said)) is not None]
