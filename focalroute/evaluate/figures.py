@@ -53,11 +53,11 @@ def figures(replayed: Replayed, name: str, scored: str) -> Figures:
     means = {method: worth.mean(axis=0) for method, worth in methods.items()}
     tasks, left = asked_by_task(replayed)
     confidence = np.concatenate([run.confidence for run in replayed.ours[replayed.shown]])
-    ours = methods[name] >= RIGHT
+    right_or_wrong = {method: (worth >= RIGHT).astype(np.float64) for method, worth in methods.items()}
     return Figures(
         shown=replayed.shown,
         over_time=over_time(replayed, means, scored),
-        errors=Errors({other: sums.corrected(ours, methods[other] >= RIGHT) for other in BESIDE}),
+        errors=Errors({other: sums.corrected(right_or_wrong[name], right_or_wrong[other]) for other in BESIDE}),
         when_right=sums.when_right(
             right.sum(axis=1), means, len(names), scored=scored, members="endpoints whose recorded answer is right"
         ),

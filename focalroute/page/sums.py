@@ -116,12 +116,12 @@ def when_right(number: I64, methods: Mapping[str, F64], most: int, *, scored: st
     return WhenRight(tuple(rows.tolist()), tuple(lines), scored, members)
 
 
-def corrected(ours: Bools, theirs: Bools) -> Corrected:
-    """Right and wrong, set side by side."""
+def corrected(ours: F64, theirs: F64) -> Corrected:
+    """Set side by side; (..., n), 1 right, 0 wrong, between: right with that probability."""
     return Corrected(
-        round(float((ours & ~theirs).mean()), 6),
-        round(float((theirs & ~ours).mean()), 6),
-        round(float((~theirs).mean()), 6),
+        round(float((ours * (1 - theirs)).mean()), 6),
+        round(float((theirs * (1 - ours)).mean()), 6),
+        round(float((1 - theirs).mean()), 6),
         ours.shape[-1],
     )
 

@@ -142,11 +142,9 @@ def _curve(history: History) -> Section:
     return Section(
         f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
         "endpoint alone, on those queries only for which it was asked or probed and the right answer is known; who is "
-        "asked later gets the harder ones, so this is no fair comparison between endpoints."
-        + vote
-        + versions
-        + " For baselines "
-        "on the same queries let every endpoint answer them (focalroute collect) and replay that (focalroute eval).",
+        f"asked later gets the harder ones, so this is no fair comparison between endpoints.{vote}{versions} For "
+        "baselines on the same queries let every endpoint answer them (focalroute collect) and replay that (focalroute "
+        "eval).",
         CostQuality(tuple(dots), scored, axis),
     )
 
@@ -205,13 +203,12 @@ def _over_time(history: History) -> Section:
 
 
 def _errors(history: History) -> Section:
-    rows = history.labelled
-    ours = history.worth[rows] >= RIGHT
-    found = {_VOTE: sums.corrected(ours, history.vote[rows] >= RIGHT)}
+    rows, ours = history.labelled, (history.worth >= RIGHT).astype(np.float64)
+    found = {_VOTE: sums.corrected(ours[rows], history.vote[rows])}
     most = sorted(_by_endpoint(history), key=lambda one: -int(one[2].sum()))
     for name, _, known, right in most[:_MOST_BESIDE]:
         if known.sum() >= FEW:
-            found[name] = sums.corrected(history.worth[known] >= RIGHT, right[known])
+            found[name] = sums.corrected(ours[known], right[known].astype(np.float64))
     on = ", ".join(f"{name} {one.queries:,}" for name, one in found.items())
     return Section(
         "focalroute's answers beside the plain vote of the same replies, and beside each endpoint's own on the queries "

@@ -116,7 +116,8 @@ def test_the_page_draws_these_numbers(asked: Asked) -> None:
     assert dots["focalroute"].cost == pytest.approx(1000 * history.usd.mean()) == dots["vote of those asked"].cost
     assert isinstance(errors, Errors)
     vote = errors.found["vote of those asked"]
-    assert vote.errors == pytest.approx((history.vote < 0.5).mean(), abs=1e-6)
+    assert vote.errors == pytest.approx(1 - history.vote.mean(), abs=1e-6)
+    assert vote.corrected - vote.spoilt == pytest.approx(history.worth.mean() - history.vote.mean(), abs=1e-5)
     assert isinstance(right, WhenRight)
     assert sum(right.rows) == (history.member.sum(axis=1) > 1).sum()
     assert isinstance(rounds, Rounds)
