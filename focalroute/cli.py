@@ -43,7 +43,10 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer."""
+    """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.
+
+    Exit code 0: done; 1: it failed; 2: something is wrong that you can correct, and is named.
+    """
 
 
 @app.command()

@@ -25,7 +25,8 @@ __all__ = [
 ]
 
 Value = float | None
-#: Cost as a share of asking everybody, USD for 1,000 queries, or (where everything is free) calls for each query.
+#: Cost as a share of asking everybody, USD for 1,000 queries, or (where all is free, or of
+#: unknown cost) calls for each query.
 CostAxis = Literal["share", "usd", "calls"]
 
 

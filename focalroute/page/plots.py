@@ -42,7 +42,7 @@ _TICKS = tuple(lead * 10.0**power for power in range(-6, 6) for lead in (1, 2, 5
 _AXES: dict[CostAxis, str] = {
     "share": "cost, % of asking everybody",
     "usd": "USD per 1,000 queries",
-    "calls": "calls per query (all of them free)",
+    "calls": "calls per query (all free, or of unknown cost)",
 }
 _BELOW: dict[CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
 _LABELLED_MARKS = 12
@@ -119,7 +119,8 @@ def _over_time(drawing: OverTime, figure: Figure, ink: Ink) -> None:
         for axes in (above, below):
             axes.axvline(mark.at, color=color, linestyle=dash, linewidth=1)
         if mark.found and number <= _LABELLED_MARKS:
-            above.text(mark.at, 0, f" {number}", transform=above.get_xaxis_transform(), color=color, fontsize=8)
+            place: Any = {"transform": above.get_xaxis_transform(), "va": "top", "color": color, "fontsize": 8}
+            above.text(mark.at, 1, f" {number}", **place)
 
 
 def _rounds(drawing: Rounds, figure: Figure, ink: Ink) -> None:
