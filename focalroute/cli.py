@@ -314,7 +314,7 @@ def report(
         str | None, typer.Option(help="Folder of policy bundles: shows what its updates did, as well.")
     ] = None,
     last: Annotated[int, typer.Option(min=1, help="Of a store: so many of the latest answers.")] = 10_000,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:

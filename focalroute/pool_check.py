@@ -35,6 +35,18 @@ _QUESTION = Request(({"role": "user", "content": "Answer with the word yes."},),
 _REFUSED = (401, 403)
 
 
+State = Literal["ok", "key", "refused", "unreachable", "no address"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """A service, reached with one key; ``models``: those that it lists."""
+
+    state: State
+    detail: str
+    models: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """One endpoint, without asking it anything.
@@ -47,12 +59,12 @@ class Checked:
         listed: whether the service lists the model; None: it gives no list.
         priced: whether its price is known.
         capabilities: what it can do; None: not known yet, `pool probe` finds out.
-        source: where that is from: "pool file", "store", or "" .
+        source: where that is from: "pool file", "store", or "".
     """
 
     endpoint: str
     model: str
-    state: Literal["ok", "key", "refused", "unreachable", "no address"]
+    state: State
     detail: str
     key: str | None
     listed: bool | None
@@ -115,40 +127,56 @@ def check_command(pool: Path, store: Path | None = None, *, as_json: bool = Fals
 
 
 def check_pool(endpoints: Sequence[Endpoint], store: Store | None = None) -> list[Checked]:
-    """Ask each service for its list of models, which is free, all at a time."""
+    """Ask each service once for its list of models, which is free, all at a time."""
+    places = {_place(one): one for one in endpoints if _unusable(one) is None}
     with ThreadPoolExecutor(max_workers=16) as workers:
-        return list(workers.map(lambda endpoint: _check(endpoint, store), endpoints))
+        services = dict(zip(places, workers.map(_service, places.values()), strict=True))
+    return [_check(one, services.get(_place(one)), store) for one in endpoints]
 
 
-def _check(endpoint: Endpoint, store: Store | None) -> Checked:
+def _place(endpoint: Endpoint) -> tuple[str | None, str | None]:
+    return endpoint.base_url, endpoint.api_key_env
+
+
+def _unusable(endpoint: Endpoint) -> tuple[State, str] | None:
+    """Why it cannot be asked whatever its service says."""
+    if endpoint.base_url is None:
+        return "no address", "has no base_url: it can be replayed, not asked"
+    try:
+        endpoint.api_key()
+    except ConfigError as error:
+        return "key", str(error)
+    return None
+
+
+def _service(endpoint: Endpoint) -> _Service:
+    try:
+        payload = fetch_models(endpoint, _TIMEOUT_S)
+    except NotListed as error:
+        if error.status in _REFUSED:
+            return _Service("refused", f"HTTP {error.status}: is the key right, and for this service?")
+        if error.status is None:
+            detail = f"{endpoint.base_url}/models {error}: is the address right, and the service up?"
+            return _Service("unreachable", detail)
+        return _Service("ok", f"gives no list of models ({error})")
+    models = payload.get("data") if isinstance(payload, Mapping) else payload
+    listed = models if isinstance(models, list) else ()
+    return _Service("ok", "", frozenset(str(model.get("id")) for model in listed if isinstance(model, Mapping)))
+
+
+def _check(endpoint: Endpoint, service: _Service | None, store: Store | None) -> Checked:
     known, source = _known(endpoint, store)
-    state, detail, listed = _reached(endpoint)
+    state, detail = _unusable(endpoint) or ("ok", "")
+    listed = None
+    if service is not None:
+        state, detail = service.state, service.detail
+        listed = endpoint.model in service.models if service.models else None
+    if listed is False:
+        detail = f"the service does not list the model {endpoint.model!r}"
     return Checked(
         endpoint.name, endpoint.model, state, detail, endpoint.api_key_env, listed,
         priced=endpoint.price is not None, capabilities=known, source=source,
     )  # fmt: skip
-
-
-def _reached(
-    endpoint: Endpoint,
-) -> tuple[Literal["ok", "key", "refused", "unreachable", "no address"], str, bool | None]:
-    if endpoint.base_url is None:
-        return "no address", "has no base_url: it can be replayed, not asked", None
-    try:
-        payload = fetch_models(endpoint, _TIMEOUT_S)
-    except ConfigError as error:
-        return "key", str(error), None
-    except NotListed as error:
-        if error.status in _REFUSED:
-            return "refused", f"HTTP {error.status}: is the key right, and for this service?", None
-        if error.status is None:
-            detail = f"{endpoint.base_url}/models {error}: is the address right, and the service up?"
-            return "unreachable", detail, None
-        return "ok", f"gives no list of models ({error})", None
-    models = payload.get("data") if isinstance(payload, Mapping) else payload
-    names = {model.get("id") for model in models if isinstance(model, Mapping)} if isinstance(models, list) else set()
-    listed = endpoint.model in names if names else None
-    return "ok", f"the service does not list the model {endpoint.model!r}" if listed is False else "", listed
 
 
 def _known(endpoint: Endpoint, store: Store | None) -> tuple[Capabilities | None, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from focalroute.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page, read_eval
-from focalroute.files import check_writable, write_file
+from focalroute.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.page.page import Page, Section, check_extra, html, pngs
 from focalroute.policy import bundle
 from focalroute.report.history import read_history
@@ -41,7 +41,7 @@ def report_command(
         store: a SQLite store; one of both is given.
         policy: a policy folder, for what its updates did.
         last: of the store, so many of the latest answers.
-        out: the page.
+        out: the page; "-" is standard output, which then has nothing else.
         png: folder for the PNGs; made if missing.
         as_json: say it as JSON.
 
@@ -61,6 +61,8 @@ def report_command(
         for name, section in page.sections.items()
         if section.drawing is None and section.table is None
     }
+    if out == STANDARD_OUTPUT:
+        return
     if as_json:
         said = {"page": str(out), "pngs": [str(file) for file in drawn], "missing": missing}
         print(json.dumps(said, indent=2))
