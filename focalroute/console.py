@@ -73,7 +73,8 @@ def chat_command(pool: Path, settings: Mapping[str, Any], *, max_usd: str | None
         chat = _Chat(ensemble, max_usd, as_json)
         if interactive:
             _note(f"{len(ensemble.endpoints)} endpoints. /feedback good | bad after an answer, /help, /quit.")
-        while (line := _next_line(interactive)) is not None and chat.take(line.strip()):
+        prompt = "> " if interactive and sys.stdout.isatty() and not as_json else ""
+        while (line := _next_line(prompt)) is not None and chat.take(line.strip()):
             pass
     return chat.all_answered
 
@@ -89,10 +90,10 @@ def _prepared() -> bool:
     return True
 
 
-def _next_line(interactive: bool) -> str | None:
+def _next_line(prompt: str) -> str | None:
     """None: the end of the input, or Ctrl-C."""
     try:
-        return input("> " if interactive else "")
+        return input(prompt)
     except (EOFError, KeyboardInterrupt):
         return None
 
