@@ -46,7 +46,19 @@ ENGINES = {
 ENGINES_TO_COME = ("redis",)
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
-HUBS = {"__init__", "__main__", "cli", "cli_pool", "console", "demo", "ensemble", "live", "pool_check", "server", "sync"}
+HUBS = {
+    "__init__",
+    "__main__",
+    "cli",
+    "cli_pool",
+    "console",
+    "demo",
+    "ensemble",
+    "live",
+    "pool_check",
+    "server",
+    "sync",
+}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
