@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from focalroute.cli_policy import policies
+from focalroute.cli_pool import pools
 from focalroute.errors import ConfigError, FocalrouteError
 from focalroute.server.command import key, serve
 
@@ -21,9 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a folder holds, go back to a version.")
 app.add_typer(policies, name="policy")
-pools = typer.Typer(no_args_is_help=True, help="Look after a pool file.")
 app.add_typer(pools, name="pool")
 app.command()(serve)
 app.command()(key)
@@ -43,7 +43,10 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer."""
+    """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.
+
+    Exit code 0: done; 1: it failed; 2: something is wrong that you can correct, and is named.
+    """
 
 
 @app.command()
@@ -82,29 +85,43 @@ def ask(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer and its receipt as JSON.")] = False,
 ) -> None:
     """Ask a real pool one question and print the fused answer with its cost."""
-    from focalroute import Ensemble
+    from focalroute.console import ask_command
 
-    given = {"store": store, "policy": policy}
-    settings = {name: value for name, value in given.items() if value is not None}
-    offered = None if choices is None else [choice.strip() for choice in choices.split(",")]
-    with Ensemble.from_toml(pool, **settings) as ensemble:
-        fused = ensemble.ask(query, choices=offered, answer=answer, samples=samples, max_usd=max_usd)
-    if as_json:
-        said = ("id", "value", "text", "choice", "candidates", "probabilities", "confidence")
-        receipt = {"receipt": json.loads(fused.receipt.to_json())}
-        typer.echo(json.dumps({name: getattr(fused, name) for name in said} | receipt, indent=2))
-        return
-    typer.echo(_shown(fused.value))
-    asked = ", ".join(call.endpoint for call in fused.receipt.calls)
-    cost = "unknown" if fused.cost is None else f"${fused.cost:.6f}"
-    typer.echo(f"confidence {fused.confidence:.2f}, cost {cost}, asked {asked}", err=True)
-    for shortfall in fused.degraded:
-        typer.echo(f"note: {shortfall}", err=True)
+    ask_command(
+        query,
+        pool,
+        _given(store=store, policy=policy),
+        choices=choices,
+        answer=answer,
+        samples=samples,
+        max_usd=max_usd,
+        as_json=as_json,
+    )
 
 
-def _shown(text: str) -> str:
-    """A reply's text without the characters that would steer the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+@app.command()
+def chat(
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
+    ] = None,
+    max_usd: Annotated[str | None, typer.Option(help="Cap for each question, USD.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print answers and receipts as JSON, one a line.")] = False,
+) -> None:
+    """Talk with a pool: answers are said as they come, with what they cost; /help lists what else can be typed.
+
+    Questions are read from standard input, one a line, so it works in a pipe, too. Exit code 1 if one had no answer.
+    """
+    from focalroute.console import chat_command
+
+    if not chat_command(pool, _given(store=store, policy=policy), max_usd=max_usd, as_json=as_json):
+        raise typer.Exit(1)
+
+
+def _given(**settings: object) -> dict[str, object]:
+    """The settings that were given: those left out are the pool file's."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 @app.command()
@@ -240,7 +257,9 @@ def evaluate(
     quality: Annotated[str | None, typer.Option(help="With --live: what free-form answers are scored by.")] = None,
     max_rounds: Annotated[int, typer.Option(min=1, help="With --live: the longest chain.")] = 3,
     out: Annotated[Path | None, typer.Option(help="With --live: folder to publish the trained DER to.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report there as JSON, or print it (-).")
+    ] = None,
     html_file: Annotated[
         Path | None, typer.Option("--html", help="Write the report there as one page with plots (extra report).")
     ] = None,
@@ -285,45 +304,27 @@ def evaluate(
     )
 
 
-@policies.command()
-def compare(
-    a: Annotated[str, typer.Argument(help="A policy: a folder, folder@version, or cold for the shipped one.")],
-    b: Annotated[str, typer.Argument(help="Another one.")],
-    store: Annotated[Path, typer.Option(help="The SQLite file with the answers and their feedback.")],
-    seed: Annotated[int, typer.Option(help="Of the parts that the critic is fitted on.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
-) -> None:
-    """Estimate what two policies would have been worth on answers that were decided with exploration and rewarded.
-
-    Nobody is asked: the answers are weighed by the probabilities that were stored with them.
-    """
-    from focalroute.evaluate.compare import compare_command
-
-    compare_command(a, b, store, seed=seed, as_json=as_json)
-
-
-@policies.command("show")
-def show_policy(
-    policy: Annotated[str, typer.Argument(help="A folder, folder@version, or cold for the shipped one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-) -> None:
-    """Show the versions that a folder keeps, and what one of them (else the one that serves) was made from."""
-    from focalroute.policy.command import show_command
-
-    show_command(policy, as_json=as_json)
-
-
-@policies.command("rollback")
-def roll_back(
-    folder: Annotated[Path, typer.Argument(help="Folder of policy bundles.")],
-    version: Annotated[
-        int | None, typer.Argument(help="The version; without it what the current one came from.")
+@app.command()
+def report(
+    evaluation: Annotated[
+        Path | None, typer.Argument(metavar="EVAL.json", help="What focalroute eval --json wrote.")
     ] = None,
+    store: Annotated[Path | None, typer.Option(help="Instead: a SQLite file with answers and their feedback.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Folder of policy bundles: shows what its updates did, as well.")
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Of a store: so many of the latest answers.")] = 10_000,
+    out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Make an earlier version serve again; processes that serve with this folder notice within a second."""
-    from focalroute.policy.command import rollback_command
+    """Write one self-contained page about a store or an evaluation: what it costs, how good it is, who is asked when.
 
-    rollback_command(folder, version)
+    Needs the extra report. Sections without data say what they need.
+    """
+    from focalroute.report.command import report_command
+
+    report_command(evaluation, store, policy=policy, last=last, out=out, png=png, as_json=as_json)
 
 
 @app.command()
@@ -353,33 +354,6 @@ def ledger(
             typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
         else:
             typer.echo(show_spending(opened.ledger(by), by, form))
-
-
-@pools.command()
-def prices(
-    pool: Annotated[Path, typer.Argument(help="The pool file (TOML) that lists the endpoints.")],
-    write: Annotated[
-        bool, typer.Option("--write", help="Put the listed prices, their date and source into the file.")
-    ] = False,
-    library: Annotated[
-        bool, typer.Option("--library", help="Take all of them from genai-prices (extra prices); fetch nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
-) -> None:
-    """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter, or with a price library.
-
-    Services without such a listing are looked up in genai-prices, where it is installed. The API keys are read from the
-    environment, as for asking. Exit code 1 if a listing could not be had.
-    """
-    from focalroute.config import load_pool
-    from focalroute.prices import listed_prices, show_prices, write_prices
-
-    listed = listed_prices(load_pool(pool).endpoints, library=library)
-    if write:
-        write_prices(pool, listed)
-    typer.echo(show_prices(listed, as_json=as_json))
-    if any(one.state == "failed" for one in listed):
-        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -27,7 +27,17 @@ from focalroute.config import Dialect, Endpoint, Price
 from focalroute.errors import ConfigError
 from focalroute.price_library import installed, look_up
 
-__all__ = ["Listed", "listed_prices", "read_listing", "show_prices", "stale", "warn_if_stale", "write_prices"]
+__all__ = [
+    "Listed",
+    "NotListed",
+    "fetch_models",
+    "listed_prices",
+    "read_listing",
+    "show_prices",
+    "stale",
+    "warn_if_stale",
+    "write_prices",
+]
 
 _log = logging.getLogger("focalroute")
 
@@ -38,6 +48,15 @@ _LONGEST_S = 60.0
 _MOST_BYTES = 32 * 2**20
 _HIGHEST = Decimal(100_000)
 _MOST_DECIMALS = 30  # one of a million decimals would be written into the pool file
+
+
+class NotListed(Exception):
+    """A service's listing cannot be had; ``status``: of the HTTP response, None if there was none."""
+
+    def __init__(self, reason: str, status: int | None) -> None:
+        super().__init__(reason)
+        self.status = status
+
 
 State = Literal["same", "changed", "new", "unlisted", "no listing", "failed"]
 
@@ -104,26 +123,43 @@ def _look_up(endpoint: Endpoint, fetched: dict[str, Mapping[str, Price] | str]) 
 
 def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
     """The listing of the endpoint's service, or why it cannot be had."""
+    try:
+        return read_listing(fetch_models(endpoint), endpoint.spoken)
+    except NotListed as error:
+        return str(error)
+
+
+def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
+    """What the endpoint's service answers to ``GET /models``, read from its JSON, numbers exact.
+
+    Args:
+        timeout_s: without a byte.
+
+    Raises:
+        ConfigError: its key is not set.
+        NotListed: no such answer came back.
+    """
     import httpx
 
     key = endpoint.api_key()
     headers = {"User-Agent": "focalroute"} | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {})
     body, give_up = bytearray(), time.monotonic() + _LONGEST_S
     try:
-        with httpx.stream("GET", f"{endpoint.base_url}/models", headers=headers, timeout=_TIMEOUT_S) as response:
+        with httpx.stream("GET", f"{endpoint.base_url}/models", headers=headers, timeout=timeout_s) as response:
             if response.status_code != 200:
-                return f"HTTP {response.status_code}"
+                raise NotListed(f"HTTP {response.status_code}", response.status_code)
             for piece in response.iter_bytes():
                 body += piece
                 if len(body) > _MOST_BYTES:
-                    return "the listing is too long"
+                    raise NotListed("the listing is too long", 200)
                 if time.monotonic() > give_up:
-                    return "the listing takes too long"
-        return read_listing(json.loads(body, parse_float=Decimal), endpoint.spoken)
+                    raise NotListed("the listing takes too long", 200)
+        found: object = json.loads(body, parse_float=Decimal)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return f"could not be fetched ({type(error).__name__})"
+        raise NotListed(f"could not be fetched ({type(error).__name__})", None) from None
     except (ValueError, RecursionError):
-        return "is not JSON"
+        raise NotListed("is not JSON", 200) from None
+    return found
 
 
 def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:

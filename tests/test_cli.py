@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +26,17 @@ from tests.by_hand import linear_decider
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
 from tests.learn.made import linear_learner, play
-from tests.loopback import completion, json_reply, serving
+from tests.loopback import completion, json_reply, serving, sse
 
 
-def focalroute(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def focalroute(
+    *arguments: str, cwd: Path | None = None, said: str | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     code = "from focalroute.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd
-    )
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, timeout=120, cwd=cwd, input=said, env=None if env is None else os.environ | env,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,9 @@ def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
         (["eval", "log.jsonl", "--pool", "POOL", "--operating-points", "0.2,half"], "operating_points"),
         (["eval", "log.jsonl", "--pool", "POOL", "--policy", "missing"], "missing"),
         (["eval", "log.jsonl", "--pool", "POOL", "--html", "missing/report.html"], "cannot be written"),
+        (["chat", "--pool", "missing.toml"], "missing.toml"),
+        (["pool", "check", "missing.toml"], "missing.toml"),
+        (["report"], "give EVAL.json"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -115,6 +122,110 @@ def test_what_the_user_can_correct_is_named_with_exit_code_2(pool_file: Path, ar
     assert result.returncode == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_chat_reads_questions_from_a_pipe_and_learns_from_feedback(pool_file: Path, tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    said = "/feedback good\nWhat is 17 + 25?\n/feedback meh\n/feedback good\n\n/foo\n/cost\n/new\n/quit\nWhat?\n"
+    result = focalroute("chat", "--pool", str(pool_file), "--store", str(store), said=said)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 1
+    notes = result.stderr.splitlines()
+    assert notes[0] == "/feedback: there is no answer yet"
+    assert "confidence" in notes[1]
+    assert notes[1].endswith("so far")
+    assert notes[2:5] == ["/feedback: say good or bad", "noted: good", "/foo: is no command; /help lists them"]
+    assert notes[5].startswith("paid $0.0000")
+    assert notes[6:] == ["a new conversation"]
+    with closing(SqliteStore(store)) as opened:
+        ((answer, feedback),) = opened.recent(10)
+    assert [(one.answer_id, one.reward) for one in feedback] == [(answer.id, 1.0)]
+
+
+def test_a_chat_remembers_what_was_said(tmp_path: Path) -> None:
+    """And its endpoint is asked with a stream."""
+
+    async def handler(request: web.Request, body: Any) -> web.StreamResponse:
+        said = " | ".join(message["content"] for message in body["messages"])
+        choice = {"index": 0, "delta": {"content": said}, "finish_reason": "stop"}
+        return await sse(request, {"choices": [choice]}, "[DONE]")
+
+    with serving(handler) as server:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"\n')
+        done = focalroute("chat", "--pool", str(pool), said="one\ntwo\n/new\nthree\n")
+    assert done.stdout.splitlines() == ["one", "one | one | two", "three"]
+
+
+def test_a_chat_as_json_is_a_line_for_each_thing(pool_file: Path) -> None:
+    said = "What is 17 + 25?\n/feedback bad\n"
+    result = focalroute("chat", "--pool", str(pool_file), "--json", said=said)
+    answer, feedback = map(json.loads, result.stdout.splitlines())
+    assert answer["receipt"]["answer_id"] == answer["id"] == feedback["feedback"]
+    assert answer["total_cost_usd"] == answer["receipt"]["cost"]
+    assert feedback["reward"] == -1
+    failed = focalroute("chat", "--pool", str(pool_file), "--json", "--max-usd", "0.000000001", said="What?\n")
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout).keys() == {"error"}
+
+
+def test_a_pool_is_checked_without_asking_it(pool_file: Path, tmp_path: Path) -> None:
+    right = focalroute("pool", "check", str(pool_file), "--json")
+    assert right.returncode == 0, right.stderr
+    found = json.loads(right.stdout)
+    assert {(one["state"], one["listed"], one["priced"], one["capabilities"]) for one in found} == {
+        ("ok", True, True, None)
+    }
+    setting = tmp_path / "setting.toml"
+    setting.write_text(f"{pool_file.read_text()}\n[ensemble]\nattempts = 11\n")
+    assert "attempts: " in focalroute("pool", "check", str(setting)).stderr
+    wrong = tmp_path / "pool.toml"
+    gone = 'model = "m"\nbase_url = "http://127.0.0.1:1/v1"\n'
+    wrong.write_text(f'[[endpoint]]\nname = "a"\n{gone}api_key_env = "NO_SUCH_KEY"\n[[endpoint]]\nname = "b"\n{gone}')
+    result = focalroute("pool", "check", str(wrong))
+    assert result.returncode == 1
+    assert "NO_SUCH_KEY is not set" in result.stdout
+    assert "b: http://127.0.0.1:1/v1/models could not be fetched" in result.stdout
+    assert "no price: a, b" in result.stdout
+
+
+def test_a_key_that_is_refused_is_said_and_never_shown(tmp_path: Path) -> None:
+    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
+        right = request.headers.get("Authorization") == "Bearer right-key-123"
+        return json_reply({"data": [{"id": "other"}]}) if right else web.Response(status=401)
+
+    with serving(handler) as server:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"\napi_key_env = "MY_KEY"\n')
+        refused = focalroute("pool", "check", str(pool), env={"MY_KEY": "wrong-key-456"})
+        taken = focalroute("pool", "check", str(pool), env={"MY_KEY": "right-key-123"})
+    assert (refused.returncode, taken.returncode) == (1, 0)
+    assert "HTTP 401: is the key right" in refused.stdout
+    assert "does not list the model 'm'" in taken.stdout
+    assert "key-" not in refused.stdout + taken.stdout + refused.stderr + taken.stderr
+
+
+def test_a_probe_measures_and_is_remembered(pool_file: Path, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+    result = focalroute("pool", "probe", str(pool_file), "--store", store, "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert all(one["latency_s"] > 0 and float(one["cost"]) > 0 for one in found)
+    checked = json.loads(focalroute("pool", "check", str(pool_file), "--store", store, "--json").stdout)
+    assert [one["capabilities"] for one in checked] == [one["capabilities"] for one in found]
+    assert {one["source"] for one in checked} == {"store"}
+    paid = json.loads(focalroute("ledger", "--store", store, "--json").stdout)
+    assert {one["endpoint"]: float(one["cost"]) for one in paid} == {
+        one["endpoint"]: float(one["cost"]) for one in found
+    }
+
+
+def test_a_probe_says_who_does_not_answer(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.toml"
+    pool.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')
+    result = focalroute("pool", "probe", str(pool))
+    assert result.returncode == 1
+    assert "gone: could not reach the service" in result.stdout
 
 
 def test_eval_replays_a_log_and_writes_its_report(tmp_path: Path) -> None:
@@ -129,6 +240,11 @@ def test_eval_replays_a_log_and_writes_its_report(tmp_path: Path) -> None:
     assert {"plurality", "oracle", "shuffled", "preset-der"} <= {row["name"] for row in report["methods"]}
     assert "preset-der" in (tmp_path / "report.html").read_text("utf-8")
     assert "plurality" in result.stdout
+    reported = focalroute("report", str(tmp_path / "report.json"), "--out", str(tmp_path / "again.html"))
+    assert reported.returncode == 0, reported.stderr
+    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "report.html").read_bytes()
+    printed = focalroute("eval", str(log), "--pool", str(pool), "--policy", "cold", "--json", "-")
+    assert json.loads(printed.stdout)["n_test"] == 12
 
 
 def test_update_says_what_came_of_it(tmp_path: Path) -> None:
@@ -170,6 +286,8 @@ def test_policies_are_shown_and_rolled_back(told: Path) -> None:
     assert json.loads(shown.stdout)["versions"] == [1]
     back = focalroute("policy", "rollback", "p", "1", cwd=told)
     assert (back.returncode, back.stdout) == (0, "p: version 1 serves now\n")
+    told_so = focalroute("policy", "rollback", "p", "1", "--json", cwd=told)
+    assert json.loads(told_so.stdout) == {"folder": "p", "version": 1}
 
 
 @pytest.mark.parametrize(

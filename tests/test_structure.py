@@ -29,7 +29,7 @@ ENGINES = {
     "httpx_aiohttp": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"retries.py"},
-    "typer": {"cli.py", "server/command.py"},  # a command of a part stands in that part
+    "typer": {"cli.py", "cli_policy.py", "cli_pool.py", "server/command.py"},  # of a part: in that part
     "starlette": {"server/app.py"},
     "uvicorn": {"server/command.py"},
     "opentelemetry": {"telemetry/recorder.py", "telemetry/exporting.py"},  # what records, and what sends it
@@ -37,7 +37,7 @@ ENGINES = {
     "torch": {"learn/_torch.py"},
     "datasets": {"collect/dataset.py"},
     "genai_prices": {"price_library.py"},
-    "matplotlib": {"evaluate/html/_plots.py"},
+    "matplotlib": {"page/_engine.py"},
     "rouge_score": {"quality.py"},
     "bert_score": {"quality.py"},
     "jsonschema": {"structured.py"},
@@ -46,7 +46,19 @@ ENGINES = {
 ENGINES_TO_COME = ("redis",)
 
 # A part is a module or a package directly under focalroute. Hubs put parts together; nothing but a hub imports a hub.
-HUBS = {"__init__", "__main__", "cli", "demo", "ensemble", "live", "server", "sync"}
+HUBS = {
+    "__init__",
+    "__main__",
+    "cli",
+    "cli_pool",
+    "console",
+    "demo",
+    "ensemble",
+    "live",
+    "pool_check",
+    "server",
+    "sync",
+}
 # Every other part imports these, itself, and what is listed for it.
 BASE = {"config", "errors", "receipts", "records"}
 BEYOND = {
@@ -59,6 +71,7 @@ BEYOND = {
     "closed_fields": {"canonical"},
     "collect": {"amounts", "answers", "budget", "evaluate", "many", "pool", "progress", "query", "race", "store"},
     "config": {"amounts", "keys"},
+    "cli_policy": {"evaluate", "policy"},
     "chain": {"answers", "ask", "elicit", "observe", "policy"},
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "structured", "tool_calls", "wire"},
@@ -69,9 +82,11 @@ BEYOND = {
         "budget",
         "cost",
         "embedders",
+        "files",
         "learn",
         "observe",
         "pacing",
+        "page",
         "policy",
         "probe",
         "progress",
@@ -86,6 +101,7 @@ BEYOND = {
     "observe": {"answers", "tool_calls"},
     "outlay": {"budget", "cost", "wire"},
     "pacing": {"amounts", "observe", "store"},
+    "page": {"observe"},
     "policy": {"observe"},
     "pool": {
         "breaker",
@@ -107,6 +123,7 @@ BEYOND = {
     "probe": {"background", "answers", "ask", "budget", "cost", "needs", "observe", "pacing", "pool", "store"},
     "query": {"answers", "structured"},
     "race": {"capabilities", "cost", "elicit", "outlet", "retries", "seat", "wire"},
+    "report": {"evaluate", "files", "learn", "observe", "page", "policy", "store"},
     "retries": {"budget", "outlet"},
     "rounds": {"ask", "needs", "pool"},
     "seat": {

@@ -3,7 +3,7 @@
 `outcomes` reads an outcome log, `table` joins it with the pool, `replay` plays a strategy through it (answer, reveal,
 learn), `serving` is focalroute itself as a strategy, `lineup` lists the baselines (`singles`, `votes`, `subsets`,
 `textual`; `training` is what they may learn from), `points` plays focalroute at its operating points, `metrics`
-compares, `report` and `command` put it together, `html` shows it. `recording` and
+compares, `report` and `command` put it together, `figures` and `eval_page` say what its page shows. `recording` and
 `train_command` train on a log.
 """
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import cast
 
 from focalroute.errors import ConfigError
+from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.report import SplitKind, evaluate, show
+from focalroute.files import STANDARD_OUTPUT, check_writable, write_file
+from focalroute.page.page import check_extra, html
 from focalroute.policy.command import named
 
 __all__ = ["evaluate_command"]
@@ -33,16 +36,16 @@ def evaluate_command(
 ) -> None:
     """Evaluate (see `focalroute.evaluate.report.evaluate`) with a progress bar, print the table, write JSON and page.
 
+    The JSON on standard output ("-") takes the table's place.
+
     Raises:
         ConfigError: an argument, the log or the pool is wrong, a file cannot be written, or the page's extra is
             missing.
         PolicyError: the policy does not pass its checks.
     """
     for file in (json_file, html_file):
-        _check_writable(file)
+        check_writable(file)
     if html_file is not None:
-        from focalroute.evaluate.html.page import check_extra
-
         check_extra()
     report = evaluate(
         log,
@@ -58,26 +61,13 @@ def evaluate_command(
         presets=presets,
         progress=True,
     )
-    show(report)
+    found = report.to_dict()
+    if json_file != STANDARD_OUTPUT:
+        show(report)
     if json_file is not None:
-        _write(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+        write_file(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
     if html_file is not None:
-        from focalroute.evaluate.html.page import page
-
-        _write(html_file, page(report))
-
-
-def _check_writable(file: Path | None) -> None:
-    """Before the long work, as far as that can be known."""
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise ConfigError(f"{file}: cannot be written: give a file in a folder that exists")
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, "utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+        write_file(html_file, html(eval_page(read_eval(found, str(log)))))
 
 
 def _ratios(text: str) -> tuple[float, ...]:

@@ -59,7 +59,8 @@ class Served:
         serving = Serving(self.policy, self.table.endpoints, **self._settings(target))
         played = self.after_warm(serving)
         start = len(self.warm)
-        return Run(played, serving.history[start:], np.array(serving.confidence[start:]))
+        changes = tuple((turn - start, name, change) for turn, name, change in serving.changes if turn >= start)
+        return Run(played, serving.history[start:], np.array(serving.confidence[start:]), changes)
 
     def shuffled(self, plan: Plan, target: float | None) -> Played:
         """The control: it asks, on every query, whom the decisions on another one named."""

@@ -1,4 +1,4 @@
-"""What an evaluation played, row by row: what plots are made from, and too much for the JSON."""
+"""What an evaluation played, row by row: what `focalroute.evaluate.figures` sums up, and too much for the JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import Played
 from focalroute.evaluate.table import F64, I64, Table
+from focalroute.observe.drift import Change
 
 __all__ = ["Plan", "Replayed", "Run"]
 
@@ -24,11 +25,13 @@ class Run:
     Attributes:
         plan: (n,) whom its decisions named, by round.
         confidence: (n,) the posterior of each answer; NaN where there was none.
+        changes: (row, endpoint, change) of every endpoint that was noticed to have changed.
     """
 
     played: Played
     plan: Plan
     confidence: F64
+    changes: tuple[tuple[int, str, Change], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

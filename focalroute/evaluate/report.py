@@ -12,6 +12,7 @@ from typing import Any, Literal
 from focalroute.config import load_pool
 from focalroute.embedders import TextEmbedder, embedder_of
 from focalroute.errors import ConfigError
+from focalroute.evaluate.figures import figures
 from focalroute.evaluate.lineup import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
@@ -62,7 +63,7 @@ class Report:
         focalroute: its operating points.
         unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
             all seeds.
-        replayed: what was played, row by row; not in the JSON.
+        replayed: what was played, row by row; the JSON has the figures drawn from it.
     """
 
     log: str
@@ -83,10 +84,13 @@ class Report:
     replayed: Replayed | None = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON report has it."""
+        """As the JSON report has it; with "figures", what a page draws (see `focalroute.evaluate.figures`)."""
         found = dataclasses.asdict(dataclasses.replace(self, replayed=None))
         del found["replayed"]
-        return found
+        if self.replayed is None:
+            return found
+        drawn = figures(self.replayed, named(self.focalroute[self.replayed.shown]), self.scored)
+        return {**found, "figures": dataclasses.asdict(drawn)}
 
 
 def evaluate(

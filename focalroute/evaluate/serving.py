@@ -23,6 +23,7 @@ from focalroute.errors import PoolError
 from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
 from focalroute.observe import Observer
+from focalroute.observe.drift import Change
 from focalroute.observe.features import Embedder, text_features
 from focalroute.observe.probing import Cost, Probing
 from focalroute.pacing import Pacer
@@ -52,6 +53,7 @@ class Serving:
         history: the endpoints decided on, by round, of every turn so far.
         confidence: the posterior of the answer given, of every turn so far; NaN where there was none.
         stored: the last answer as the ensemble would keep it; None: there was none.
+        changes: (turn from 0, endpoint, change) of every endpoint that was noticed to have changed.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Serving:
         self._pacer = Pacer(None if target is None else Decimal(repr(target)), price_of_money)
         self._probing = Probing(self._observer, probe_share)
         self.stored: StoredAnswer | None = None
+        self.changes: list[tuple[int, str, Change]] = []
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
@@ -129,7 +132,8 @@ class Serving:
         said = feedback_on(stored, turn, revealed)
         outcome = credit(stored, said)
         outcome = outcome if said.label is not None else self._graded(outcome, revealed)
-        self._observer.learn(outcome)
+        turns = len(self.history) - 1
+        self.changes += [(turns, name, change) for name, change in self._observer.learn(outcome).items()]
         if isinstance(self.policy, Named):
             self.policy.learn(outcome, len(stored.keys))
 

@@ -11,6 +11,7 @@ from focalroute.answers import AnswerKind
 from focalroute.config import Endpoint, load_pool
 from focalroute.errors import ConfigError
 from focalroute.evaluate.replay import Played
+from focalroute.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.live.asking import in_process, over_http
 from focalroute.live.playing import joined
 from focalroute.live.queries import LiveQuery, Quality, of_questions, read_queries
@@ -45,8 +46,7 @@ def live_command(
     """
     if queries is None:
         raise ConfigError("--queries: give the file of queries that --live is to ask")
-    if json_file is not None and not json_file.parent.is_dir():
-        raise ConfigError(f"{json_file}: cannot be written: give a file in a folder that exists")
+    check_writable(json_file)
     metric = None if quality is None else _metric(quality)
     asked = read_queries(queries, answer=answer, quality=metric)
     plan = Plan(most=max_rounds, keep=out)
@@ -64,9 +64,10 @@ def live_command(
             scored=quality or "accuracy",
             advance=advance,
         )
-    show_live(report)
+    if json_file != STANDARD_OUTPUT:
+        show_live(report)
     if json_file is not None:
-        json_file.write_text(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n", "utf-8")
+        write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
 
 
 def evaluate_live(

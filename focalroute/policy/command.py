@@ -68,7 +68,7 @@ def show_command(reference: str, *, as_json: bool = False) -> None:
             print(f"  {key}: {json.dumps(value)}")
 
 
-def rollback_command(folder: Path, version: int | None) -> None:
+def rollback_command(folder: Path, version: int | None, *, as_json: bool = False) -> None:
     """Make a version serve again (see `focalroute.policy.publish.rollback`), and say which.
 
     Raises:
@@ -85,7 +85,9 @@ def rollback_command(folder: Path, version: int | None) -> None:
                 "to, or serve without a policy folder"
             )
         _check(folder, version)
-    print(f"{folder}: version {rollback(folder, version)} serves now")
+    serving = rollback(folder, version)
+    said = {"folder": str(folder), "version": serving}
+    print(json.dumps(said, indent=2) if as_json else f"{folder}: version {serving} serves now")
 
 
 def _parted(reference: str) -> tuple[Path, int | None]:

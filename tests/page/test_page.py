@@ -1,68 +1,30 @@
-"""The report as one page: well-formed, complete, self-contained, and fit for a phone in a real browser."""
+"""The page of an evaluation: well-formed, complete, self-contained, and the same from its JSON."""
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from focalroute.errors import ConfigError
 from focalroute.evaluate.command import evaluate_command
-from focalroute.evaluate.html.page import SECTIONS, page
+from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.report import evaluate
+from focalroute.page.page import SECTIONS, html
 from focalroute.policy.bundle import cold
+from focalroute.report.command import report_command
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
+from tests.page.browsing import browser, fits_a_phone
+from tests.page.reading import Checked
 from tests.policies import ask_the_affordable
 
-VOID = {"meta", "br", "img", "link", "input", "hr"}
 ODD = 'a < b & "c" $x_1$'
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PHONE = 390
-
-browser = pytest.mark.skipif(BROWSER is None, reason="needs a chromium: apt-get install chromium")
-
-
-class Checked(HTMLParser):
-    """Reads a page and sees that what is opened is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: Counter[str] = Counter()
-        self.ids: list[str] = []
-        self.targets: set[str] = set()
-        self.sections: dict[str, str] = {}
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            elif name.endswith("href"):
-                self.targets.add((value or "").removeprefix("#"))
-            self.targets.update(re.findall(r"url\(#(.*?)\)", value or ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "h2":
-            self.sections[self.ids[-1]] = data
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +38,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log, pool = write_log(folder / "a&b.jsonl", lines), write_pool(folder / "pool.toml", prices)
     policy = str(ask_the_affordable(folder / "policy"))
     file = folder / "page.html"
-    evaluate_command(log, pool, policy=policy, operating_points="0.1,0.3,1", seeds=2, html_file=file)
+    files: dict[str, Any] = {"html_file": file, "json_file": folder / "eval.json"}
+    evaluate_command(log, pool, policy=policy, operating_points="0.1,0.3,1", seeds=2, **files)
     return file
+
+
+@pytest.fixture(scope="module")
+def told(made: Path) -> Any:
+    """What the evaluation wrote as JSON."""
+    return json.loads(made.with_name("eval.json").read_text("utf-8"))
+
+
+def test_the_page_of_the_json_is_the_page_of_the_evaluation(made: Path, tmp_path: Path) -> None:
+    report_command(made.with_name("eval.json"), None, out=tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == made.read_bytes()
 
 
 def test_the_page_is_well_formed_and_has_all_sections(made: Path) -> None:
@@ -85,8 +59,9 @@ def test_the_page_is_well_formed_and_has_all_sections(made: Path) -> None:
     found = Checked(text)
     assert found.open == []
     assert found.sections == SECTIONS
-    assert found.tags["svg"] == len(SECTIONS)  # the curve twice, the table not at all
+    assert found.tags["svg"] == len(SECTIONS) - 1  # the curve twice, the table and the updates not at all
     assert text.startswith("<!doctype html>")
+    assert len(text) < 1_000_000
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_runs(made: Path) -> None:
@@ -134,10 +109,10 @@ def _scored(count: int) -> list[Line]:
 @pytest.mark.parametrize("prices", [{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 2.0}], ids=["free", "partly free"])
 def test_odd_logs_have_a_page_too(tmp_path: Path, prices: dict[str, float]) -> None:
     log, pool = write_log(tmp_path / "log.jsonl", _scored(12)), write_pool(tmp_path / "pool.toml", prices)
-    text = page(evaluate(log, pool, policy=cold()))
+    text = html(eval_page(read_eval(evaluate(log, pool, policy=cold()).to_dict(), "it")))
     assert Checked(text).sections == SECTIONS
     assert "This log names no tasks." in text
-    assert ("all of them free" in text) is not any(prices.values())
+    assert ("all free, or of unknown cost" in text) is not any(prices.values())
 
 
 def test_an_endpoint_that_never_answers_leaves_no_confidence(tmp_path: Path) -> None:
@@ -145,7 +120,7 @@ def test_an_endpoint_that_never_answers_leaves_no_confidence(tmp_path: Path) -> 
     for line in lines:
         line["outputs"].pop("a")
     log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", {"b": 1.0})
-    text = page(evaluate(log, pool, policy=cold()))
+    text = html(eval_page(read_eval(evaluate(log, pool, policy=cold()).to_dict(), "it")))
     assert Checked(text).sections == SECTIONS
     assert "nan" not in text.lower()
 
@@ -156,47 +131,31 @@ def test_a_missing_extra_is_named_before_anything_is_played(tmp_path: Path, monk
         evaluate_command(tmp_path / "no.jsonl", tmp_path / "no.toml", html_file=tmp_path / "page.html")
 
 
-def _browse(folder: Path, address: Path, *options: str) -> str:
-    assert BROWSER is not None
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--window-size=500,4000", *options, address.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+def test_a_report_of_an_earlier_version_has_the_rest_of_its_page(told: Any) -> None:
+    older = {name: value for name, value in told.items() if name != "figures"}
+    page = eval_page(read_eval(older, "it"))
+    assert Checked(html(page)).sections == SECTIONS
+    assert page.sections["curve"].drawing is not None
+    assert "run focalroute eval again" in page.sections["rounds"].caption
 
 
-def _on_a_phone(made: Path, folder: Path) -> Path:
-    """The page in a frame of a phone's width (a headless window is wider), which says how wide its content is."""
-    wrapper = folder / "phone.html"
-    wrapper.write_text(
-        f'<body style="margin:0"><iframe style="width:{PHONE}px;height:4000px;border:0" onload="document.title = '
-        f'contentDocument.documentElement.scrollWidth" srcdoc="{escape(made.read_text("utf-8"))}"></iframe></body>',
-        "utf-8",
-    )
-    return wrapper
-
-
-@browser
-@pytest.mark.xdist_group("browser")
-def test_the_page_fits_a_phone(made: Path, tmp_path: Path) -> None:
-    said = _browse(tmp_path, _on_a_phone(made, tmp_path), "--dump-dom")
-    width = re.search(r"<title>(\d+)</title>", said)
-    assert width is not None
-    assert int(width[1]) <= PHONE
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"methods": None}, "methods: "),
+        ({"focalroute": []}, "no operating point"),
+        ({"n_test": "many"}, "n_test: "),
+        ({"equal_cost": {}}, "of eval --live"),
+    ],
+)
+def test_what_is_wrong_with_a_report_is_named(told: Any, change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"it: .*{says}"):
+        read_eval({**told, **change}, "it")
+    with pytest.raises(ConfigError, match="it: is no report"):
+        read_eval([1], "it")
 
 
 @browser
 @pytest.mark.xdist_group("browser")
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_is_drawn_in_light_and_dark(made: Path, tmp_path: Path, dark: bool) -> None:
-    """Paper of the scheme's own brightness, ink that stands out from it, and the curve's colour."""
-    from matplotlib.image import imread
-
-    picture = tmp_path / "page.png"
-    scheme = ["--blink-settings=preferredColorScheme=0"] * dark
-    _browse(tmp_path, _on_a_phone(made, tmp_path), f"--screenshot={picture}", "--hide-scrollbars", *scheme)
-    seen = imread(picture)[:, :PHONE, :3]
-    brightness = seen.mean(axis=2)
-    paper = float(np.median(brightness))
-    assert (paper < 0.2) if dark else (paper > 0.9)
-    assert (np.abs(brightness - paper) > 0.5).mean() > 0.01
-    blue = (seen[..., 2] - seen[..., 0] > 0.4).mean()
-    assert blue > 0.002
+def test_the_page_fits_a_phone_and_the_console_has_nothing_to_say(made: Path, tmp_path: Path) -> None:
+    fits_a_phone(made, tmp_path)

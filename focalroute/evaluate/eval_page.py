@@ -1,0 +1,275 @@
+"""The page about an evaluation, from what its JSON holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from focalroute.errors import ConfigError
+from focalroute.evaluate.figures import Figures
+from focalroute.evaluate.lineup import IN_HINDSIGHT
+from focalroute.evaluate.metrics import BLOCK, Comparison
+from focalroute.page.drawings import CostQuality, Dot, OverTime
+from focalroute.page.page import Page, Section, Table
+from focalroute.page.sums import CALIBRATION
+
+__all__ = ["EvalFile", "Row", "eval_page", "read_eval"]
+
+_OLDER = "This report was written without it; run focalroute eval again to have it."
+_UPDATES = "An evaluation is of one policy: it plays no updates. Give --policy FOLDER for what updates did to a folder."
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A method or an operating point, as the JSON has it (see `focalroute.evaluate.report`)."""
+
+    name: str
+    accuracy: float
+    accuracy_ci95: tuple[float, float]
+    cost_usd_per_query: float
+    cost_ratio: float
+    calls_per_query: float
+    target_cost_ratio: float | None = None
+    minus: Mapping[str, Comparison] = field(default_factory=dict)
+    curve_minus: Comparison | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name; an operating point with its target."""
+        return self.name if self.target_cost_ratio is None else f"{self.name} @ {self.target_cost_ratio:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalFile:
+    """What `focalroute eval --json` writes, as far as a page needs it."""
+
+    log: str
+    n_train: int
+    n_test: int
+    methods: Sequence[Row]
+    focalroute: Sequence[Row]
+    split: str = "stream"
+    seed: int = 0
+    seeds: int = 1
+    feedback: str = "label"
+    show_task: bool = False
+    scored: str = "accuracy"
+    policy: str = "trained"
+    figures: Figures | None = None
+
+    @property
+    def shown(self) -> Row:
+        """The operating point that stands for focalroute: the one whose target is nearest to a fifth of the cost."""
+        if self.figures is not None:
+            return self.focalroute[self.figures.shown]
+        return min(self.focalroute, key=lambda row: abs((row.target_cost_ratio or 0.2) - 0.2))
+
+
+def read_eval(found: object, name: str) -> EvalFile:
+    """The JSON report of this name, checked.
+
+    Raises:
+        ConfigError: it is something else; the message says what is wrong with it.
+    """
+    if isinstance(found, Mapping) and "equal_cost" in found:
+        raise ConfigError(f"{name}: is of eval --live, which has no page; give the JSON of focalroute eval LOG")
+    try:
+        report = TypeAdapter(EvalFile).validate_python(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise ConfigError(
+            f"{name}: is no report of focalroute eval: {where}: {first['msg']}; give the file that --json wrote"
+        ) from None
+    if not report.focalroute or not 0 <= (report.figures.shown if report.figures else 0) < len(report.focalroute):
+        raise ConfigError(f"{name}: is no report of focalroute eval: it has no operating point of focalroute")
+    return report
+
+
+def eval_page(report: EvalFile, updates: Section | None = None) -> Page:
+    """All that the report can show; ``updates``: what is known of a policy folder's updates."""
+    return Page(
+        title=f"focalroute on {Path(report.log).name}",
+        facts=_facts(report),
+        lead=_lead(report),
+        sections={
+            "curve": _curve(report),
+            **(_played(report, report.figures) if report.figures else dict.fromkeys(_PLAYED, Section(_OLDER))),
+            "updates": updates or Section(_UPDATES),
+            "figures": _figures(report),
+        },
+    )
+
+
+_PLAYED = ("over-time", "errors", "when-right", "calibration", "rounds", "diversity", "tasks")
+
+
+def _facts(report: EvalFile) -> dict[str, str]:
+    return {
+        "test queries": f"{report.n_test:,}",
+        "before them": f"{report.n_train:,}",
+        "split": report.split,
+        "seeds": str(report.seed) if report.seeds == 1 else f"{report.seed} to {report.seed + report.seeds - 1}",
+        "feedback": report.feedback,
+        "task": "shown" if report.show_task else "not shown",
+        "policy": report.policy,
+    }
+
+
+def _lead(report: EvalFile) -> str:
+    point = report.shown
+    said = (
+        f"{row.name} {row.accuracy:.3f} at {_percent(row.cost_ratio)}"
+        for row in report.methods
+        if row.name in ("best-single-train", "plurality")
+    )
+    low, high = point.accuracy_ci95
+    return (
+        f"At {_percent(point.cost_ratio)} of the cost of asking everybody, focalroute has {report.scored} "
+        f"{point.accuracy:.3f} ({low:.3f} to {high:.3f}) with {point.calls_per_query:.1f} calls a query; "
+        f"{', '.join(said)}."
+    )
+
+
+def _curve(report: EvalFile) -> Section:
+    methods = [row for row in report.methods if row.name != "oracle"]
+    free = not any(row.cost_ratio for row in (*report.focalroute, *methods))
+
+    def dot(row: Row, ours: bool) -> Dot:
+        cost = row.calls_per_query if free else row.cost_ratio
+        name = "focalroute" if ours else row.name
+        return Dot(name, cost, row.accuracy, *row.accuracy_ci95, ours=ours, hollow=row.name in IN_HINDSIGHT)
+
+    dots = (*(dot(row, True) for row in report.focalroute), *(dot(row, False) for row in methods))
+    oracle = "".join(
+        f" Not drawn: the oracle, which always has the best answer that anybody gave, at {row.accuracy:.3f}."
+        for row in report.methods
+        if row.name == "oracle"
+    )
+    return Section(
+        f"{report.scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. The line "
+        "joins focalroute's operating points; between two of them either may be played by chance. Every other point is "
+        "a baseline or control; the hollow one was picked by looking at the test part." + oracle,
+        CostQuality(dots, report.scored, "calls" if free else "share"),
+    )
+
+
+def _played(report: EvalFile, figures: Figures) -> dict[str, Section]:
+    """What is drawn of what was played, row by row."""
+    return {
+        "over-time": _over_time(report, figures.over_time),
+        "errors": _errors(report, figures),
+        "when-right": Section(
+            "The test queries by how many endpoints of the pool have the right answer recorded (RL-Focal's consensus "
+            "plot). A vote needs many of them; what is right with few knows whom to believe. Below: how many queries "
+            "there are of each kind.",
+            figures.when_right,
+        ),
+        "calibration": _calibration(figures),
+        "rounds": Section(
+            "On how many of the queries each endpoint is asked. Round 1 is decided by the query and by the record of "
+            "the endpoints; in later rounds the replies so far are known, and whoever is then asked is asked because "
+            "of them.",
+            figures.rounds,
+        ),
+        "diversity": Section(
+            "Focal diversity of every two endpoints over their recorded answers to the test queries: 0, they fail on "
+            "the same queries; 1, never on the same. A member adds most beside one that it is diverse from.",
+            figures.diversity,
+        ),
+        "tasks": _tasks(figures),
+    }
+
+
+def _over_time(report: EvalFile, drawn: OverTime) -> Section:
+    found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(drawn.marks, 1)]
+    first = " with the first seed" if report.seeds > 1 else ""
+    changes = f" Lines mark where an endpoint was noticed to have changed{first}. {'; '.join(found)}." if found else ""
+    none = "" if found else " No endpoint was noticed to have changed."
+    return Section(
+        f"Means over {drawn.width} consecutive test queries, all seeds. Above: {report.scored}; all lines rise and "
+        "fall together where the queries get easier or harder. Below: what focalroute paid of what asking everybody on "
+        f"the same queries costs.{changes}{none}",
+        drawn,
+    )
+
+
+def _errors(report: EvalFile, figures: Figures) -> Section:
+    said = [
+        f"of the errors of {name} it corrects {_percent(one.corrected / one.errors)}"
+        for name, one in figures.errors.found.items()
+        if one.errors
+    ]
+    wrong = "" if report.scored == "accuracy" else " An answer counts as right if it scores at least a half."
+    return Section(
+        f"{report.shown.title} beside the best single endpoint and the vote of all. Corrected: it is right where the "
+        "other is wrong; spoilt: the reverse; the difference is the gain. "
+        + ("; ".join(said).capitalize() + "." if said else "")
+        + wrong,
+        figures.errors,
+    )
+
+
+def _calibration(figures: Figures) -> Section:
+    found = figures.calibration
+    if found.expected_error is None:
+        return Section("No query was answered, so that there is no confidence to check.")
+    return Section(f"{CALIBRATION}{found.expected_error:.3f}.", found)
+
+
+def _tasks(figures: Figures) -> Section:
+    if figures.tasks is None:
+        return Section("This log names no tasks.")
+    left = f" The {figures.tasks_left} smallest tasks are left out." if figures.tasks_left else ""
+    return Section(
+        "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
+        f"difference to whom it asks.{left}",
+        figures.tasks,
+    )
+
+
+def _figures(report: EvalFile) -> Section:
+    shown = report.shown
+    columns = ("", report.scored, "95 %", "cost ratio", "$ per 1,000", "calls", f"{shown.title} minus it", "95 %",
+               "curve minus it", "95 %")  # fmt: skip
+    ours = [id(row) for row in report.focalroute]
+    every = sorted((*report.focalroute, *report.methods), key=lambda row: -row.accuracy)
+    return Section(
+        "Curve minus it: focalroute's curve at the method's own cost, minus the method; empty where the method costs "
+        "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks whom "
+        "focalroute asked on another query. All intervals are paired where two are compared, by a bootstrap over "
+        f"blocks of up to {BLOCK} consecutive test queries, each with its answers of all seeds.",
+        table=Table(
+            columns,
+            [_cells(row, shown) for row in every],
+            frozenset(number for number, row in enumerate(every) if id(row) in ours),
+        ),
+    )
+
+
+def _cells(row: Row, shown: Row) -> tuple[str, ...]:
+    return (
+        row.title,
+        f"{row.accuracy:.4f}",
+        _interval(row.accuracy_ci95, ".3f"),
+        f"{row.cost_ratio:.3f}",
+        f"{row.cost_usd_per_query * 1000:.4f}",
+        f"{row.calls_per_query:.2f}",
+        *_difference(shown.minus.get(row.name)),
+        *_difference(row.curve_minus),
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}\u00a0%"
+
+
+def _interval(ends: Sequence[float], form: str) -> str:
+    return f"{ends[0]:{form}} to {ends[1]:{form}}"
+
+
+def _difference(found: Comparison | None) -> tuple[str, str]:
+    return ("", "") if found is None else (f"{found.difference:+.3f}", _interval(found.ci95, "+.3f"))
