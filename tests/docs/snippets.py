@@ -1,0 +1,191 @@
+"""Runs the blocks of a page as a reader would: in a folder of their own, against a simulated pool.
+
+Blocks of Python share the names of their page, and may await. Of a console every line that begins with ``$`` is run by
+bash; lines below it must come out, numbers aside, "..." being anything. A block of TOML with a title is written to that
+file. A page may prepare what it does not show in a comment (``<!--- invisible-code-block: python``).
+
+A block that cannot be run says why in a comment before it, ``<!--- skip: next, "why" -->``. It must still compile; what
+it calls of make, of focalroute and of this package's modules must be there.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from unittest import SkipTest
+
+import typer.main
+from sybil import Document, Example, Region
+from sybil.parsers.abstract.lexers import BlockLexer
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+from focalroute.cli import app
+
+__all__ = ["ROOT", "pages", "run_page"]
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Where the pages say that services are; here the simulated pool is there.
+ADDRESSES = (
+    "https://api.together.xyz/v1",
+    "https://api.deepinfra.com/v1/openai",
+    "https://openrouter.ai/api/v1",
+    "https://api.openai.com/v1",
+    "http://localhost:8000/v1",
+    "http://localhost:8080/v1",
+)
+_NUMBER = re.compile(r"\d[\d.,]*")
+_TITLED = re.compile(r"(?P<language>toml) title=\"(?P<title>[\w.-]+)\"\n")
+
+
+def pages() -> list[Path]:
+    """The README and every page of the docs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def run_page(page: Path, folder: Path, address: str, environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run every block of a page, in order.
+
+    Args:
+        page: the file.
+        folder: where to; the working directory is there already.
+        address: of the simulated pool, instead of each service's.
+        environment: of the commands.
+
+    Returns:
+        How many were run, and why others were not.
+    """
+    shell = _Shell(folder, environment)
+    text = page.read_text("utf-8")
+    for known in ADDRESSES:
+        text = text.replace(known, address)
+    document = Document(text, str(page))
+    document.namespace["__name__"] = "__main__"
+    parsers = [
+        CodeBlockParser("python", _python),
+        CodeBlockParser("console", shell),
+        CodeBlockParser("bash", shell),
+        _files,
+        SkipParser(),
+    ]
+    for parser in parsers:
+        for region in parser(document):
+            document.add(region)
+    run, skipped = 0, []
+    for example in document.examples():
+        try:
+            example.evaluate()
+        except SkipTest as reason:
+            _check_unrun(example)
+            skipped.append(str(reason))
+        else:
+            run += 1
+    return run, skipped
+
+
+def _python(example: Example) -> None:
+    """Run a block in the names of its page."""
+    code = compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    done = eval(code, example.namespace)
+    if inspect.iscoroutine(done):
+        asyncio.run(done)
+
+
+def _placed(example: Example) -> str:
+    """A block's text, below as many empty lines that errors name the line of the page."""
+    return "\n" * (example.line + example.parsed.line_offset) + example.parsed
+
+
+class _Shell:
+    """Runs the commands of a console, each in the same folder."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
+
+    def __call__(self, example: Example) -> None:
+        for command, expected in _commands(example.parsed):
+            done = subprocess.run(
+                ["bash", "-ec", command],
+                cwd=self._folder,
+                env={**self._environment},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            said = done.stdout + done.stderr
+            assert done.returncode == 0, f"{example.path}:{example.line}: {command}\n{said}"
+            for line in expected:
+                place = re.search(_pattern(line), said := _plain(said), re.MULTILINE)
+                assert place, f"{example.path}:{example.line}: {command} did not print {line!r} but\n{said}"
+                said = said[place.end() :]
+
+
+def _commands(block: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command, and the lines that are shown below it."""
+    command, shown = "", list[str]()
+    for line in block.replace("\\\n", "").splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, shown
+            command, shown = line[2:], []
+        elif line.strip():
+            assert command, f"a console begins with a command, '$ ...', not with {line!r}"
+            shown.append(line)
+    assert command, "a console without a command"
+    yield command, shown
+
+
+def _plain(text: str) -> str:
+    return _NUMBER.sub("0", text)
+
+
+def _pattern(line: str) -> str:
+    return ".*".join(re.escape(part) for part in _plain(line.strip()).split("..."))
+
+
+def _files(document: Document) -> Iterator[Region]:
+    """Blocks of TOML with a title."""
+    for region in BlockLexer(re.compile("^(?P<prefix>)```" + _TITLED.pattern, re.MULTILINE), "^```$")(document):
+        region.parsed, region.evaluator = region.lexemes["source"], _write
+        yield region
+
+
+def _write(example: Example) -> None:
+    Path(example.region.lexemes["title"]).write_text(example.parsed, "utf-8")
+
+
+def _check_unrun(example: Example) -> None:
+    """What can be said of a block without running it."""
+    language = example.document.text[example.region.start :].split("\n", 1)[0].strip("`").strip()
+    if language == "python":
+        compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        return
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for command, _ in _commands(example.parsed):
+        words = shlex.split(command, comments=True)
+        if words[0] == "make":
+            assert set(words[1:]) <= targets, f"{command}: the Makefile has no such target"
+        elif words[0] == "focalroute":
+            _check_focalroute(words[1:])
+        elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in ("focalroute", "tests"):
+            path = ROOT.joinpath(*words[2].split("."))
+            assert path.with_suffix(".py").exists() or path.is_dir(), f"{command}: no such module"
+
+
+def _check_focalroute(words: list[str]) -> None:
+    """That the command line has such a command with such options."""
+    command = typer.main.get_command(app)
+    while words and words[0] in (known := getattr(command, "commands", {})):
+        command, words = known[words[0]], words[1:]
+    assert not hasattr(command, "commands"), f"focalroute {' '.join(words)}: no such command"
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    assert given <= known, f"no such option: {', '.join(given - known)}"
