@@ -29,19 +29,21 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from focalroute.cli import app
 
-__all__ = ["ROOT", "pages", "run_page"]
+__all__ = ["LANGUAGES", "ROOT", "pages", "run_page"]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Where the pages say that services are; here the simulated pool is there.
-ADDRESSES = (
-    "https://api.together.xyz/v1",
-    "https://api.deepinfra.com/v1/openai",
-    "https://openrouter.ai/api/v1",
-    "https://api.openai.com/v1",
-    "http://localhost:8000/v1",
-    "http://localhost:8080/v1",
-)
-_NUMBER = re.compile(r"\d[\d.,]*")
+#: Where the pages say that services are, and the dialect in which the simulated pool stands in for them.
+ADDRESSES = {
+    "https://api.together.xyz/v1": "together",
+    "https://api.deepinfra.com/v1/openai": "deepinfra",
+    "https://openrouter.ai/api/v1": "openrouter",
+    "https://api.openai.com/v1": "openai",
+    "http://localhost:8000/v1": "vllm",
+    "http://localhost:8080/v1": "llamacpp",
+}
+#: What a fenced block may be; the last four are shown only.
+LANGUAGES = ("python", "console", "toml", "text", "json", "yaml", "html")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _TITLED = re.compile(r"(?P<language>toml) title=\"(?P<title>[\w.-]+)\"\n")
 
 
@@ -50,13 +52,13 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def run_page(page: Path, folder: Path, address: str, environment: Mapping[str, str]) -> tuple[int, list[str]]:
+def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """Run every block of a page, in order.
 
     Args:
         page: the file.
         folder: where to; the working directory is there already.
-        address: of the simulated pool, instead of each service's.
+        port: of the simulated pool, which stands in for all services.
         environment: of the commands.
 
     Returns:
@@ -64,14 +66,13 @@ def run_page(page: Path, folder: Path, address: str, environment: Mapping[str, s
     """
     shell = _Shell(folder, environment)
     text = page.read_text("utf-8")
-    for known in ADDRESSES:
-        text = text.replace(known, address)
+    for address, dialect in ADDRESSES.items():
+        text = text.replace(address, f"http://127.0.0.1:{port}/{dialect}/v1")
     document = Document(text, str(page))
     document.namespace["__name__"] = "__main__"
     parsers = [
         CodeBlockParser("python", _python),
         CodeBlockParser("console", shell),
-        CodeBlockParser("bash", shell),
         _files,
         SkipParser(),
     ]

@@ -22,8 +22,6 @@ MODELS = (
     "gpt-4o-mini",
 )
 KEYS = ("TOGETHER_API_KEY", "DEEPINFRA_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY")
-#: More than this is not "a few".
-MOST_UNRUN = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -43,5 +41,5 @@ def test_the_blocks_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     usual = [endpoint for endpoint in pool.endpoints if endpoint.model not in MODELS]
     Path("pool.toml").write_text(pool_toml(usual))
-    _, unrun = run_page(page, tmp_path, pool.base_url, os.environ)
+    _, unrun = run_page(page, tmp_path, pool.port, os.environ)
     assert all(len(reason.split()) > 2 for reason in unrun)
