@@ -1,8 +1,7 @@
 """Runs the blocks of a page as a reader would: in a folder of their own, against a simulated pool.
 
 Blocks of Python share the names of their page, and may await. Of a console every line that begins with ``$`` is run by
-bash; lines below it must come out, numbers aside, "..." being anything. A block of TOML with a title is written to that
-file. A page may prepare what it does not show in a comment (``<!--- invisible-code-block: python``).
+bash; lines below it must come out, numbers aside, "..." being anything. A block with a title is written to that file. A page may prepare what it does not show in a comment (``<!--- invisible-code-block: python``).
 
 A block that cannot be run says why in a comment before it, ``<!--- skip: next, "why" -->``. It must still compile; what
 it calls of make, of focalroute and of this package's modules must be there.
@@ -24,7 +23,6 @@ from unittest import SkipTest
 
 import typer.main
 from sybil import Document, Example, Region
-from sybil.parsers.abstract.lexers import BlockLexer
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from focalroute.cli import app
@@ -44,7 +42,7 @@ ADDRESSES = {
 #: What a fenced block may be; the last four are shown only.
 LANGUAGES = ("python", "console", "toml", "text", "json", "yaml", "html")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_TITLED = re.compile(r"(?P<language>toml) title=\"(?P<title>[\w.-]+)\"\n")
+_TITLED = re.compile(r'^```\w+ title="([\w.-]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -93,7 +91,7 @@ def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]
 
 def _python(example: Example) -> None:
     """Run a block in the names of its page."""
-    code = compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     done = eval(code, example.namespace)
     if inspect.iscoroutine(done):
         asyncio.run(done)
@@ -153,21 +151,21 @@ def _pattern(line: str) -> str:
 
 
 def _files(document: Document) -> Iterator[Region]:
-    """Blocks of TOML with a title."""
-    for region in BlockLexer(re.compile("^(?P<prefix>)```" + _TITLED.pattern, re.MULTILINE), "^```$")(document):
-        region.parsed, region.evaluator = region.lexemes["source"], _write
-        yield region
+    """Blocks with a title, each a name and a text."""
+    for block in _TITLED.finditer(document.text):
+        yield Region(block.start(), block.end(), block.groups(), _write)
 
 
 def _write(example: Example) -> None:
-    Path(example.region.lexemes["title"]).write_text(example.parsed, "utf-8")
+    name, text = example.parsed
+    Path(name).write_text(text, "utf-8")
 
 
 def _check_unrun(example: Example) -> None:
     """What can be said of a block without running it."""
     language = example.document.text[example.region.start :].split("\n", 1)[0].strip("`").strip()
     if language == "python":
-        compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         return
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     for command, _ in _commands(example.parsed):
