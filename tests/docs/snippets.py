@@ -12,19 +12,21 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest import SkipTest
 
 import typer.main
+from openai import OpenAI
 from sybil import Document, Example, Region
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
+from focalroute import Ensemble
 from focalroute.cli import app
 
 __all__ = ["LANGUAGES", "ROOT", "pages", "run_page"]
@@ -50,7 +52,7 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]) -> tuple[int, list[str]]:
+def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]) -> list[str]:
     """Run every block of a page, in order.
 
     Args:
@@ -60,7 +62,7 @@ def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]
         environment: of the commands.
 
     Returns:
-        How many were run, and why others were not.
+        Why some were not run.
     """
     shell = _Shell(folder, environment)
     text = page.read_text("utf-8")
@@ -77,16 +79,23 @@ def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]
     for parser in parsers:
         for region in parser(document):
             document.add(region)
-    run, skipped = 0, []
-    for example in document.examples():
-        try:
-            example.evaluate()
-        except SkipTest as reason:
-            _check_unrun(example)
-            skipped.append(str(reason))
-        else:
-            run += 1
-    return run, skipped
+    unrun = []
+    with ExitStack() as left_open:
+        left_open.callback(_close, document.namespace)
+        for example in document.examples():
+            try:
+                example.evaluate()
+            except SkipTest as reason:
+                _check_unrun(example)
+                unrun.append(str(reason))
+    return unrun
+
+
+def _close(names: Mapping[str, Any]) -> None:
+    """Close what a page left open."""
+    for value in names.values():
+        if isinstance(value, Ensemble | OpenAI):
+            value.close()
 
 
 def _python(example: Example) -> None:

@@ -41,5 +41,5 @@ def test_the_blocks_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     usual = [endpoint for endpoint in pool.endpoints if endpoint.model not in MODELS]
     Path("pool.toml").write_text(pool_toml(usual))
-    _, unrun = run_page(page, tmp_path, pool.port, os.environ)
+    unrun = run_page(page, tmp_path, pool.port, os.environ)
     assert all(len(reason.split()) > 2 for reason in unrun)
