@@ -86,7 +86,7 @@ def _turned(link: re.Match[str], page: str) -> str:
     path = (ROOT if page == "index.md" else ROOT / "docs") / f"{prefix}{target}"
     if not path.exists():
         sys.exit(f"{page}: {link[0]} leads nowhere")
-    path = path.resolve()
+    path = Path(os.path.normpath(path))
     if path.parent == ROOT / "docs" and path.suffix == ".md":
         return f"]({path.name}{anchor})"
     if path == ROOT / "examples":
