@@ -1,7 +1,8 @@
 """Runs the blocks of a page as a reader would: in a folder of their own, against a simulated pool.
 
 Blocks of Python share the names of their page, and may await. Of a console every line that begins with ``$`` is run by
-bash; lines below it must come out, numbers aside, "..." being anything. A block with a title is written to that file. A page may prepare what it does not show in a comment (``<!--- invisible-code-block: python``).
+bash; lines below it must come out, numbers aside, "..." being anything. A block with a title is written to that file. A
+page may prepare what it does not show in a comment (``<!--- invisible-code-block: python``).
 
 A block that cannot be run says why in a comment before it, ``<!--- skip: next, "why" -->``. It must still compile; what
 it calls of make, of focalroute and of this package's modules must be there.
@@ -15,7 +16,7 @@ import inspect
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]
         text = text.replace(address, f"http://127.0.0.1:{port}/{dialect}/v1")
     document = Document(text, str(page))
     document.namespace["__name__"] = "__main__"
-    parsers = [
+    parsers: list[Callable[[Document], Iterable[Region]]] = [
         CodeBlockParser("python", _python),
         CodeBlockParser("console", shell),
         _files,
@@ -108,7 +109,7 @@ def _python(example: Example) -> None:
 
 def _placed(example: Example) -> str:
     """A block's text, below as many empty lines that errors name the line of the page."""
-    return "\n" * (example.line + example.parsed.line_offset) + example.parsed
+    return "\n" * (example.line + example.parsed.line_offset) + str(example.parsed)
 
 
 class _Shell:

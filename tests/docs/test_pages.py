@@ -70,7 +70,9 @@ def test_a_page_without_a_place_fails_the_build(tmp_path: Path) -> None:
         (tmp_path / "docs" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
     script = tmp_path / "docs" / "build.py"
-    done = subprocess.run([sys.executable, str(script), str(tmp_path / "b")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "b")], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     assert "lost.md" in done.stderr
 
@@ -117,7 +119,9 @@ def test_the_functions_beside_the_equations_are_there(column: str) -> None:
 @pytest.mark.parametrize("report", [UpdateReport, Diagnostics, Comparison])
 def test_every_figure_of_an_update_is_explained(report: type) -> None:
     text = (ROOT / "docs" / "learning.md").read_text("utf-8")
-    figures = {field.name for field in fields(report)} | {name for name, value in vars(report).items() if isinstance(value, property)}
+    figures = {field.name for field in fields(report)} | {
+        name for name, value in vars(report).items() if isinstance(value, property)
+    }
     explained = {name for cell in rows_of(text, "figure") for name in re.findall(r"`(\w+)`", cell)}
     assert figures - explained == set()
 
