@@ -109,7 +109,8 @@ def _python(example: Example) -> None:
 
 def _placed(example: Example) -> str:
     """A block's text, below as many empty lines that errors name the line of the page."""
-    return "\n" * (example.line + example.parsed.line_offset) + str(example.parsed)
+    above: int = example.line + example.parsed.line_offset
+    return "\n" * above + str(example.parsed)
 
 
 class _Shell:
