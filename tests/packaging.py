@@ -1,8 +1,8 @@
 """``python -m tests.packaging``: what a user gets. Needs the network and uv, which `make` installs.
 
-Builds wheel and sdist, has twine read them, installs the wheel into empty environments (alone, and with each extra), runs
-the README's first answer there, and the core tests with the lowest versions that pyproject.toml allows and with each
-generation of openai. Extras that bring torch are resolved, not installed.
+Builds wheel and sdist, has twine read them, installs the wheel into empty environments (alone, and with each extra),
+runs the README's first answer there, and the core tests with the lowest versions that pyproject.toml allows and with
+each generation of openai. Extras that bring torch are resolved, not installed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("train", "bertscore")
 #: Extras of our own work.
 OURS = ("dev", "docs")
-#: One for each dependency: HTTP, ready clients, networks, settings, retries, SQL, the command line.
-CORE = ("test_endpoint", "test_retries", "test_config", "test_structured", "policy", "learn/test_export.py")
+#: What leans on the dependencies: HTTP, ready clients, settings, schemas, networks.
+CORE = ("test_endpoint.py", "test_config.py", "test_structured.py", "policy", "learn/test_export.py")
 #: What a ready client goes through.
-CLIENTS = ("test_endpoint",)
+CLIENTS = ("test_endpoint.py",)
 OPENAI = ("openai==1.83.0", "openai>=2,<3", "openai>=3,<4")
 TESTING = ("pytest>=8.3", "pytest-xdist>=3.6", "hypothesis>=6.120")
 
@@ -104,9 +104,8 @@ def _extras(folder: Path, dist: Path) -> None:
 
 def _lowest(folder: Path, _: Path) -> None:
     """The lowest version of everything that is named, extras included."""
-    light = [part for extra in _extra_names() if extra not in (*HEAVY, *OURS) for part in ("--extra", extra)]
-    needs = ("--resolution", "lowest-direct", "-r", ROOT / "pyproject.toml", *light)
-    python = _environment(folder, "lowest", *needs)
+    light: list[str] = [part for extra in _extra_names() if extra not in (*HEAVY, *OURS) for part in ("--extra", extra)]
+    python = _environment(folder, "lowest", "--resolution", "lowest-direct", "-r", ROOT / "pyproject.toml", *light)
     _uv("pip", "install", "--quiet", "--python", python, *TESTING)
     _core(python, CORE)
 
