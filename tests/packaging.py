@@ -151,10 +151,8 @@ def _environment(folder: Path, name: str, *needs: str | Path) -> Path:
 
 
 def _core(python: Path, tests: Sequence[str]) -> None:
-    paths = [
-        f"tests/{name}" if "/" in name or (ROOT / "tests" / name).is_dir() else f"tests/{name}.py" for name in tests
-    ]
-    _run([python, "-m", "pytest", "-n", "auto", *paths], cwd=ROOT)
+    """Run tests of the checkout there."""
+    _run([python, "-m", "pytest", "-n", "auto", *(f"tests/{name}" for name in tests)], cwd=ROOT)
 
 
 def _uv(*arguments: str | Path, cwd: Path | None = None) -> None:
