@@ -100,5 +100,5 @@ def wrong(ensemble: Ensemble, asynchronous: AsyncEnsemble) -> None:
     ensemble.ask("?", combine="vote")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ensemble.ask(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ensemble.feedback(ensemble.ask("?"), reward="good")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    print(asynchronous.ask("?").text)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    asynchronous.ask("?").text  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
     ensemble.ask("?").text = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
