@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench money chaos hostile evaluate real verify clean
+.PHONY: help demo test lint docs package bench money chaos hostile evaluate real verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -17,10 +17,17 @@ demo: $(READY) ## a simulated pool on this machine: no key, and nothing leaves i
 test: lint ## lint, types, tests, doctests, examples
 	$(PYTEST)
 
-lint: $(READY) ## ruff and mypy
+lint: $(READY) ## ruff, mypy and pyright
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
+	$(BIN)/pyright -p tests/typed --pythonpath $(BIN)/python
+
+docs: $(READY) ## the docs as a site, in build/site; it can be read from the disk
+	@$(BIN)/python docs/build.py
+
+package: $(READY) ## wheel and sdist as a user gets them: empty environments, extras, lowest versions (5 minutes, network)
+	$(BIN)/python -m tests.packaging
 
 bench: $(READY) ## what one ask costs beside the wire, and one update, as tables
 	$(BIN)/python -m tests.benchmarks.overhead
@@ -48,7 +55,7 @@ real: $(READY) ## build the third-party servers of tests/real into the cache (on
 	$(BIN)/python tests/real/build.py
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test evaluate money chaos hostile bench ## the long checks: real servers (they must be there), recorded answers, benchmark
+verify: real test package evaluate money chaos hostile bench ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

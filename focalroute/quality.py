@@ -35,8 +35,9 @@ _GRADES = 10
 def exact_match(answer: str, reference: str) -> float:
     """1 if both are the same but for case, punctuation, articles and spacing, else 0 (SQuAD, arXiv 1606.05250).
 
-    >>> exact_match("The Eiffel Tower.", "eiffel tower"), exact_match("Paris", "Rome")
-    (1.0, 0.0)
+    Examples:
+        >>> exact_match("The Eiffel Tower.", "eiffel tower"), exact_match("Paris", "Rome")
+        (1.0, 0.0)
     """
     return float(_words(answer) == _words(reference))
 
@@ -46,8 +47,9 @@ def token_f1(answer: str, reference: str) -> float:
 
     Where one of them has no words, it is 1 if neither has, else 0 (as in SQuAD 2.0).
 
-    >>> round(token_f1("the cat sat on the mat", "a cat on a mat"), 3)
-    0.857
+    Examples:
+        >>> round(token_f1("the cat sat on the mat", "a cat on a mat"), 3)
+        0.857
     """
     said, wanted = _words(answer), _words(reference)
     if not said or not wanted:

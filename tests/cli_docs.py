@@ -79,12 +79,13 @@ def parameters(command: Callable[..., Any]) -> Iterator[Parameter]:
 def _section(name: str, command: Callable[..., Any]) -> Iterator[str]:
     found = list(parameters(command))
     yield f"## {name}\n"
-    yield f"    {' '.join([name, *(one.spelt for one in found if one.argument), '[OPTIONS]'])}\n"
+    yield f"```text\n{' '.join([name, *(one.spelt for one in found if one.argument), '[OPTIONS]'])}\n```\n"
     yield f"{inspect.getdoc(command)}\n"
     yield "| | | without it |"
     yield "|---|---|---|"
     for one in found:
-        yield f"| `{one.spelt}` | {one.help} | {one.default} |"
+        help = one.help.replace("[", "\\[")  # no link
+        yield f"| `{one.spelt}` | {help} | {one.default} |"
     yield ""
 
 

@@ -465,7 +465,7 @@ def test_closing_a_stream_early_hangs_up(through: Through) -> None:
             async with contextlib.aclosing(client.stream(REQUEST)) as pieces:
                 return await anext(pieces)
 
-        assert through(server.url, first) == "x"
+        assert str(through(server.url, first)).startswith("x")  # a slow reader may find several chunks at once
         assert server.cut.wait(30)
 
 

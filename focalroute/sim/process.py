@@ -46,9 +46,10 @@ class SimulatedPool:
     Raises:
         ConfigError: names repeat, a dialect or model does not exist, or a key's variable is not set.
 
-    >>> with SimulatedPool() as pool:
-    ...     [endpoint.name for endpoint in pool.endpoints][:2]
-    ['swift-8b', 'swift-24b']
+    Examples:
+        >>> with SimulatedPool() as pool:
+        ...     [endpoint.name for endpoint in pool.endpoints][:2]
+        ['swift-8b', 'swift-24b']
     """
 
     def __init__(

@@ -91,8 +91,9 @@ def prose_requests(n: int, seed: int = 0, axes: Sequence[str] = AXES) -> Iterato
     Raises:
         ConfigError: there is no such axis.
 
-    >>> [brief.axis for brief in prose_requests(3, seed=1)]
-    ['helpful', 'safe', 'safe']
+    Examples:
+        >>> [brief.axis for brief in prose_requests(3, seed=1)]
+        ['helpful', 'safe', 'safe']
     """
     unknown = sorted(set(axes) - set(AXES))
     if unknown or not axes:

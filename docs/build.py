@@ -1,0 +1,110 @@
+"""Builds the site of the docs: ``python docs/build.py [FOLDER]`` writes it into FOLDER/site (build/site).
+
+The pages are made to be read in the repository. For the site README.md becomes the first page, links that leave docs/
+lead to the repository, and every example stands on the page of examples. A page without a place in the navigation, or a
+link that leads nowhere, fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+__all__ = ["build", "navigation", "pages"]
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/focalroute/focalroute"
+_LINK = re.compile(r"\]\(((?:\.\./|docs/)?)([\w./-]+)(#[\w-]+)?\)")
+_FOREIGN = re.compile(r'<script src="https?://[^>]*></script>')
+_FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> dict[str, str]:
+    """Every page of the site by its name, as it is to be built.
+
+    Raises:
+        SystemExit: a link leads to a file that is not there.
+    """
+    found = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    found["index.md"] = (ROOT / "README.md").read_text("utf-8")
+    found = {name: _linked(text, name) for name, text in found.items()}
+    found["examples.md"] += _examples()
+    return found
+
+
+def navigation() -> set[str]:
+    """The pages that mkdocs.yml names."""
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
+    return set(re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE))
+
+
+def build(folder: Path) -> Path:
+    """Build the site in a folder; nothing else is written.
+
+    Returns:
+        The folder of the site.
+
+    Raises:
+        SystemExit: a page has no place, a place no page, or a warning came up.
+    """
+    texts, named = pages(), navigation()
+    if lost := sorted(texts.keys() ^ named):
+        sys.exit(f"mkdocs.yml: nav and docs/ differ: {', '.join(lost)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "docs").mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / "docs" / name).write_text(text, "utf-8")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    shutil.copy(ROOT / "docs" / "site.css", folder / "docs")
+    (folder / "focalroute").symlink_to(ROOT / "focalroute")  # what the API reference is read from
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    site = folder / "site"
+    for page in site.glob("*.html"):  # a shim of the offline plugin would be fetched from elsewhere
+        page.write_text(_FOREIGN.sub("", page.read_text("utf-8")), "utf-8")
+    return site
+
+
+def _linked(text: str, page: str) -> str:
+    """A page with its links as those of the site; what is code stays as it is."""
+    parts = _FENCED.split(text)
+    parts[::2] = [_LINK.sub(partial(_turned, page=page), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _turned(link: re.Match[str], page: str) -> str:
+    """A link of the repository as one of the site."""
+    prefix, target, anchor = link[1], link[2], link[3] or ""
+    path = (ROOT if page == "index.md" else ROOT / "docs") / f"{prefix}{target}"
+    if not path.exists():
+        sys.exit(f"{page}: {link[0]} leads nowhere")
+    path = Path(os.path.normpath(path))
+    if path.parent == ROOT / "docs" and path.suffix == ".md":
+        return f"]({path.name}{anchor})"
+    if path == ROOT / "examples":
+        return "](examples.md)"
+    if path.parent == ROOT / "examples" and path.suffix == ".py":
+        return f"](examples.md#{path.stem})"
+    return f"]({REPOSITORY}/{'tree' if path.is_dir() else 'blob'}/main/{path.relative_to(ROOT)}{anchor})"
+
+
+def _examples() -> str:
+    """The text of every example, under its name."""
+    parts = []
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        code = path.read_text("utf-8")
+        title = (ast.get_docstring(ast.parse(code)) or "").splitlines()[0]
+        parts.append(f'## {path.stem} {{ #{path.stem} }}\n\n{title}\n\n```python title="{path.name}"\n{code}```\n')
+    return "\n" + "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "build"))

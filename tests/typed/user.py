@@ -1,0 +1,104 @@
+"""Code of a user, read by mypy and by pyright and never run: what is right passes, what is wrong is reported.
+
+A line that both have to reject says so to each; a remark that is not needed is an error as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Literal, assert_type
+
+from pydantic import BaseModel
+
+from focalroute import (
+    Answer,
+    AnswerStream,
+    AsyncEnsemble,
+    Budget,
+    BudgetExceeded,
+    Call,
+    ConfigError,
+    Endpoint,
+    EndpointStats,
+    Ensemble,
+    Failure,
+    Judge,
+    PoolError,
+    Receipt,
+    Reply,
+    Usage,
+)
+
+
+class Ticket(BaseModel):
+    """What is to be filled in."""
+
+    team: Literal["billing", "shipping"]
+    urgent: bool
+
+
+def right(endpoint: Endpoint) -> None:
+    """All that the quickstart does."""
+    budget = Budget(max_usd_per_ask="0.01", usd_total=5, usd_per_period={"day": Decimal(1)})
+    with Ensemble([endpoint], store="focalroute.db", budget=budget, judge=Judge(endpoint, share=0.1)) as ensemble:
+        assert_type(ensemble, Ensemble)
+        answer = ensemble.ask("?", choices=["a", "b"], tags=["team"], max_usd="0.01", params={"temperature": 0})
+        assert_type(answer, Answer)
+        assert_type(answer.text, str)
+        assert_type(answer.cost, Decimal | None)
+        assert_type(answer.receipt, Receipt)
+        assert_type(answer.receipt.calls, tuple[Call, ...])
+        assert_type(answer.replies[0], Reply)
+        assert_type(answer.replies[0].error, Failure | None)
+        assert_type(answer.replies[0].usage, Usage | None)
+        assert_type(ensemble.stats().endpoints, Mapping[str, EndpointStats])
+        ensemble.ask("?", answer=Ticket, combine="pick")
+        ensemble.ask([{"role": "user", "content": "?"}], answer="number", samples=3)
+        ensemble.ask("?", answer=lambda text: text.strip() or None)
+        ensemble.feedback(answer, label="a")
+        ensemble.feedback(answer.id, reward=1.0, source="review")
+        assert_type(ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}]), list[Answer | BaseException])
+        assert_type(ensemble.update().status, Literal["published", "rejected", "insufficient"])
+        with ensemble.stream("?") as stream:
+            assert_type(stream, AnswerStream)
+            for piece in stream:
+                assert_type(piece, str)
+
+
+async def right_with_await(pool: list[Endpoint]) -> None:
+    """The same with await."""
+    async with AsyncEnsemble(pool, policy="cascade", update_every=None) as ensemble:
+        answer = await ensemble.ask("?")
+        assert_type(answer, Answer)
+        await ensemble.feedback(answer, reward=True)
+        async with ensemble.stream("?") as stream:
+            async for piece in stream:
+                assert_type(piece, str)
+
+
+def failing(ensemble: Ensemble) -> None:
+    """What errors say."""
+    try:
+        ensemble.ask("?")
+    except BudgetExceeded as error:
+        assert_type(error.limit, Decimal)
+    except PoolError as error:
+        assert_type(error.replies, tuple[Reply, ...])
+    except ConfigError:
+        raise
+
+
+def wrong(ensemble: Ensemble, asynchronous: AsyncEnsemble) -> None:
+    """What has to be rejected."""
+    Endpoint("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Endpoint("a", model="b", dialect="klingon")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Budget(usd_in_total=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Ensemble("pool.toml")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Ensemble([], max_rounds="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ensemble.ask("?", choice=["a"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ensemble.ask("?", combine="vote")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ensemble.ask(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ensemble.feedback(ensemble.ask("?"), reward="good")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    asynchronous.ask("?").text  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
+    ensemble.ask("?").text = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
