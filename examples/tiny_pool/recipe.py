@@ -1,0 +1,60 @@
+"""Which models the pool has: their sizes, what each learns from, for how long, and what it costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from hashlib import blake2b
+from pathlib import Path
+
+__all__ = ["FORMAT", "MODELS", "NEWCOMER", "TOPICS", "Recipe", "Shape", "cached"]
+
+#: Raise it where the same recipe would now train another model or write another file.
+FORMAT = 1
+
+#: The simulator's topics that are asked, equally often.
+TOPICS = ("counting", "logic", "ordering", "units")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model: residual width, blocks, attention heads, width of the feed-forward layer."""
+
+    width: int
+    blocks: int
+    heads: int
+    feed_forward: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One model.
+
+    Attributes:
+        mix: topic -> how often, relative to the others, a question of it is learned from.
+        steps: of training, with ``batch`` questions each, which are never seen again.
+        seed: of the weights at the start and of the questions.
+        usd_per_1m: price of a million tokens, in or out: by size.
+    """
+
+    name: str
+    shape: Shape
+    mix: Mapping[str, float]
+    steps: int
+    seed: int
+    usd_per_1m: Decimal
+    batch: int = 64
+    rate: float = 3e-3
+
+
+MODELS: tuple[Recipe, ...] = ()
+NEWCOMER: Recipe = Recipe("newcomer", Shape(96, 3, 3, 256), {"counting": 1}, 100, 6, Decimal("0.4"))
+
+
+def cached(recipe: Recipe) -> Path:
+    """Where its model file is kept: outside the checkout, under a name that changes with the recipe."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "focalroute" / "tiny-pool"
+    key = blake2b(f"{FORMAT} {TOPICS} {recipe!r}".encode(), digest_size=6).hexdigest()
+    return cache / f"{recipe.name}-{key}.gguf"
