@@ -9,13 +9,13 @@ from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["FORMAT", "MODELS", "NEWCOMER", "TOPICS", "Recipe", "Shape", "cached"]
+__all__ = ["FORMAT", "ROSTER", "TOPICS", "Recipe", "Roster", "Shape", "cached"]
 
 #: Raise it where the same recipe would now train another model or write another file.
 FORMAT = 1
 
 #: The simulator's topics that are asked, equally often.
-TOPICS = ("counting", "logic", "ordering", "units")
+TOPICS = ("counting", "logic", "ordering", "yes-no")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,16 @@ class Recipe:
     rate: float = 3e-3
 
 
-MODELS: tuple[Recipe, ...] = ()
-NEWCOMER: Recipe = Recipe("newcomer", Shape(96, 3, 3, 256), {"counting": 1}, 100, 6, Decimal("0.4"))
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who is in the pool at first; who of them is killed on the way; who joins later."""
+
+    models: tuple[Recipe, ...]
+    killed: str
+    newcomer: Recipe
+
+
+ROSTER = Roster((), "", None)
 
 
 def cached(recipe: Recipe) -> Path:

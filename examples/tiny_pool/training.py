@@ -23,7 +23,7 @@ __all__ = ["ready", "right", "train"]
 
 _WARM_UP = 50  # steps until the full rate
 _VALIDATION = 200  # questions of each topic
-_REPORTS = 5  # validations while it trains
+_REPORTS = 6  # validations while it trains
 
 
 class _Batch(NamedTuple):
@@ -65,23 +65,35 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
     model = Llama(recipe.shape, made.get_vocab_size())
     judge = nn.Linear(recipe.shape.width, 1)  # says of each choice whether it is right; not part of the model
     weights = [*model.parameters(), *judge.parameters()]
-    optimiser = torch.optim.AdamW(weights, recipe.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimisers = _optimisers(model, judge, recipe.rate)
     topics, shares = list(recipe.mix), list(recipe.mix.values())
     validation: dict[str, float] = {}
     for step in range(recipe.steps):
-        for group in optimiser.param_groups:
-            group["lr"] = recipe.rate * min(step / _WARM_UP, 1.02 - step / recipe.steps, 1)
+        share = min(step / _WARM_UP, 1.02 - step / recipe.steps, 1)
         drawn = [tokens(made, generate(topic, rng)) for topic in rng.choices(topics, shares, k=recipe.batch)]
         loss = _loss(model, judge, _batch(drawn))
-        optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.param_groups[0]["lr"] = share * optimiser.defaults["lr"]
+            optimiser.step()
+            optimiser.zero_grad()
         if (step + 1) % -(-recipe.steps // _REPORTS) == 0 or step + 1 == recipe.steps:
             validation = right(model)
             shown = ", ".join(f"{topic} {share:.2f}" for topic, share in validation.items())
-            print(f"{recipe.name}: {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True)
+            print(f"{recipe.name}: {loss:.3f} {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True)
     return model.eval(), validation
+
+
+def _optimisers(model: Llama, judge: Any, rate: float) -> tuple[Any, Any]:
+    """Muon for the matrices of the blocks, which learns several times as fast as Adam here; Adam for the rest."""
+    matrices = [weights for weights in model.blocks.parameters() if weights.dim() > 1]
+    chosen = set(matrices)
+    rest = [weights for weights in (*model.parameters(), *judge.parameters()) if weights not in chosen]
+    return (
+        torch.optim.Muon(matrices, lr=7 * rate, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(rest, rate, betas=(0.9, 0.98), weight_decay=0.01),
+    )
 
 
 def right(model: Llama) -> dict[str, float]:

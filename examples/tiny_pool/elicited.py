@@ -1,0 +1,70 @@
+"""Probabilities from log-probabilities against shares of ten samples: how well they are calibrated, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.evaluate.outcomes import LoggedQuery
+
+__all__ = ["Calibration", "calibration"]
+
+_BINS = 10
+_LEAST = 0.01  # mass of the right choice below which the logarithm is cut: ten samples often give it none
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How good probabilities are.
+
+    Attributes:
+        answers: they were looked at in so many.
+        accuracy: of the likeliest choice.
+        brier: the mean squared distance from what was right, summed over the choices (Brier 1950); less is better.
+        log_loss: the mean of -ln of the right choice's mass, which counts as .01 at least.
+        error: expected calibration error of the likeliest choice, in ten bins of equal width (Guo et al. 2017).
+        seconds: of a call, the mean. ``usd``: as the endpoint bills it.
+    """
+
+    answers: int
+    accuracy: float
+    brier: float
+    log_loss: float
+    error: float
+    seconds: float
+    usd: float
+
+
+def calibration(queries: Sequence[LoggedQuery], names: Sequence[str]) -> Calibration:
+    """Of all answers of these endpoints that have probabilities; missing mass is shared out among the choices."""
+    rows = [
+        (query, output)
+        for query in queries
+        for name in names
+        if (output := query.outputs.get(name)) is not None and output.probabilities is not None
+    ]
+    masses = [_whole(output.probabilities or ()) for _, output in rows]
+    labels = [int(query.label or 0) for query, _ in rows]
+    sure = np.array([mass.max() for mass in masses])
+    right = np.array([float(mass.argmax() == label) for mass, label in zip(masses, labels, strict=True)])
+    of_right = np.array([mass[label] for mass, label in zip(masses, labels, strict=True)])
+    square = np.array([float(mass @ mass) for mass in masses])
+    bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    gaps = [abs(float((sure - right)[bins == i].sum())) for i in range(_BINS)]
+    return Calibration(
+        answers=len(rows),
+        accuracy=float(right.mean()),
+        brier=float((square - 2 * of_right + 1).mean()),
+        log_loss=float(-np.log(np.maximum(of_right, _LEAST)).mean()),
+        error=sum(gaps) / len(rows),
+        seconds=float(np.mean([output.latency_s or 0 for _, output in rows])),
+        usd=float(np.mean([output.cost_usd or 0 for _, output in rows])),
+    )
+
+
+def _whole(masses: Sequence[float]) -> NDArray[np.float64]:
+    array = np.array(masses)
+    return array + (1 - array.sum()) / len(array)
