@@ -1,4 +1,4 @@
-"""Probabilities from log-probabilities against shares of ten samples: how well they are calibrated, and what they cost."""
+"""Log-probabilities against shares of ten samples: how well they are calibrated, and what they cost."""
 
 from __future__ import annotations
 
@@ -67,4 +67,5 @@ def calibration(queries: Sequence[LoggedQuery], names: Sequence[str]) -> Calibra
 
 def _whole(masses: Sequence[float]) -> NDArray[np.float64]:
     array = np.array(masses)
-    return array + (1 - array.sum()) / len(array)
+    whole: NDArray[np.float64] = array + (1 - array.sum()) / len(array)
+    return whole

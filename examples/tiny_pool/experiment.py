@@ -1,4 +1,4 @@
-"""One seed of the whole loop: collect, train, serve warm, cold and by bare rewards, lose a server, gain a better one."""
+"""One seed of the whole loop: collect, train, serve warm, cold and by rewards, lose a server, gain a better one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Seed:
         self.lives: dict[str, Live] = {}
 
     def collect(self) -> None:
-        """Ask everybody everything once, as `focalroute collect` does: what is trained on, and what is compared with."""
+        """Ask everybody everything once: what is trained on, and what is compared with."""
         self._write("questions.jsonl", [*self.training, *self.stream])
         self._write("sampled.jsonl", self.training[: self.sizes.sampled])
         _write_pool(self.folder / "pool.toml", self.pool)

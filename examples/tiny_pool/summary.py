@@ -20,7 +20,9 @@ _SMOOTH = 100  # questions that a point of the figure is the mean of
 def tables(seeds: Sequence[Seed]) -> str:
     """Everything measured, in Markdown."""
     beside = [seed.beside() for seed in seeds]
-    return "\n\n".join((_models(seeds), _methods(seeds, beside), _minus(seeds, beside), _changes(seeds), _elicited(seeds)))
+    return "\n\n".join(
+        (_models(seeds), _methods(seeds, beside), _minus(seeds, beside), _changes(seeds), _elicited(seeds))
+    )
 
 
 def _models(seeds: Sequence[Seed]) -> str:
@@ -90,7 +92,11 @@ def _part(run: Played, part: slice) -> Played:
 def _changes(seeds: Sequence[Seed]) -> str:
     sizes = seeds[0].sizes
     lost, joined = int(sizes.lost * sizes.stream), int(sizes.joined * sizes.stream)
-    parts = {"all five": slice(0, lost), f"{seeds[0].roster.killed} killed": slice(lost, joined), "newcomer joined": slice(joined, None)}
+    parts = {
+        "all five": slice(0, lost),
+        f"{seeds[0].roster.killed} killed": slice(lost, joined),
+        "newcomer joined": slice(joined, None),
+    }
     warm = next(iter(STEADY))
     newcomer = seeds[0].lives[CHANGING].names.index(seeds[0].roster.newcomer.name)
     lines = [["part", "accuracy", f"minus {warm}, unchanged", "newcomer asked in"]]
@@ -108,7 +114,9 @@ def _changes(seeds: Sequence[Seed]) -> str:
 
 
 def _elicited(seeds: Sequence[Seed]) -> str:
-    lines = [["probabilities from", "seed", "answers", "accuracy", "Brier", "log-loss", "ECE", "ms a call", "USD a call"]]
+    lines = [
+        ["probabilities from", "seed", "answers", "accuracy", "Brier", "log-loss", "ECE", "ms a call", "USD a call"]
+    ]
     for seed in seeds:
         for name, cell in seed.calibrations().items():
             numbers = [f"{value:.3f}" for value in (cell.accuracy, cell.brier, cell.log_loss, cell.error)]

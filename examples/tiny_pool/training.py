@@ -81,7 +81,9 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
         if (step + 1) % -(-recipe.steps // _REPORTS) == 0 or step + 1 == recipe.steps:
             validation = right(model)
             shown = ", ".join(f"{topic} {share:.2f}" for topic, share in validation.items())
-            print(f"{recipe.name}: {loss:.3f} {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True)
+            print(
+                f"{recipe.name}: {loss:.3f} {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True
+            )
     return model.eval(), validation
 
 
