@@ -61,7 +61,7 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
     """The trained model, and its share right of the validation questions of each topic."""
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
-    made, rng = tokenizer(TOPICS), Random(f"train {recipe.seed}")  # noqa: S311 - no secret
+    made, rng = tokenizer(TOPICS), Random(f"train {recipe.seed}")
     model = Llama(recipe.shape, made.get_vocab_size())
     judge = nn.Linear(recipe.shape.width, 1)  # says of each choice whether it is right; not part of the model
     weights = [*model.parameters(), *judge.parameters()]
@@ -81,9 +81,7 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
         if (step + 1) % -(-recipe.steps // _REPORTS) == 0 or step + 1 == recipe.steps:
             validation = right(model)
             shown = ", ".join(f"{topic} {share:.2f}" for topic, share in validation.items())
-            print(
-                f"{recipe.name}: {loss:.3f} {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True
-            )
+            print(f"{recipe.name}: {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True)
     return model.eval(), validation
 
 
@@ -104,7 +102,7 @@ def right(model: Llama) -> dict[str, float]:
     shares = {}
     model.eval()
     for topic in TOPICS:
-        rng = Random(f"validation {topic}")  # noqa: S311 - no secret
+        rng = Random(f"validation {topic}")
         batch = _batch([tokens(made, generate(topic, rng)) for _ in range(_VALIDATION)])
         with torch.no_grad():
             guess = model.logits(model(batch.ids)[torch.arange(_VALIDATION), batch.last]).argmax(-1)

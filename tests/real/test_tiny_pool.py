@@ -50,10 +50,8 @@ def test_the_server_reads_and_answers_as_the_model_that_was_trained(cache: Path)
     model, _ = training.train(brief("alike", "counting", 1))
     path = write_gguf(cache / "alike.gguf", "alike", model, made)
     questions = [generate(topic, Random(i)) for topic in recipe.TOPICS for i in range(5)]
-    with (
-        llama_serving(path, cache / "log", slots=2, context=CONTEXT) as (root, _),
-        httpx.Client(base_url=root) as client,
-    ):
+    serving = llama_serving(path, cache / "log", slots=2, context=CONTEXT)
+    with serving as (root, _), httpx.Client(base_url=root, trust_env=False) as client:
         for question in questions:
             ids = tokens(made, question).ids
             assert served_tokens(client, prompt(question)) == ids[:-1]
