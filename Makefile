@@ -6,10 +6,10 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench money chaos hostile evaluate real verify clean
+.PHONY: help demo test lint bench money chaos hostile evaluate real tiny-pool verify clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## a simulated pool on this machine: no key, and nothing leaves it
 	@$(BIN)/focalroute demo
@@ -47,8 +47,12 @@ evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there
 real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
 	$(BIN)/python tests/real/build.py
 
+tiny-pool: $(READY) real ## five small language models, trained and served on this machine: the whole loop (30 minutes)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[train]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
+
 verify: export FOCALROUTE_REAL = 1
-verify: real test evaluate money chaos hostile bench ## the long checks: real servers (they must be there), recorded answers, benchmark
+verify: real test evaluate tiny-pool money chaos hostile bench ## the long checks: real servers (they must be there), recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

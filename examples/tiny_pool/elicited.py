@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.evaluate.outcomes import LoggedQuery
+from focalroute.evaluate.outcomes import LoggedQuery, Output
 
-__all__ = ["Calibration", "calibration"]
+__all__ = ["Calibration", "calibrations"]
 
 _BINS = 10
 _LEAST = 0.01  # mass of the right choice below which the logarithm is cut: ten samples often give it none
@@ -38,14 +38,27 @@ class Calibration:
     usd: float
 
 
-def calibration(queries: Sequence[LoggedQuery], names: Sequence[str]) -> Calibration:
-    """Of all answers of these endpoints that have probabilities; missing mass is shared out among the choices."""
-    rows = [
-        (query, output)
-        for query in queries
+def calibrations(ways: Mapping[str, Sequence[LoggedQuery]], names: Sequence[str]) -> dict[str, Calibration]:
+    """Of each way, on the answers for which all ways gave probabilities.
+
+    Args:
+        ways: the same queries in the same order, with probabilities had in different ways.
+        names: the endpoints.
+    """
+    pairs = [
+        (number, name)
+        for number in range(min(map(len, ways.values())))
         for name in names
-        if (output := query.outputs.get(name)) is not None and output.probabilities is not None
+        if all(queries[number].outputs[name].probabilities is not None for queries in ways.values())
     ]
+    return {
+        way: _calibration([(queries[number], queries[number].outputs[name]) for number, name in pairs])
+        for way, queries in ways.items()
+    }
+
+
+def _calibration(rows: Sequence[tuple[LoggedQuery, Output]]) -> Calibration:
+    """Missing mass is shared out among the choices."""
     masses = [_whole(output.probabilities or ()) for _, output in rows]
     labels = [int(query.label or 0) for query, _ in rows]
     sure = np.array([mass.max() for mass in masses])

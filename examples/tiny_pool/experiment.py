@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.tiny_pool.elicited import Calibration, calibration
+from examples.tiny_pool.elicited import Calibration, calibrations
 from examples.tiny_pool.recipe import ROSTER, TOPICS, Roster
 from examples.tiny_pool.serving import Servers
 from examples.tiny_pool.streams import Feedback, Live, fresh
@@ -146,7 +146,7 @@ class Seed:
         names = [endpoint.name for endpoint in self.pool]
         samples = read_log(self.folder / "samples.jsonl")
         scored = read_log(self.folder / "log.jsonl")[: len(samples)]
-        return {"log-probabilities": calibration(scored, names), "ten samples": calibration(samples, names)}
+        return calibrations({"log-probabilities": scored, "ten samples": samples}, names)
 
     def _live(self, name: str, feedback: Feedback, *, warm: bool) -> Live:
         folder = self.folder / name

@@ -66,11 +66,11 @@ ROSTER = Roster(
         Recipe("ash", _SMALL, {"logic": 1}, 130, 1, Decimal("0.32")),
         Recipe("birch", _SMALL, {"counting": 1}, 250, 2, Decimal("0.32")),
         Recipe("cedar", _DEEP, {"ordering": 0.7, "logic": 0.3}, 150, 3, Decimal("0.45")),
-        Recipe("elm", _WIDE, {"counting": 0.85, "ordering": 0.15}, 300, 4, Decimal("0.51")),
+        Recipe("elm", _WIDE, {"counting": 0.85, "ordering": 0.15}, 220, 4, Decimal("0.51")),
         Recipe("fir", _WIDE, {"counting": 0.6, "logic": 0.4}, 250, 5, Decimal("0.51")),
     ),
     killed="fir",
-    newcomer=Recipe("fir-2", _WIDE, {"counting": 0.8, "logic": 0.2}, 350, 6, Decimal("0.51")),
+    newcomer=Recipe("fir-2", _WIDE, {"counting": 0.8, "logic": 0.2}, 260, 6, Decimal("0.51")),
 )
 
 

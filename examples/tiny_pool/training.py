@@ -23,7 +23,7 @@ __all__ = ["ready", "right", "train"]
 
 _WARM_UP = 50  # steps until the full rate
 _VALIDATION = 200  # questions of each topic
-_REPORTS = 6  # validations while it trains
+_REPORTS = 3  # validations while it trains
 
 
 class _Batch(NamedTuple):

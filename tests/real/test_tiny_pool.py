@@ -78,6 +78,8 @@ def test_every_step_of_the_loop_runs(cache: Path) -> None:
     """Collecting, training, all streams with a server killed and one that joins, tables and figure."""
     models = tuple(brief(name, topic, i) for i, (name, topic) in enumerate((("ann", "logic"), ("ben", "counting"))))
     roster = recipe.Roster(models, "ben", brief("cid", "counting", 7))
+    for each in (*models, roster.newcomer):
+        training.ready(each)
     sizes = Sizes(training=24, stream=20, sampled=5, iterations=2)
     seed = played(cache / "seed", 0, sizes, roster)
     assert set(seed.lives) == {*STEADY, CHANGING}
