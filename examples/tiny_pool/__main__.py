@@ -1,6 +1,6 @@
 """The whole loop on five language models of a third to half a million parameters each, which learn in minutes.
 
-    python -m examples.tiny_pool [--seeds N] [--out FOLDER]     (or `make tiny-pool`)
+    python -m examples.tiny_pool [--seeds N] [--queries N] [--out FOLDER]     (or `make tiny-pool`)
 
 Needs torch (the extra ``train``) and llama-server (`make real`). The models are trained once and kept in the cache.
 """
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train what is not trained yet, play every seed, and write figures and tables."""
     parser = argparse.ArgumentParser(prog="python -m examples.tiny_pool")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--queries", type=int, default=Sizes().stream, help="of each stream")
     parser.add_argument("--out", type=Path, default=Path("build/tiny-pool"))
     parser.add_argument("--only-models", action="store_true", help="train the models, and stop")
     asked = parser.parse_args(arguments)
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not llama_server_ready():
         parser.error("llama-server is not built; `make real` does it")
     shutil.rmtree(asked.out, ignore_errors=True)
-    seeds = [played(asked.out / f"seed-{seed}", seed, Sizes()) for seed in range(asked.seeds)]
+    seeds = [played(asked.out / f"seed-{seed}", seed, Sizes(stream=asked.queries)) for seed in range(asked.seeds)]
     (asked.out / "tables.md").write_text(tables(seeds) + "\n")
     draw(seeds, asked.out / "accuracy.svg")
     first = seeds[0].folder
