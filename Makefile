@@ -48,7 +48,8 @@ real: $(READY) ## build the third-party servers of tests/real into the cache (on
 	$(BIN)/python tests/real/build.py
 
 tiny-pool: $(READY) real ## five small language models, trained and served on this machine: the whole loop (30 minutes)
-	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[train]'
+	@$(BIN)/python -c 'from torch.optim import Muon' 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet -e '.[train]' 'torch>=2.9'
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
 verify: export FOCALROUTE_REAL = 1

@@ -86,7 +86,7 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
 
 
 def _optimisers(model: Llama, judge: Any, rate: float) -> tuple[Any, Any]:
-    """Muon for the matrices of the blocks, which learns several times as fast as Adam here; Adam for the rest."""
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for the rest. Torch has it from 2.9 on."""
     matrices = [weights for weights in model.blocks.parameters() if weights.dim() > 1]
     chosen = set(matrices)
     rest = [weights for weights in (*model.parameters(), *judge.parameters()) if weights not in chosen]
@@ -97,7 +97,7 @@ def _optimisers(model: Llama, judge: Any, rate: float) -> tuple[Any, Any]:
 
 
 def right(model: Llama) -> dict[str, float]:
-    """The model's share right of the validation questions, by topic; these are in no training set and in no stream."""
+    """The model's share right of the validation questions, by topic; they are drawn apart from all others."""
     made = tokenizer(TOPICS)
     shares = {}
     model.eval()
@@ -114,8 +114,8 @@ def right(model: Llama) -> dict[str, float]:
 def _loss(model: Llama, judge: Any, batch: _Batch) -> Any:
     """Cross entropy of the letter and of the end behind it.
 
-    Two losses beside it make a model of this size learn in minutes rather than hours: what is said where the question
-    ends (the answer, before any choice is read), and of each choice, whether it is right.
+    Two losses beside it say more of each question than its letter does: how the answer begins, where the question
+    ends and no choice is read yet; and of each choice, whether it is right.
     """
     hidden, each = model(batch.ids), torch.arange(len(batch.last))
     answered = functional.cross_entropy(model.logits(hidden[each, batch.last]), batch.letter)

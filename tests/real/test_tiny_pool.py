@@ -17,7 +17,7 @@ from tests.real import build
 from tests.real.conftest import require
 from tests.real.servers import llama_serving
 
-torch = pytest.importorskip("torch", reason="torch trains the models; the extra train has it")
+torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
 
 from examples.tiny_pool import recipe, summary, training  # noqa: E402
 from examples.tiny_pool.__main__ import played  # noqa: E402
