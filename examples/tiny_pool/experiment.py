@@ -63,7 +63,7 @@ class Sizes:
 
 
 class Seed:
-    """One seed, step by step; its files are in ``folder``, which is empty at first."""
+    """One seed, step by step; its files are in ``folder``, which is there and empty."""
 
     def __init__(self, folder: Path, seed: int, sizes: Sizes, servers: Servers, roster: Roster = ROSTER) -> None:
         self.folder, self.seed, self.sizes, self.servers, self.roster = folder, seed, sizes, servers, roster

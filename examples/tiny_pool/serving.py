@@ -20,7 +20,7 @@ _SLOTS = 12  # one for each of the ten samples that a call may draw, and two mor
 
 
 class Servers:
-    """Running servers, one for each recipe, until the block ends; use as a context manager."""
+    """Running servers, one for each recipe, until the block ends; their logs are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
