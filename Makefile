@@ -50,6 +50,7 @@ real: $(READY) ## build the third-party servers of tests/real into the cache (on
 tiny-pool: $(READY) real ## five small language models, trained and served on this machine: the whole loop (30 minutes)
 	@$(BIN)/python -c 'from torch.optim import Muon' 2>/dev/null \
 		|| $(BIN)/python -m pip install --quiet -e '.[train]' 'torch>=2.9'
+	rm -rf build/tiny-pool
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
 verify: export FOCALROUTE_REAL = 1

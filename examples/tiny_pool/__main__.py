@@ -8,7 +8,6 @@ Needs torch (the extra ``train``) and llama-server (`make real`). The models are
 from __future__ import annotations
 
 import argparse
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if not llama_server_ready():
         parser.error("llama-server is not built; `make real` does it")
-    shutil.rmtree(asked.out, ignore_errors=True)
+    if asked.out.exists():
+        parser.error(f"{asked.out} is there already; remove it, or give another folder")
     seeds = [played(asked.out / f"seed-{seed}", seed, Sizes(stream=asked.queries)) for seed in range(asked.seeds)]
     (asked.out / "tables.md").write_text(tables(seeds) + "\n")
     draw(seeds, asked.out / "accuracy.svg")
