@@ -50,7 +50,8 @@ _BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-onl
 class Sizes:
     """How many questions: to train on, in the stream, and of the training ones to ask by samples as well.
 
-    ``iterations`` are those of `focalroute train`. The first server is lost after ``lost`` of the stream, and a better
+    ``iterations`` are those of `focalroute train`. A query is to cost ``cost`` of what asking everybody costs, on average
+    over the training questions. The first server is lost after ``lost`` of the stream, and a better
     one joins after ``joined`` of it.
     """
 
@@ -58,6 +59,7 @@ class Sizes:
     stream: int = 1000
     sampled: int = 100
     iterations: int = 100
+    cost: float = 0.4
     lost: float = 0.4
     joined: float = 0.6
 
@@ -148,12 +150,18 @@ class Seed:
         scored = read_log(self.folder / "log.jsonl")[: len(samples)]
         return calibrations({"log-probabilities": scored, "ten samples": samples}, names)
 
+    @property
+    def _usd_per_query(self) -> float:
+        return self.sizes.cost * float(self.table.usd[: self.sizes.training].sum(axis=1).mean())
+
     def _live(self, name: str, feedback: Feedback, *, warm: bool) -> Live:
         folder = self.folder / name
         if warm:
             shutil.copytree(self.folder / "trained", folder)
         names = [endpoint.name for endpoint in self.pool]
-        live = self.lives[name] = Live([*names, self.roster.newcomer.name], folder, feedback, self.seed)
+        live = self.lives[name] = Live(
+            [*names, self.roster.newcomer.name], folder, feedback, self.seed, self._usd_per_query
+        )
         return live
 
     def _write(self, name: str, questions: Sequence[Question]) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from focalroute import AsyncEnsemble, Endpoint
+from focalroute import AsyncEnsemble, Budget, Endpoint
 from focalroute.errors import PoolError
 from focalroute.evaluate.replay import Played
 from focalroute.sim import Question, stream
@@ -42,6 +42,7 @@ class Live:
     Attributes:
         names: all endpoints that ever belong to the pool.
         folder: of its policy bundles, and of its store.
+        usd_per_query: the mean cost that is to be held.
         unanswered: questions for which `PoolError` was raised.
         failed_calls: calls that came to nothing, though their questions may well have been answered.
         version: of the policy that served the last question.
@@ -52,6 +53,7 @@ class Live:
     folder: Path
     feedback: Feedback
     seed: int
+    usd_per_query: float
     right: list[float] = field(default_factory=list)
     usd: list[float] = field(default_factory=list)
     asked: list[list[bool]] = field(default_factory=list)
@@ -67,6 +69,7 @@ class Live:
             policy=self.folder,
             store=self.folder.with_suffix(".db"),
             seed=self.seed,
+            budget=Budget(usd_per_query=self.usd_per_query),
             update_every=UPDATE_EVERY,
         ) as ensemble:
             for question in questions:
