@@ -50,9 +50,9 @@ _BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-onl
 class Sizes:
     """How many questions: to train on, in the stream, and of the training ones to ask by samples as well.
 
-    ``iterations`` are those of `focalroute train`. A query is to cost ``cost`` of what asking everybody costs, on average
-    over the training questions. The first server is lost after ``lost`` of the stream, and a better
-    one joins after ``joined`` of it.
+    ``iterations`` are those of `focalroute train`. A query is to cost ``cost`` of what asking everybody costs, on
+    average over the training questions. One server is lost after ``lost`` of the stream, and a better one joins after
+    ``joined`` of it.
     """
 
     training: int = 400
