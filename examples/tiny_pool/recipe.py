@@ -60,7 +60,7 @@ class Roster:
 
 _SMALL, _DEEP, _WIDE = Shape(96, 2, 3, 320), Shape(96, 3, 3, 192), Shape(128, 2, 4, 384)
 
-#: A third to half a million parameters each. With a third of these steps nobody had learned logic, on the validation
+#: A third to half a million parameters each. With at most two thirds of this nobody had learned logic, on the validation
 #: questions; where the rate had not fallen yet, it took 150 steps of it.
 ROSTER = Roster(
     models=(
