@@ -60,8 +60,8 @@ class Roster:
 
 _SMALL, _DEEP, _WIDE = Shape(96, 2, 3, 320), Shape(96, 3, 3, 192), Shape(128, 2, 4, 384)
 
-#: A third to half a million parameters each. With at most two thirds of this nobody had learned logic, on the validation
-#: questions; where the rate had not fallen yet, it took 150 steps of it.
+#: A third to half a million parameters each. With at most two thirds of this nobody had learned logic, on the questions
+#: for validation; in a trial where the rate had not fallen yet, it took 150 steps.
 ROSTER = Roster(
     models=(
         Recipe("ash", _SMALL, {"logic": 1}, 400, 1, Decimal("0.32"), batch=32),
