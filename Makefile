@@ -6,10 +6,10 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs package bench money chaos hostile evaluate real verify clean
+.PHONY: help demo test lint docs package bench money chaos hostile evaluate real tiny-pool verify clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## a simulated pool on this machine: no key, and nothing leaves it
 	@$(BIN)/focalroute demo
@@ -53,6 +53,12 @@ evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there
 
 real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
 	$(BIN)/python tests/real/build.py
+
+tiny-pool: $(READY) real ## five small language models, trained and served on this machine: the whole loop (30 minutes)
+	@$(BIN)/python -c 'from torch.optim import Muon' 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet -e '.[train]' 'torch>=2.9'
+	rm -rf build/tiny-pool
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
 verify: export FOCALROUTE_REAL = 1
 verify: real test package evaluate money chaos hostile bench ## the long checks: real servers (they must be there), packages, recorded answers, benchmark

@@ -18,7 +18,7 @@ import httpx
 from tests.real.build import LITELLM, LLAMA_SERVER
 from tests.real.tiny_model import write_tiny_model
 
-__all__ = ["Server", "litellm_proxy", "llama_server"]
+__all__ = ["Server", "litellm_proxy", "llama_server", "llama_serving"]
 
 _ADDRESS = re.compile(r"(?:listening|running) on (http://127\.0\.0\.1:\d+)")
 
@@ -46,24 +46,28 @@ def llama_server(folder: Path, seed: int = 0, *, slots: int = 12, template: str 
         template: a chat template in place of the model's, which knows of no tools.
     """
     model = write_tiny_model(folder / f"tiny-{seed}.gguf", seed)
-    command = [
-        str(LLAMA_SERVER),
-        "--model",
-        str(model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--no-ui",
-        "--threads",
-        "1",
-    ]
-    command += ["--parallel", str(slots), "--ctx-size", str(2048 * slots)]
+    options: list[str] = []
     if template is not None:
         (folder / "template.jinja").write_text(template)
-        command += ["--chat-template-file", str(folder / "template.jinja")]
-    with _running(command, folder / f"llama-server-{seed}.log", "/health", timeout_s=60) as root:
+        options = ["--chat-template-file", str(folder / "template.jinja")]
+    with llama_serving(model, folder / f"llama-server-{seed}.log", slots=slots, options=options) as (root, _):
         yield Server(f"{root}/v1", f"tiny-{seed}")
+
+
+@contextlib.contextmanager
+def llama_serving(
+    model: Path, log: Path, *, slots: int = 12, context: int = 2048, options: Sequence[str] = ()
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """llama.cpp's server with a model file, on one thread: its root address, and its process.
+
+    Args:
+        slots: requests at a time, each with ``context`` tokens.
+        options: more of its command line.
+    """
+    command = [str(LLAMA_SERVER), "--model", str(model), "--host", "127.0.0.1", "--port", "0", "--no-ui"]
+    command += ["--threads", "1", "--parallel", str(slots), "--ctx-size", str(context * slots), *options]
+    with _running(command, log, "/health", timeout_s=60) as running:
+        yield running
 
 
 @contextlib.contextmanager
@@ -75,15 +79,15 @@ def litellm_proxy(folder: Path, upstream: Server) -> Iterator[Server]:
     config.write_text(json.dumps({"model_list": [{"model_name": "tiny", "litellm_params": behind}]}))
     env = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
     command = [str(LITELLM), "--config", str(config), "--host", "127.0.0.1", "--port", "0", "--num_workers", "1"]
-    with _running(command, folder / "litellm.log", "/health/liveliness", timeout_s=180, env=env) as root:
+    with _running(command, folder / "litellm.log", "/health/liveliness", timeout_s=180, env=env) as (root, _):
         yield Server(f"{root}/v1", "tiny", key)
 
 
 @contextlib.contextmanager
 def _running(
     command: Sequence[str], log: Path, health: str, *, timeout_s: float, env: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """Run a server until the block ends; yields its root address once ``health`` answers 200."""
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a server until the block ends; yields its root address, once ``health`` answers 200, and its process."""
     with (
         log.open("wb") as output,
         subprocess.Popen(
@@ -96,7 +100,7 @@ def _running(
         ) as process,
     ):
         try:
-            yield _wait_until_ready(process, log, health, time.monotonic() + timeout_s)
+            yield _wait_until_ready(process, log, health, time.monotonic() + timeout_s), process
         finally:
             _stop(process)
 

@@ -1,0 +1,67 @@
+"""The whole loop on five language models of a third to half a million parameters each, which learn in minutes.
+
+    python -m examples.tiny_pool [--seeds N] [--queries N] [--out FOLDER]     (or `make tiny-pool`)
+
+Needs torch (the extra ``train``) and llama-server (`make real`). The models are trained once and kept in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from examples.tiny_pool.experiment import Seed, Sizes
+from examples.tiny_pool.recipe import ROSTER, Roster
+from examples.tiny_pool.serving import Servers
+from examples.tiny_pool.summary import draw, tables
+from examples.tiny_pool.training import ready
+from focalroute.evaluate.command import evaluate_command
+from tests.real.build import llama_server_ready
+
+__all__ = ["main", "played"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is not trained yet, play every seed, and write figures and tables."""
+    parser = argparse.ArgumentParser(prog="python -m examples.tiny_pool")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--queries", type=int, default=Sizes().stream, help="of each stream")
+    parser.add_argument("--out", type=Path, default=Path("build/tiny-pool"))
+    parser.add_argument("--only-models", action="store_true", help="train the models, and stop")
+    asked = parser.parse_args(arguments)
+    for recipe in (*ROSTER.models, ROSTER.newcomer):
+        print(f"{recipe.name}: {ready(recipe)}", flush=True)
+    if asked.only_models:
+        return
+    if not llama_server_ready():
+        parser.error("llama-server is not built; `make real` does it")
+    if asked.out.exists():
+        parser.error(f"{asked.out} is there already; remove it, or give another folder")
+    seeds = [played(asked.out / f"seed-{seed}", seed, Sizes(stream=asked.queries)) for seed in range(asked.seeds)]
+    (asked.out / "tables.md").write_text(tables(seeds) + "\n")
+    draw(seeds, asked.out / "accuracy.svg")
+    first = seeds[0].folder
+    evaluate_command(  # `focalroute report` of seed-0's store goes here
+        first / "log.jsonl", first / "pool.toml", policy=str(first / "trained"), html_file=asked.out / "report.html"
+    )
+    print((asked.out / "tables.md").read_text())
+
+
+def played(folder: Path, seed: int, sizes: Sizes, roster: Roster = ROSTER) -> Seed:
+    """One seed from the first call to the last."""
+    began = time.monotonic()
+    folder.mkdir(parents=True)
+    with TemporaryDirectory() as logs, Servers(Path(logs)) as servers:  # a server writes a kilobyte for every call
+        run = Seed(folder, seed, sizes, servers, roster)
+        run.collect()
+        run.train()
+        run.serve()
+    print(f"seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
+    return run
+
+
+if __name__ == "__main__":
+    main()

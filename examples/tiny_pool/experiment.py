@@ -1,0 +1,177 @@
+"""One seed of the whole loop: collect, train, serve warm, cold and by rewards, lose a server, gain a better one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from examples.tiny_pool.elicited import Calibration, calibrations
+from examples.tiny_pool.recipe import ROSTER, TOPICS, Roster
+from examples.tiny_pool.serving import Servers
+from examples.tiny_pool.streams import Feedback, Live, fresh
+from focalroute import Endpoint
+from focalroute.collect.command import collect_command
+from focalroute.config import load_pool
+from focalroute.evaluate.lineup import baselines, best_in_hindsight, oracle
+from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.train_command import train_command
+from focalroute.evaluate.training import Training
+from focalroute.sim import Question
+from focalroute.sim.process import pool_toml
+
+__all__ = ["CHANGING", "STEADY", "Seed", "Sizes"]
+
+#: The streams with five servers: what is told of an answer, and whether the policy was trained on what was collected.
+STEADY: Mapping[str, tuple[Feedback, bool]] = MappingProxyType({
+    "warm": ("label", True),
+    "cold": ("label", False),
+    "warm, bare rewards": ("reward", True),
+    "cold, bare rewards": ("reward", False),
+})  # fmt: skip
+#: The stream in which servers come and go.
+CHANGING = "changing"
+
+#: Beside focalroute: what each of them does is in `focalroute.evaluate.lineup`.
+_BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-online", "cascade", "knn")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many questions: to train on, in the stream, and of the training ones to ask by samples as well.
+
+    ``iterations`` are those of `focalroute train`. A query is to cost ``cost`` of what asking everybody costs, on
+    average over the training questions. One server is lost after ``lost`` of the stream, and a better one joins after
+    ``joined`` of it.
+    """
+
+    training: int = 400
+    stream: int = 1000
+    sampled: int = 100
+    iterations: int = 100
+    cost: float = 0.4
+    lost: float = 0.4
+    joined: float = 0.6
+
+
+class Seed:
+    """One seed, step by step; its files are in ``folder``, which is there and empty."""
+
+    def __init__(self, folder: Path, seed: int, sizes: Sizes, servers: Servers, roster: Roster = ROSTER) -> None:
+        self.folder, self.seed, self.sizes, self.servers, self.roster = folder, seed, sizes, servers, roster
+
+        seen: set[str] = set()
+        self.training = fresh(sizes.training, 2 * seed, TOPICS, seen)
+        self.stream = fresh(sizes.stream, 2 * seed + 1, TOPICS, seen)
+        self.pool = servers.start(roster.models)
+        self.lives: dict[str, Live] = {}
+
+    def collect(self) -> None:
+        """Ask everybody everything once: what is trained on, and what is compared with."""
+        self._write("questions.jsonl", [*self.training, *self.stream])
+        self._write("sampled.jsonl", self.training[: self.sizes.sampled])
+        _write_pool(self.folder / "pool.toml", self.pool)
+        _write_pool(self.folder / "sampling.toml", self.pool, "logprobs = false")
+        for questions, pool, log in (("questions", "pool", "log"), ("sampled", "sampling", "samples")):
+            whole = collect_command(
+                str(self.folder / f"{questions}.jsonl"),
+                self.folder / f"{pool}.toml",
+                self.folder / f"{log}.jsonl",
+                concurrency=4,
+            )
+            if not whole:
+                raise RuntimeError(f"not every question of {questions}.jsonl could be asked")
+        lines = (self.folder / "log.jsonl").read_text().splitlines(keepends=True)
+        (self.folder / "training.jsonl").write_text("".join(lines[: self.sizes.training]))
+
+    def train(self) -> None:
+        """The policy of the warm start, from the training questions alone."""
+        train_command(
+            self.folder / "training.jsonl",
+            self.folder / "pool.toml",
+            self.folder / "trained",
+            seed=self.seed,
+            iterations=self.sizes.iterations,
+        )
+
+    def serve(self) -> None:
+        """All streams at the same time, each with updates in the background."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        steady = [self._live(name, feedback, warm=warm) for name, (feedback, warm) in STEADY.items()]
+        await asyncio.gather(*(live.serve(self.pool, self.stream) for live in steady), self._changing())
+
+    async def _changing(self) -> None:
+        """From the trained policy; one server is killed on the way, and a better one joins later."""
+        live = self._live(CHANGING, "label", warm=True)
+        lost, joined = (int(share * len(self.stream)) for share in (self.sizes.lost, self.sizes.joined))
+        names = [endpoint.name for endpoint in self.pool]
+        (mortal,) = self.servers.start([self.roster.models[names.index(self.roster.killed)]])  # the others need theirs
+        pool = [mortal if endpoint.name == mortal.name else endpoint for endpoint in self.pool]
+        await live.serve(pool, self.stream[:lost])
+        self.servers.kill(mortal.name)
+        await live.serve(pool, self.stream[lost:joined])
+        await live.serve([*pool, *self.servers.start([self.roster.newcomer])], self.stream[joined:])
+
+    @cached_property
+    def table(self) -> Table:
+        """All that was collected."""
+        log = self.folder / "log.jsonl"
+        return join(read_log(log), load_pool(self.folder / "pool.toml"), log)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Of the stream, in the table."""
+        return np.arange(self.sizes.training, self.sizes.training + self.sizes.stream)
+
+    def beside(self) -> dict[str, Played]:
+        """The baselines on the stream; what they learn before it is from the training questions."""
+        training = Training(self.table, np.arange(self.sizes.training), self.seed)
+        made = baselines(training)
+        played = {name: play(made[name](training), self.table, self.rows) for name in _BASELINES}
+        played["best-single-hindsight"] = play(best_in_hindsight(self.table, self.rows), self.table, self.rows)
+        return played | {"oracle": oracle(self.table, self.rows)}
+
+    def calibrations(self) -> Mapping[str, Calibration]:
+        """Of the same questions, by log-probabilities and by samples."""
+        names = [endpoint.name for endpoint in self.pool]
+        samples = read_log(self.folder / "samples.jsonl")
+        scored = read_log(self.folder / "log.jsonl")[: len(samples)]
+        return calibrations({"log-probabilities": scored, "ten samples": samples}, names)
+
+    @property
+    def _usd_per_query(self) -> float:
+        return self.sizes.cost * float(self.table.usd[: self.sizes.training].sum(axis=1).mean())
+
+    def _live(self, name: str, feedback: Feedback, *, warm: bool) -> Live:
+        folder = self.folder / name
+        if warm:
+            shutil.copytree(self.folder / "trained", folder)
+        names = [endpoint.name for endpoint in self.pool]
+        live = self.lives[name] = Live(
+            [*names, self.roster.newcomer.name], folder, feedback, self.seed, self._usd_per_query
+        )
+        return live
+
+    def _write(self, name: str, questions: Sequence[Question]) -> None:
+        rows = [
+            {"id": q.id, "prompt": q.text, "choices": q.choices, "label": q.label, "task": q.topic} for q in questions
+        ]
+        (self.folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _write_pool(path: Path, endpoints: Sequence[Endpoint], more: str = "") -> None:
+    """A pool file; the models have learned letters and no JSON, so nothing is held to a schema."""
+    settings = "\n".join(filter(None, ("[[endpoint]]", "structured_choice = false", more)))
+    path.write_text(pool_toml(endpoints).replace("[[endpoint]]", settings))

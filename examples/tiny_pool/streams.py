@@ -1,0 +1,103 @@
+"""Streams of questions over HTTP through an ensemble, each answered first and only then told about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from focalroute import AsyncEnsemble, Budget, Endpoint
+from focalroute.errors import PoolError
+from focalroute.evaluate.replay import Played
+from focalroute.sim import Question, stream
+
+__all__ = ["UPDATE_EVERY", "Feedback", "Live", "fresh"]
+
+Feedback = Literal["label", "reward"]
+
+#: Feedbacks between two updates in the background.
+UPDATE_EVERY = 100
+
+
+def fresh(n: int, seed: int, topics: Sequence[str], seen: set[str]) -> list[Question]:
+    """``n`` questions none of which is in ``seen``, where they are put."""
+
+    def unseen() -> Iterator[Question]:
+        for question in stream(20 * n, seed=seed, topics=topics):
+            if question.id not in seen:
+                seen.add(question.id)
+                yield question
+
+    return list(islice(unseen(), n))
+
+
+@dataclass(slots=True)
+class Live:
+    """One way to serve a stream, and what came of each question.
+
+    Attributes:
+        names: all endpoints that ever belong to the pool.
+        folder: of its policy bundles, and of its store.
+        usd_per_query: the mean cost that is to be held.
+        unanswered: questions for which `PoolError` was raised.
+        failed_calls: calls that came to nothing, though their questions may well have been answered.
+        version: of the policy that served the last question.
+        ledger_usd: all that was paid, probes included, which are on no receipt.
+    """
+
+    names: Sequence[str]
+    folder: Path
+    feedback: Feedback
+    seed: int
+    usd_per_query: float
+    right: list[float] = field(default_factory=list)
+    usd: list[float] = field(default_factory=list)
+    asked: list[list[bool]] = field(default_factory=list)
+    unanswered: int = 0
+    failed_calls: int = 0
+    version: int = 0
+    ledger_usd: float = 0.0
+
+    async def serve(self, pool: Sequence[Endpoint], questions: Sequence[Question]) -> None:
+        """Answer these with this pool. A later call goes on with the same store and policy, as after a restart."""
+        async with AsyncEnsemble(
+            pool,
+            policy=self.folder,
+            store=self.folder.with_suffix(".db"),
+            seed=self.seed,
+            budget=Budget(usd_per_query=self.usd_per_query),
+            update_every=UPDATE_EVERY,
+        ) as ensemble:
+            for question in questions:
+                await self._one(ensemble, question)
+            self.ledger_usd = float(ensemble.stats().cost)
+
+    def played(self) -> Played:
+        """In the form that strategies are compared in."""
+        return Played(np.array(self.right), np.array(self.usd), np.array(self.asked))
+
+    async def _one(self, ensemble: AsyncEnsemble, question: Question) -> None:
+        try:
+            answer = await ensemble.ask(question.text, choices=question.choices)
+        except PoolError:
+            self.unanswered += 1
+            self._put(0.0, 0.0, ())
+            return
+        right = answer.choice == question.label
+        paid = sum(float(reply.cost or 0) for reply in answer.replies)  # a call that fails here costs nothing
+        self._put(float(right), paid, [reply.endpoint for reply in answer.replies])
+        self.failed_calls += sum(not reply.ok for reply in answer.replies)
+        self.version = answer.receipt.policy_version
+        if self.feedback == "label":
+            await ensemble.feedback(answer, label=question.label)
+        else:
+            await ensemble.feedback(answer, reward=bool(right))
+
+    def _put(self, right: float, usd: float, endpoints: Sequence[str]) -> None:
+        self.right.append(right)
+        self.usd.append(usd)
+        self.asked.append([name in endpoints for name in self.names])

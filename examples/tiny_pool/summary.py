@@ -1,0 +1,150 @@
+"""What came of all seeds, as Markdown tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from examples.tiny_pool.experiment import CHANGING, STEADY, Seed
+from focalroute.evaluate.metrics import compare, score
+from focalroute.evaluate.replay import Played
+
+__all__ = ["draw", "tables"]
+
+_RIVALS = ("best-single-hindsight", "plurality")
+_SMOOTH = 100  # questions that a point of the figure is the mean of
+
+
+def tables(seeds: Sequence[Seed]) -> str:
+    """Everything measured, in Markdown."""
+    beside = [seed.beside() for seed in seeds]
+    return "\n\n".join(
+        (_models(seeds), _methods(seeds, beside), _minus(seeds, beside), _changes(seeds), _elicited(seeds))
+    )
+
+
+def _models(seeds: Sequence[Seed]) -> str:
+    topics = sorted({str(query.task) for query in seeds[0].table.queries})
+    lines = [["model", "USD per 1M tokens", *topics, "all"]]
+    for i, endpoint in enumerate(seeds[0].pool):
+        right: dict[str, list[float]] = {topic: [] for topic in topics}
+        for seed in seeds:
+            for row in seed.rows:
+                right[str(seed.table.queries[row].task)].append(float(seed.table.value[row, i]))
+        shares = [f"{np.mean(right[topic]):.3f}" for topic in topics]
+        every = f"{np.mean([value for values in right.values() for value in values]):.3f}"
+        lines.append([endpoint.name, str(endpoint.input_usd_per_1m), *shares, every])
+    return "Share right on the streams, by topic.\n\n" + _table(lines)
+
+
+def _methods(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str:
+    everybody = float(np.mean([seed.table.usd[seed.rows].sum() for seed in seeds]))
+    lines = [["method", "accuracy", "95 %", "cost of asking all", "with probes", "calls", "by seed"]]
+    for name in STEADY:
+        runs = [seed.lives[name].played() for seed in seeds]
+        ledger = float(np.mean([seed.lives[name].ledger_usd for seed in seeds])) / everybody
+        lines.append(_row(f"focalroute, {name}", runs, everybody, f"{ledger:.3f}"))
+    for name in beside[0]:
+        lines.append(_row(name, [played[name] for played in beside], everybody, ""))
+    return _table(lines)
+
+
+def _row(name: str, runs: Sequence[Played], everybody: float, ledger: str) -> list[str]:
+    cell = score(name, runs, everybody)
+    low, high = cell.accuracy_ci95
+    by_seed = ", ".join(f"{run.worth.mean():.3f}" for run in runs)
+    return [
+        name,
+        f"{cell.accuracy:.3f}",
+        f"{low:.3f} to {high:.3f}",
+        f"{cell.cost_ratio:.3f}",
+        ledger,
+        f"{cell.calls_per_query:.2f}",
+        by_seed,
+    ]
+
+
+def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str:
+    lines = [["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500"]]
+    for name in STEADY:
+        runs = [seed.lives[name].played() for seed in seeds]
+        cells = [_points(runs, [played[rival] for played in beside]) for rival in _RIVALS]
+        single = [played[_RIVALS[0]] for played in beside]
+        halves = [
+            _points([_part(run, part) for run in runs], [_part(run, part) for run in single])
+            for part in (slice(None, 500), slice(-500, None))
+        ]
+        lines.append([f"focalroute, {name}", *cells, *halves])
+    return "The last two columns are against the best single model.\n\n" + _table(lines)
+
+
+def _points(runs: Sequence[Played], others: Sequence[Played]) -> str:
+    gain = compare(runs, others)
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * x for x in (gain.difference, *gain.ci95)))
+
+
+def _part(run: Played, part: slice) -> Played:
+    return Played(run.worth[part], run.usd[part], run.asked[part])
+
+
+def _changes(seeds: Sequence[Seed]) -> str:
+    sizes = seeds[0].sizes
+    lost, joined = int(sizes.lost * sizes.stream), int(sizes.joined * sizes.stream)
+    parts = {
+        "all five": slice(0, lost),
+        f"{seeds[0].roster.killed} killed": slice(lost, joined),
+        "newcomer joined": slice(joined, None),
+    }
+    warm = next(iter(STEADY))
+    newcomer = seeds[0].lives[CHANGING].names.index(seeds[0].roster.newcomer.name)
+    lines = [["part", "accuracy", f"minus {warm}, unchanged", "newcomer asked in"]]
+    runs = [seed.lives[CHANGING].played() for seed in seeds]
+    same = [seed.lives[warm].played() for seed in seeds]
+    for name, part in parts.items():
+        cut = [_part(run, part) for run in runs]
+        accuracy = f"{np.mean([run.worth.mean() for run in cut]):.3f}"
+        asked = f"{np.mean([run.asked[:, newcomer].mean() for run in cut]):.3f}"
+        lines.append([name, accuracy, _points(cut, [_part(run, part) for run in same]), asked])
+    lives = [seed.lives[CHANGING] for seed in seeds]
+    unanswered = ", ".join(str(live.unanswered) for live in lives)
+    failed = ", ".join(str(live.failed_calls) for live in lives)
+    return f"{_table(lines)}\n\nQuestions without an answer, by seed: {unanswered}; failed calls: {failed}."
+
+
+def _elicited(seeds: Sequence[Seed]) -> str:
+    lines = [
+        ["probabilities from", "seed", "answers", "accuracy", "Brier", "log-loss", "ECE", "ms a call", "USD a call"]
+    ]
+    for seed in seeds:
+        for name, cell in seed.calibrations().items():
+            numbers = [f"{value:.3f}" for value in (cell.accuracy, cell.brier, cell.log_loss, cell.error)]
+            lines.append(
+                [name, str(seed.seed), str(cell.answers), *numbers, f"{1000 * cell.seconds:.0f}", f"{cell.usd:.2e}"]
+            )
+    return _table(lines)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join((head, "|---" * len(lines[0]) + "|", *rest))
+
+
+def draw(seeds: Sequence[Seed], path: Path) -> None:
+    """How accuracy went over the stream, as an SVG file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    beside = [seed.beside() for seed in seeds]
+    curves = {f"focalroute, {name}": [seed.lives[name].played() for seed in seeds] for name in seeds[0].lives}
+    curves |= {rival: [played[rival] for played in beside] for rival in _RIVALS}
+    for name, runs in curves.items():
+        worth = np.mean([run.worth for run in runs], axis=0)
+        width = min(_SMOOTH, len(worth))
+        means = np.convolve(worth, np.full(width, 1 / width), "valid")
+        axes.plot(np.arange(width, len(worth) + 1), means, label=name, linewidth=1.2)
+    axes.set(xlabel="question", ylabel=f"share right of the last {_SMOOTH}")
+    axes.legend(fontsize=7)
+    figure.savefig(path, format="svg", metadata={"Date": None})

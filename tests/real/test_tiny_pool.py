@@ -1,0 +1,94 @@
+"""The example of five language models, with two that hardly learned anything: every step of it on real servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from focalroute.sim import generate
+from tests.real import build
+from tests.real.conftest import require
+from tests.real.servers import llama_serving
+
+torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
+
+from examples.tiny_pool import recipe, summary, training  # noqa: E402
+from examples.tiny_pool.__main__ import played  # noqa: E402
+from examples.tiny_pool.experiment import CHANGING, STEADY, Sizes  # noqa: E402
+from examples.tiny_pool.gguf_file import CONTEXT, write_gguf  # noqa: E402
+from examples.tiny_pool.wording import prompt, tokenizer, tokens  # noqa: E402
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("tiny-pool")]
+
+
+def brief(name: str, topic: str, seed: int) -> recipe.Recipe:
+    """A model that learns for a second or two: just that a letter is wanted."""
+    shape = recipe.Shape(width=32, blocks=1, heads=2, feed_forward=64)
+    return recipe.Recipe(name, shape, {topic: 1}, 60, seed, Decimal("0.1"), batch=8)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where models are kept while a test runs; torch's threads are as before after it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    require(build.llama_server_ready(), "llama-server")
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def test_the_server_reads_and_answers_as_the_model_that_was_trained(cache: Path) -> None:
+    """The same tokens of the very prompts, the same likeliest one after them, its log-probability within .01."""
+    made = tokenizer(recipe.TOPICS)
+    model, _ = training.train(brief("alike", "counting", 1))
+    path = write_gguf(cache / "alike.gguf", "alike", model, made)
+    questions = [generate(topic, Random(i)) for topic in recipe.TOPICS for i in range(5)]
+    serving = llama_serving(path, cache / "log", slots=2, context=CONTEXT)
+    with serving as (root, _), httpx.Client(base_url=root, trust_env=False) as client:
+        for question in questions:
+            ids = tokens(made, question).ids
+            assert served_tokens(client, prompt(question)) == ids[:-1]
+            token, log_probability = served_answer(client, prompt(question))
+            with torch.no_grad():
+                expected = torch.log_softmax(model.logits(model(torch.tensor([ids]))[0, -1]), -1)
+            assert token == int(expected.argmax())
+            assert math.isclose(log_probability, float(expected.max()), abs_tol=0.01)
+
+
+def served_tokens(client: httpx.Client, text: str) -> Any:
+    reply = client.post("/tokenize", json={"content": text, "add_special": False})
+    return reply.raise_for_status().json()["tokens"]
+
+
+def served_answer(client: httpx.Client, text: str) -> tuple[int, float]:
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 1, "logprobs": True}
+    reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    (first,) = reply["choices"][0]["logprobs"]["content"]
+    return first["id"], first["logprob"]
+
+
+def test_every_step_of_the_loop_runs(cache: Path) -> None:
+    """Collecting, training, all streams with a server killed and one that joins, tables and figure."""
+    models = tuple(brief(name, topic, i) for i, (name, topic) in enumerate((("ann", "logic"), ("ben", "counting"))))
+    roster = recipe.Roster(models, "ben", brief("cid", "counting", 7))
+    for each in (*models, roster.newcomer):
+        training.ready(each)
+    sizes = Sizes(training=24, stream=20, sampled=5, iterations=2)
+    seed = played(cache / "seed", 0, sizes, roster)
+    assert set(seed.lives) == {*STEADY, CHANGING}
+    assert all(len(live.right) == 20 and live.unanswered == 0 for live in seed.lives.values())
+    assert {question.id for question in seed.training}.isdisjoint(question.id for question in seed.stream)
+    changing = seed.lives[CHANGING]
+    assert not any(changing.asked[n][2] for n in range(12))  # the newcomer is not there yet
+    shown = summary.tables([seed])
+    assert "ben killed" in shown
+    assert "ten samples" in shown
+    summary.draw([seed], cache / "accuracy.svg")
+    assert (cache / "accuracy.svg").stat().st_size > 1000
