@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.lineup import BASELINES, baselines, best_in_hindsight, oracle
+from focalroute.evaluate.lineup import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.replay import FeedbackKind, Played, Turn, play
 from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
 from focalroute.evaluate.subsets import focal_diversities, plurality_accuracies
@@ -194,7 +194,7 @@ def test_neighbours_grow_beyond_the_room_made_for_them(tmp_path: Path) -> None:
 
 def test_without_text_nobody_who_needs_it_plays(tmp_path: Path) -> None:
     lines = [{k: v for k, v in line.items() if k != "prompt"} for line in stream(10, SKILLS)]
-    assert baselines(_training(tmp_path, lines)).keys() == BASELINES.keys() - {"knn", "threshold-pair"}
+    assert baselines(_training(tmp_path, lines)).keys() == BASELINES.keys() - TEXTUAL
 
 
 def test_the_oracle_takes_the_cheapest_of_the_best(tmp_path: Path) -> None:

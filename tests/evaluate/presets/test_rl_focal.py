@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.agents import Agents, Settings, Step, decider_view, draw_pool, learn
+from focalroute.evaluate.presets.agents import Agents, Settings, Step, decider_view, learn
 from focalroute.evaluate.presets.diversities import METRICS
+from focalroute.evaluate.presets.heads import Branching
 from focalroute.evaluate.presets.mlp import mlp_parameters
 from focalroute.evaluate.presets.ppo import Learned, Ppo
 from focalroute.evaluate.presets.recorded import recorded
@@ -127,7 +128,7 @@ def test_a_pool_has_at_least_two_and_the_likeliest_fill_up() -> None:
     agents = Agents.fresh(np.random.default_rng(0), 4, 3, QUICK)
     net = replace(agents.decider.net, out_bias=np.array([-9, -3, -9, -2], np.float32))
     seen = decider_view(np.ones((500, 4), np.float32), np.zeros((500, len(METRICS)), np.float32))
-    picked, pools = draw_pool(Learned.fresh(net), seen, np.random.default_rng(0))
+    picked, pools = Branching().draw(Learned.fresh(net)(seen), np.random.default_rng(0))
     assert pools.sum(axis=1).min() == 2
     assert (pools >= picked).all()
     nobody = picked.sum(axis=1) == 0
