@@ -15,7 +15,7 @@ from focalroute.learn.views import long_run
 from focalroute.observe import Observer
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.records import Masses, Outcome, Query, Reply
-from tests.benchmarks.biased import MODELS, biased_log
+from examples.paper.generated import MODELS, biased_log
 
 COLUMNS = [slices(MEMBER)[name].start for name in ("log_probability", "calibrated")]
 EVIDENCE = slices(MEMBER)["evidence"].start
