@@ -52,7 +52,9 @@ _RECORDED: Mapping[str, tuple[str, str | None]] = {
     "MMLU": ("mmlu9", None),
     "MMLU-Pro": ("mmlupro12", None),
     "GSM8K": ("zeroeval12", "gsm"),
+    "ZeroEval": ("zeroeval12", None),
 }
+_PER_TASK = ("ZeroEval",)  # three tasks in blocks: cut once, the test part would be one of them
 #: Benchmark -> the generated log that stands in for it.
 _GENERATED: Mapping[str, Shape] = {"BBH*": BBH, "MUSR*": MUSR, "GPQA*": GPQA}
 _QUICK = Shape((2, 3), train=60, test=60)
@@ -80,17 +82,26 @@ class Options:
     only: tuple[str, ...]
     default: bool
 
-    def played(self, key: str, make: Callable[[], Played]) -> Played:
-        """A run, from the folder if it is there."""
+    def kept(self, key: str, make: Callable[[], Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
+        """Arrays, from the folder if they are there."""
         if self.keep is None or self.quick:
             return make()
         path = self.keep / f"{key.replace('/', '-')}.npz"
         if not path.exists():
             found = make()
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(path, worth=found.worth, usd=found.usd, asked=found.asked)
+            np.savez(path, allow_pickle=False, **found)
         with np.load(path) as arrays:
-            return Played(arrays["worth"], arrays["usd"], arrays["asked"])
+            return dict(arrays)
+
+    def played(self, key: str, make: Callable[[], Played]) -> Played:
+        """A run, likewise."""
+
+        def arrays() -> Mapping[str, NDArray[Any]]:
+            found = make()
+            return {"worth": found.worth, "usd": found.usd, "asked": found.asked}
+
+        return Played(**self.kept(key, arrays))
 
     def rl_focal(self, **changed: Any) -> Settings:
         """RL-Focal as published but for what is changed."""
@@ -151,9 +162,7 @@ class Benchmark:
 
     def run(self, name: str, seed: int = 0) -> Played:
         """A baseline or preset on the test part."""
-        make = {**BASELINES, **PRESETS}[name]
-        once = partial(self._play, lambda: make(self.training(seed)))
-        return self.options.played(f"{self.name}/{name}/{seed}", once)
+        return self.once(name, {**BASELINES, **PRESETS}[name], seed)
 
     def runs(self, name: str) -> list[Played]:
         """As many as there are seeds; one where chance has no part in it."""
@@ -162,28 +171,35 @@ class Benchmark:
 
     def rl_focal_run(self, seed: int, **changed: Any) -> Played:
         """RL-Focal as published but for what is changed: pools are drawn, in service too, and it goes on learning."""
-        said = " ".join(f"{name}={value}" for name, value in changed.items())
         make = partial(rl_focal, self.training(seed), self.options.rl_focal(**changed))
-        return self.options.played(f"{self.name}/rl-focal {said}/{seed}", partial(self._play, make))
+        return self.options.played(self.key(seed, **changed), partial(self._play, make))
+
+    def key(self, seed: int, **changed: Any) -> str:
+        """What such a run of RL-Focal is kept as: under the same name where a change is none."""
+        published = Settings()
+        said = [f"{name}={value}" for name, value in changed.items() if value != getattr(published, name)]
+        return f"{self.name}/rl-focal {' '.join(said)}/{seed}"
 
     def rl_focal(self, **changed: Any) -> list[Played]:
         """As many of them as there are seeds."""
         return [self.rl_focal_run(seed, **changed) for seed in range(self.options.seeds)]
 
+    def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> Played:
+        """Any strategy on the test part; ``name`` is what it is kept as."""
+        return self.options.played(f"{self.name}/{name}/{seed}", lambda: self._play(lambda: make(self.training(seed))))
+
     def ours(self, target: float) -> list[Played]:
         """focalroute as it is: trained on the training part, then served at a cost ratio to hold."""
         return [
-            self.options.played(f"{self.name}/focalroute {target:g}/{seed}", partial(self._served, seed, target))
+            self.options.played(f"{self.name}/focalroute {target:g}/{seed}", partial(self.served, seed, target))
             for seed in range(self.options.seeds)
         ]
 
-    def _play(self, make: Callable[[], Strategy]) -> Played:
-        return play(make(), self.table, self.parts.test)
-
-    def _served(self, seed: int, target: float) -> Played:
+    def served(self, seed: int, target: float, on: Table | None = None) -> Played:
+        """Once; ``on`` another log of the same queries, of which the policy was not trained."""
         served = Served(
             _policy(self, seed),
-            self.table,
+            on or self.table,
             self.parts,
             self.training(seed),
             warm=self.parts.train[-500:],
@@ -191,6 +207,9 @@ class Benchmark:
             advance=lambda _: None,
         )
         return served.run(target).played
+
+    def _play(self, make: Callable[[], Strategy]) -> Played:
+        return play(make(), self.table, self.parts.test)
 
 
 @cache
@@ -211,7 +230,7 @@ def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
         if found is None:
             print(f"({name}: there is no log of it in {asked.data.name})\n")
         else:
-            yield Benchmark(name, found, split(found, per_task=False, fraction=0.8), asked)
+            yield Benchmark(name, found, split(found, per_task=name in _PER_TASK, fraction=0.8), asked)
 
 
 def _table(name: str, data: Path) -> Table | None:
@@ -282,5 +301,5 @@ def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
         yield list(axes[0])
         if not asked.quick:
             asked.figures.mkdir(parents=True, exist_ok=True)
-            drawn.savefig(asked.figures / f"{name}.png", dpi=110)
+            drawn.savefig(asked.figures / f"{name}.png", dpi=85)
         pyplot.close(drawn)

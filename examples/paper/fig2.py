@@ -61,7 +61,7 @@ def rows_of(benchmark: Benchmark) -> tuple[list[list[str]], F64, F64, F64]:
 def main() -> None:
     """Print the correlations, draw the teams."""
     asked = options(__doc__ or "")
-    found = [(benchmark.name, *rows_of(benchmark)) for benchmark in benchmarks(["MMLU", "MMLU-Pro", "GSM8K"], asked)]
+    found = [(benchmark.name, *rows_of(benchmark)) for benchmark in benchmarks(["MMLU", "MMLU-Pro", "ZeroEval"], asked)]
     with figure("paper-fig2", asked, len(found)) as panels:
         for axes, (name, rows, focal, right, sizes) in zip(panels, found, strict=True):
             show(
@@ -69,7 +69,7 @@ def main() -> None:
                 ["metric", "all teams", "all teams, metric of the training part", "same size", "same size, training"],
                 rows,
             )
-            axes.scatter(focal, 100 * right, c=sizes, s=2, cmap="viridis", rasterized=True)
+            axes.scatter(focal, 100 * right, c=sizes, s=1, cmap="viridis", rasterized=True)
             axes.set(title=name, xlabel="focal diversity", ylabel="plurality right, %")
 
 

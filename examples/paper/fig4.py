@@ -23,7 +23,7 @@ from examples.paper.common import (
 )
 from focalroute.evaluate.replay import Played
 
-_WAYS = ("best-single-train", "plurality", "log-linear-online", "rl-focal")
+_WAYS = ("best-single-train", "plurality", "log-linear-online")
 _GREEDY = ("random-select", "latest-correct", "plurality")
 _SIZES = (2, 4, 6, 8, 10, 12)
 _TARGET = 0.5
@@ -46,7 +46,7 @@ def corrected(benchmark: Benchmark, runs: list[Played]) -> list[str]:
 
 def members_right(benchmark: Benchmark, asked: Options) -> dict[str, list[float]]:
     """Print what is right when exactly n members are, and the errors corrected."""
-    ways = {name: benchmark.runs(name) for name in _WAYS}
+    ways = {name: benchmark.runs(name) for name in _WAYS} | {"rl-focal": benchmark.rl_focal()}
     if asked.default:
         ways[f"focalroute @ {_TARGET:g}"] = benchmark.ours(_TARGET)
     found = {name: when_right(benchmark, runs) for name, runs in ways.items()}
@@ -82,7 +82,7 @@ def by_pool_size(benchmark: Benchmark, asked: Options) -> dict[str, list[list[fl
 def heads(asked: Options) -> None:
     """Print branching heads beside one head over all teams."""
     rows = []
-    for benchmark in benchmarks(["GPQA*", "MUSR*", "BBH*", "GSM8K"], asked):
+    for benchmark in benchmarks(["GPQA*", "MUSR*", "BBH*", "ZeroEval"], asked):
         for name, branching in (("branching", True), ("one head", False)):
             runs = benchmark.rl_focal(branching=branching)
             rows.append([benchmark.name, name, accuracy(runs), cost(runs, benchmark.everybody)])
@@ -92,14 +92,16 @@ def heads(asked: Options) -> None:
 def main() -> None:
     """Play, print and draw."""
     asked = options(__doc__ or "")
-    lines = {benchmark.name: members_right(benchmark, asked) for benchmark in benchmarks(["GSM8K", "MMLU-Pro"], asked)}
+    lines = {
+        benchmark.name: members_right(benchmark, asked) for benchmark in benchmarks(["ZeroEval", "MMLU-Pro"], asked)
+    }
     with figure("paper-fig4", asked, len(lines) + 1) as panels:
         for axes, (title, found) in zip(panels, lines.items(), strict=False):
             for name, line in found.items():
                 axes.plot(range(len(line)), 100 * np.array(line), marker=".", lw=1, label=name)
             axes.set(title=title, xlabel="members that are right", ylabel="right, %")
             axes.legend(fontsize=6)
-        for benchmark in benchmarks(["GSM8K"], asked):
+        for benchmark in benchmarks(["ZeroEval"], asked):
             for name, grown in by_pool_size(benchmark, asked).items():
                 panels[-1].plot(_SIZES[: len(grown)], 100 * np.mean(grown, axis=1), marker=".", lw=1, label=name)
             panels[-1].set(title=benchmark.name, xlabel="endpoints in the pool", ylabel="right, %")

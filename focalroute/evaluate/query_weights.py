@@ -94,7 +94,8 @@ class QueryWeights:
         return unit_vector(self._embed(text))
 
     def _logits(self, texts: F32) -> F32:
-        logits: F32 = texts @ self._adam.parameters["weights"] + self._adam.parameters["bias"]
+        weights, bias = (np.asarray(self._adam.parameters[name], np.float32) for name in ("weights", "bias"))
+        logits: F32 = texts @ weights + bias
         return logits
 
     def _step(self, batch: _Batch) -> None:

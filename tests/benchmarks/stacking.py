@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 from sklearn.exceptions import ConvergenceWarning
 
+from examples.paper.generated import MODELS, TEST, TRAIN, biased_log
 from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.replay import Played
@@ -30,7 +31,6 @@ from focalroute.evaluate.training import Training
 from focalroute.learn.hindsight import log_masses
 from focalroute.learn.offline import OfflineSettings
 from focalroute.policy.bundle import Policy, cold
-from examples.paper.generated import MODELS, TEST, TRAIN, biased_log
 from tests.benchmarks.stackers import Task, multinomial, nested
 
 HALF = 0.5

@@ -14,7 +14,7 @@ from focalroute.evaluate.replay import FeedbackKind, Played, Turn, play
 from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
 from focalroute.evaluate.subsets import focal_diversities, plurality_accuracies
 from focalroute.evaluate.table import F64, Table
-from focalroute.evaluate.textual import TextVectors, knn
+from focalroute.evaluate.textual import Rerank, TextVectors, knn, threshold_pair
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import LogLinear, Mean, Vote, log_linear_online
 from focalroute.observe.diversity import focal_diversity
@@ -173,10 +173,23 @@ def _topics(count: int) -> list[Line]:
     return lines
 
 
-@pytest.mark.parametrize("name", ["knn", "threshold-pair"])
+@pytest.mark.parametrize("name", ["knn", "query-weights", "threshold-pair"])
 def test_text_routes_each_topic_to_who_knows_it(tmp_path: Path, name: str) -> None:
     training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
     assert play(BASELINES[name](training), training.table, np.arange(90, 120)).worth.mean() >= 0.9
+
+
+def test_a_reranker_asks_everybody_and_picks_by_the_text(tmp_path: Path) -> None:
+    training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
+    played = play(Rerank(training), training.table, np.arange(90, 120))
+    assert played.worth.mean() >= 0.9
+    assert played.asked.all()
+
+
+def test_a_pair_may_be_named(tmp_path: Path) -> None:
+    training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
+    played = play(threshold_pair(training, (1, 0)), training.table, np.arange(90, 120))
+    assert played.worth.mean() >= 0.9
 
 
 def test_text_vectors_have_norm_one_and_near_texts_are_near(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ def columns_of(metrics: Sequence[str]) -> list[int]:
     Raises:
         ValueError: there is no such metric.
     """
+    for name in metrics:
+        if name not in METRICS:
+            raise ValueError(f"metrics: there is no {name!r}; give some of {', '.join(METRICS)}")
     return [METRICS.index(name) for name in metrics]
 
 
