@@ -21,7 +21,7 @@ import numpy as np
 
 from focalroute import Answer, Ensemble
 from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
-from tests.benchmarks.alignment import interval
+from examples.paper.table6 import interval
 from tests.policies import ask_everybody
 
 __all__ = ["SETTINGS"]

@@ -1,6 +1,6 @@
 """DER beside self-correction and a fixed route, on simulated questions of two hops and of yes or no.
 
-    python -m tests.benchmarks.sequential [--seeds 5] [--train 800] [--test 300] [--json FILE]
+python -m examples.paper.der [--seeds 5] [--train 800] [--test 300] [--json FILE]
 
 Every seed has models, questions and a training of its own. Training asks the simulated models in process, everything
 that is scored goes through `focalroute.Ensemble` over HTTP. The settings of DER were chosen with other seeds.
