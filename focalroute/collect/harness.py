@@ -1,0 +1,201 @@
+"""Imports what leaderboards publish of multiple-choice tasks: the log-likelihood of every whole choice, by model.
+
+The files are those of lm-evaluation-harness (``samples_TASK_DATE.jsonl``, written with ``--log_samples``; leaderboards
+publish them as details): one object a question, whose ``filtered_resps`` holds [log-likelihood, greedy] for each
+choice, and whose ``arguments`` the context and the choice that it was taken of. The probability of a choice is that of
+all its tokens, normalised over the choices, as RL-Focal elicits it (arXiv 2502.04492).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from focalroute.collect.dataset import json_objects
+from focalroute.errors import ConfigError
+from focalroute.evaluate.outcomes import read_log
+
+__all__ = ["Imported", "import_samples"]
+
+_FILE = re.compile(r"(?:samples_)?(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?$")
+_CHARACTERS = 4  # of a token, roughly: the files do not say how many there were
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was imported.
+
+    Attributes:
+        questions: lines of the log.
+        answered: by model, how many of them it has.
+        right: by model, how many of these it has right.
+    """
+
+    questions: int
+    answered: Mapping[str, int]
+    right: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One question, as one model was asked it."""
+
+    prompt: str
+    choices: tuple[str, ...]
+    label: int
+    digest: str | None
+    output: Mapping[str, Any]
+
+
+def import_samples(files: Mapping[str, Sequence[str | Path]], out: str | Path) -> Imported:
+    """Write the outcome log of some models' files, questions in the order in which they are first met.
+
+    Questions are the same where task (from the file's name) and ``doc_id`` are; choices and label must then be, too. Of
+    the context, which differs with chat templates, the first model's stands in the log. Tokens are characters / 4 and
+    count every choice as a call of its own, which is what this way of asking costs.
+
+    Args:
+        files: model (as the endpoint is to be called) -> its files, one a task.
+        out: the log, ``.jsonl``; it must not be there yet. It is written whole or not at all.
+
+    Raises:
+        ConfigError: a file is not of that shape, or models disagree on a question; the message names file and line.
+    """
+    target = Path(out)
+    if target.suffix != ".jsonl":
+        raise ConfigError(f"{target}: give the log a name that ends in .jsonl")
+    if target.exists():
+        raise ConfigError(f"{target}: is there already; give another name")
+    if not any(files.values()):
+        raise ConfigError("files: give at least one, as MODEL=FILE")
+    rows: dict[str, _Sample] = {}
+    tasks: dict[str, str] = {}
+    outputs: dict[str, dict[str, Any]] = {}
+    for model, paths in files.items():
+        for path in map(Path, paths):
+            task = _task(path)
+            for where, row in json_objects(path):
+                try:
+                    id_, sample = _sample(row, task)
+                    first = rows.setdefault(id_, sample)
+                    _must_match(first, sample)
+                    if outputs.setdefault(id_, {}).setdefault(model, sample.output) is not sample.output:
+                        raise ConfigError(f"doc_id: {id_!r} is there twice of {model}")
+                except ConfigError as error:
+                    raise ConfigError(f"{where}: {error}") from None
+                tasks[id_] = task
+    if not rows:
+        raise ConfigError("files: hold no question")
+    lines = [
+        {"id": id_, "task": tasks[id_], "prompt": row.prompt, "choices": row.choices, "label": row.label}
+        | {"outputs": outputs[id_]}
+        for id_, row in rows.items()
+    ]
+    _write(target, lines)
+    names = list(files)
+    has = {name: [id_ for id_ in rows if name in outputs[id_]] for name in names}
+    right = {name: sum(outputs[id_][name]["answer"] == rows[id_].label for id_ in has[name]) for name in names}
+    return Imported(len(rows), {name: len(has[name]) for name in names}, right)
+
+
+def _task(path: Path) -> str:
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    found = _FILE.match(name)
+    return found["task"] if found else name
+
+
+def _sample(row: Mapping[str, Any], task: str) -> tuple[str, _Sample]:
+    if row.get("doc_id") is None:
+        raise ConfigError("doc_id: is missing")
+    likelihoods = _likelihoods(row.get("filtered_resps"))
+    asked = _asked(row.get("arguments"))
+    if len(asked) != len(likelihoods):
+        raise ConfigError(f"arguments: {len(asked)} for {len(likelihoods)} log-likelihoods")
+    texts = [text for _, text in asked]
+    stripped = tuple(text.strip() for text in texts)
+    choices = stripped if len(set(stripped)) == len(texts) and all(stripped) else tuple(texts)
+    if len(set(choices)) < len(choices):
+        raise ConfigError("arguments: two choices are the same")
+    label = _label(row.get("target"), choices)
+    answer = max(range(len(likelihoods)), key=likelihoods.__getitem__)
+    if row.get("acc") in (0, 1) and row["acc"] != (answer == label):
+        raise ConfigError("target: acc says otherwise; is it an index into other choices?")
+    tokens = sum(math.ceil((len(context) + len(text)) / _CHARACTERS) for context, text in asked)
+    output = {
+        "answer": answer,
+        "probabilities": _softmax(likelihoods),
+        "prompt_tokens": tokens,
+        "completion_tokens": 0,
+    }
+    digest = row.get("doc_hash")
+    return f"{task}/{row['doc_id']}", _Sample(asked[0][0], choices, label, digest, output)
+
+
+def _must_match(first: _Sample, other: _Sample) -> None:
+    digests = {first.digest, other.digest} - {None}
+    same = replace(other, prompt=first.prompt, digest=first.digest, output=first.output) == first
+    if not same or len(digests) > 1:
+        raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
+
+
+def _likelihoods(responses: object) -> list[float]:
+    """One for each choice; numbers, or texts of them as some versions write."""
+    if not isinstance(responses, list) or len(responses) < 2:
+        raise ConfigError("filtered_resps: give the log-likelihoods of at least two choices; it is no such task")
+    found = []
+    for response in responses:
+        pair = response if isinstance(response, list) else [response]
+        try:
+            value = float(pair[0])
+        except (IndexError, TypeError, ValueError):
+            raise ConfigError("filtered_resps: give [log-likelihood, greedy] for each choice") from None
+        if math.isnan(value) or value > 1e-6:
+            raise ConfigError(f"filtered_resps: {value} is no log-likelihood")
+        found.append(value)
+    if max(found) == -math.inf:
+        raise ConfigError("filtered_resps: every choice is impossible")
+    return found
+
+
+def _asked(arguments: object) -> list[tuple[str, str]]:
+    """(context, choice) of each request: a list of pairs, or ``{"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}``."""
+    if isinstance(arguments, Mapping):
+        order = sorted(arguments, key=lambda name: int(re.sub(r"\D", "", name) or 0))
+        arguments = [list(arguments[name].values()) for name in order if isinstance(arguments[name], Mapping)]
+    pairs = [tuple(pair[:2]) for pair in arguments] if isinstance(arguments, list) else []
+    if not pairs or not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
+        raise ConfigError("arguments: give context and choice of every request")
+    return [(str(context), str(text)) for context, text in pairs]
+
+
+def _label(target: object, choices: tuple[str, ...]) -> int:
+    """Of a number the choice at that index, as in the harness, of any other text the choice that it is."""
+    text = str(target).strip()
+    if text.isdecimal() and int(text) < len(choices):
+        return int(text)
+    if text in choices:
+        return choices.index(text)
+    raise ConfigError(f"target: {text[:40]!r} is neither an index nor one of the {len(choices)} choices")
+
+
+def _softmax(likelihoods: Sequence[float]) -> list[float]:
+    most = max(likelihoods)
+    masses = [math.exp(value - most) for value in likelihoods]
+    return [mass / sum(masses) for mass in masses]
+
+
+def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    beside = target.with_name(f".{target.name}.part.jsonl")
+    try:
+        beside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
+        read_log(beside)
+        beside.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
+    finally:
+        beside.unlink(missing_ok=True)
