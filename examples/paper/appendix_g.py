@@ -67,23 +67,25 @@ def _moved(output: Output, to: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Ou
 def main() -> None:
     """Train, perturb, play and print."""
     asked = options(__doc__ or "")
-    for benchmark in benchmarks(["BBH*", "MMLU-Pro"], asked):
+    shares = SHARES[::4] if asked.quick else SHARES
+    for benchmark in benchmarks(["MUSR*", "MMLU-Pro"], asked):
         test = benchmark.parts.test
         found: dict[str, dict[tuple[str, float], list[float]]] = {}
         for seed in range(asked.seeds):
             trained = {name: BASELINES[name](benchmark.training(seed)) for name in _WAYS}
-            trained["rl-focal"] = rl_focal(benchmark.training(seed), asked.rl_focal())
+            if "rl-focal" not in asked.without:
+                trained["rl-focal"] = rl_focal(benchmark.training(seed), asked.rl_focal())
             for kind in ("noisy", "adversarial"):
-                for share in SHARES:
+                for share in shares:
                     table = perturbed(benchmark, kind, share, seed)
                     runs = {name: play(copy.deepcopy(one), table, test) for name, one in trained.items()}
-                    if asked.default:
+                    if "default" not in asked.without:
                         runs[f"focalroute @ {_TARGET:g}"] = benchmark.served(seed, _TARGET, table)
                     for name, run in runs.items():
                         found.setdefault(name, {}).setdefault((kind, share), []).append(float(run.worth.mean()))
         for kind in ("noisy", "adversarial"):
-            rows = [[name, *(mean_se(cells[kind, share]) for share in SHARES)] for name, cells in found.items()]
-            show(f"{benchmark.name}, {kind}: accuracy %", ["share of queries", *map(str, SHARES)], rows)
+            rows = [[name, *(mean_se(cells[kind, share]) for share in shares)] for name, cells in found.items()]
+            show(f"{benchmark.name}, {kind}: accuracy %", ["share of queries", *map(str, shares)], rows)
 
 
 if __name__ == "__main__":

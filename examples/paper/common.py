@@ -57,7 +57,8 @@ _RECORDED: Mapping[str, tuple[str, str | None]] = {
 _PER_TASK = ("ZeroEval",)  # three tasks in blocks: cut once, the test part would be one of them
 #: Benchmark -> the generated log that stands in for it.
 _GENERATED: Mapping[str, Shape] = {"BBH*": BBH, "MUSR*": MUSR, "GPQA*": GPQA}
-_QUICK = Shape((2, 3), train=60, test=60)
+_LONG = ("rl-focal", "der", "default")
+_QUICK = Shape((2, 3), train=30, test=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Options:
         figures: the folder that figures go to.
         keep: the folder in which runs are kept, and looked for; None: nowhere.
         only: benchmarks to play on; empty: all of the script.
-        default: whether focalroute's default policy is trained and played, too.
+        without: what is left out of what takes long to train: "rl-focal", "der", "default", which is focalroute's own.
     """
 
     seeds: int
@@ -80,7 +81,7 @@ class Options:
     figures: Path
     keep: Path | None
     only: tuple[str, ...]
-    default: bool
+    without: frozenset[str]
 
     def kept(self, key: str, make: Callable[[], Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
         """Arrays, from the folder if they are there."""
@@ -106,7 +107,7 @@ class Options:
     def rl_focal(self, **changed: Any) -> Settings:
         """RL-Focal as published but for what is changed."""
         less: dict[str, Any] = {"passes": 2, "lanes": 2} if self.quick else {}
-        return Settings(**less | changed)
+        return Settings(**changed | less)
 
     def offline(self) -> OfflineSettings:
         """How focalroute's default is trained."""
@@ -126,11 +127,11 @@ def options(doc: str) -> Options:
     parser.add_argument("--figures", type=Path, default=_ROOT / "docs" / "figures", help="where figures go")
     parser.add_argument("--keep", type=Path, help="a folder to keep runs in, and to go on from")
     parser.add_argument("--only", nargs="+", default=[], metavar="BENCHMARK", help="of those that the script has")
-    parser.add_argument("--without-default", action="store_true", help="do not train and play focalroute's own default")
+    parser.add_argument("--without", nargs="+", default=[], choices=_LONG, help="leave these out: they take long")
     asked = parser.parse_args()
     seeds = 1 if asked.quick else asked.seeds
     only = tuple(asked.only)
-    return Options(seeds, asked.quick, asked.data, asked.figures, asked.keep, only, not asked.without_default)
+    return Options(seeds, asked.quick, asked.data, asked.figures, asked.keep, only, frozenset(asked.without))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +160,15 @@ class Benchmark:
     def training(self, seed: int) -> Training:
         """The training part."""
         return Training(self.table, self.parts.train, seed)
+
+    def published(self, **changed: Any) -> dict[str, list[Played]]:
+        """RL-Focal, unless it is to be left out."""
+        return {} if "rl-focal" in self.options.without else {"rl-focal": self.rl_focal(**changed)}
+
+    def defaults(self, *targets: float) -> dict[str, list[Played]]:
+        """focalroute at these cost ratios, unless it is to be left out."""
+        left_out = "default" in self.options.without
+        return {} if left_out else {f"focalroute @ {target:g}": self.ours(target) for target in targets}
 
     def run(self, name: str, seed: int = 0) -> Played:
         """A baseline or preset on the test part."""
@@ -223,7 +233,7 @@ def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
     if asked.quick:
         with tempfile.TemporaryDirectory() as folder:
             table = biased_log(0, Path(folder), shape=_QUICK)
-        yield Benchmark("quick*", table, split(table, per_task=False, fraction=0.5), asked)
+        yield Benchmark("quick*", table, split(table, per_task=False, fraction=0.6), asked)
         return
     for name in asked.only or names:
         found = _table(name, asked.data)
@@ -292,14 +302,21 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 @contextmanager
 def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
-    """Some panels side by side; saved as ``name``.png, but not where it is only to be quick."""
+    """Some panels side by side; saved as ``name``.svg, but not where it is only to be quick."""
     from matplotlib import pyplot
 
-    style: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+    style: Any = {
+        "font.size": 8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "svg.fonttype": "none",  # text stays text, and the file small
+        "svg.hashsalt": name,
+    }
     with pyplot.style.context(style):
         drawn, axes = pyplot.subplots(1, panels, figsize=(3.4 * panels + 0.4, 2.8), squeeze=False, layout="constrained")
         yield list(axes[0])
         if not asked.quick:
             asked.figures.mkdir(parents=True, exist_ok=True)
-            drawn.savefig(asked.figures / f"{name}.png", dpi=85)
+            drawn.savefig(asked.figures / f"{name}.svg", dpi=75, metadata={"Date": None})
         pyplot.close(drawn)

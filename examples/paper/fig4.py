@@ -24,7 +24,7 @@ from examples.paper.common import (
 from focalroute.evaluate.replay import Played
 
 _WAYS = ("best-single-train", "plurality", "log-linear-online")
-_GREEDY = ("random-select", "latest-correct", "plurality")
+_GREEDY = ("random-select", "latest-correct", "best-single-train", "plurality")
 _SIZES = (2, 4, 6, 8, 10, 12)
 _TARGET = 0.5
 
@@ -44,11 +44,9 @@ def corrected(benchmark: Benchmark, runs: list[Played]) -> list[str]:
     return [mean_se(won, digits=1), mean_se(lost, digits=1)]
 
 
-def members_right(benchmark: Benchmark, asked: Options) -> dict[str, list[float]]:
+def members_right(benchmark: Benchmark) -> dict[str, list[float]]:
     """Print what is right when exactly n members are, and the errors corrected."""
-    ways = {name: benchmark.runs(name) for name in _WAYS} | {"rl-focal": benchmark.rl_focal()}
-    if asked.default:
-        ways[f"focalroute @ {_TARGET:g}"] = benchmark.ours(_TARGET)
+    ways = {name: benchmark.runs(name) for name in _WAYS} | benchmark.published() | benchmark.defaults(_TARGET)
     found = {name: when_right(benchmark, runs) for name, runs in ways.items()}
     columns = ["members right", *map(str, range(len(benchmark.table.names) + 1))]
     cells = [[name, *("" if np.isnan(x) else f"{100 * x:.0f}" for x in line)] for name, line in found.items()]
@@ -61,17 +59,15 @@ def members_right(benchmark: Benchmark, asked: Options) -> dict[str, list[float]
 def by_pool_size(benchmark: Benchmark, asked: Options) -> dict[str, list[list[float]]]:
     """Accuracy of the greedy controls in growing pools, each seed's own random order: way -> size -> seed."""
     total = len(benchmark.table.names)
-    names = (*_GREEDY, "rl-focal")
-    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    found: dict[str, list[list[float]]] = {name: [] for name in _GREEDY}
     for size in [size for size in _SIZES if size <= total]:
-        each: dict[str, list[float]] = {name: [] for name in names}
+        each: dict[str, list[float]] = {name: [] for name in _GREEDY}
         for seed in range(asked.seeds):
             chosen = np.random.default_rng(seed).permutation(total)[:size].tolist()
             smaller = replace(benchmark, name=f"{benchmark.name} {size}", table=members(benchmark.table, chosen))
             for name in _GREEDY:
                 each[name].append(float(smaller.run(name, seed).worth.mean()))
-            each["rl-focal"].append(float(smaller.rl_focal_run(seed).worth.mean()))
-        for name in names:
+        for name in _GREEDY:
             found[name].append(each[name])
     sizes = [str(size) for size in _SIZES if size <= total]
     rows = [[name, *map(mean_se, line)] for name, line in found.items()]
@@ -84,17 +80,15 @@ def heads(asked: Options) -> None:
     rows = []
     for benchmark in benchmarks(["GPQA*", "MUSR*", "BBH*", "ZeroEval"], asked):
         for name, branching in (("branching", True), ("one head", False)):
-            runs = benchmark.rl_focal(branching=branching)
-            rows.append([benchmark.name, name, accuracy(runs), cost(runs, benchmark.everybody)])
+            for runs in benchmark.published(branching=branching).values():
+                rows.append([benchmark.name, name, accuracy(runs), cost(runs, benchmark.everybody)])
     show("The Decider's last layer", ["", "", "accuracy %", "cost ratio"], rows)
 
 
 def main() -> None:
     """Play, print and draw."""
     asked = options(__doc__ or "")
-    lines = {
-        benchmark.name: members_right(benchmark, asked) for benchmark in benchmarks(["ZeroEval", "MMLU-Pro"], asked)
-    }
+    lines = {benchmark.name: members_right(benchmark) for benchmark in benchmarks(["ZeroEval", "MMLU-Pro"], asked)}
     with figure("paper-fig4", asked, len(lines) + 1) as panels:
         for axes, (title, found) in zip(panels, lines.items(), strict=False):
             for name, line in found.items():

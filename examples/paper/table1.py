@@ -33,9 +33,8 @@ def main() -> None:
     asked = options(__doc__ or "")
     for benchmark in benchmarks(["GSM8K", "MMLU", "MMLU-Pro", "BBH*", "MUSR*", "GPQA*"], asked):
         names = [name for name in _BASELINES if any(benchmark.table.texts) or name != "query-weights"]
-        ways = {name: benchmark.runs(name) for name in (*names, *PRESETS)}
-        if asked.default:
-            ways |= {f"focalroute @ {target:g}": benchmark.ours(target) for target in _TARGETS}
+        names += [name for name in PRESETS if name not in asked.without]
+        ways = {name: benchmark.runs(name) for name in names} | benchmark.defaults(*_TARGETS)
         rows = members_of(benchmark)
         rows += [[f"**{name}**", accuracy(runs), cost(runs, benchmark.everybody)] for name, runs in ways.items()]
         title = f"{benchmark.name}, {len(benchmark.parts.test)} questions after {len(benchmark.parts.train)}"

@@ -42,8 +42,8 @@ def pairs(asked: Options) -> None:
             names = f"{benchmark.table.names[strong]} + {benchmark.table.names[cheap]}"
             run = benchmark.once(f"pair {names}", partial(threshold_pair, pair=(cheap, strong)))
             rows.append([benchmark.name, names, accuracy([run]), cost([run], benchmark.everybody)])
-        focal = benchmark.rl_focal()
-        rows.append([benchmark.name, "**rl-focal**", accuracy(focal), cost(focal, benchmark.everybody)])
+        for name, runs in (benchmark.published() | benchmark.defaults(_TARGET)).items():
+            rows.append([benchmark.name, f"**{name}**", accuracy(runs), cost(runs, benchmark.everybody)])
     show(f"Two endpoints and a threshold; published: {PUBLISHED_PAIRS}", ["", "", "accuracy %", "cost ratio"], rows)
 
 
@@ -82,9 +82,7 @@ def others(asked: Options) -> None:
                     ways[f"more agents: {name} x {samples}"] = [
                         more_agents(benchmark, member, samples, seed) for seed in range(asked.seeds)
                     ]
-        ways["rl-focal"] = benchmark.rl_focal()
-        if asked.default:
-            ways[f"focalroute @ {_TARGET:g}"] = benchmark.ours(_TARGET)
+        ways |= benchmark.published() | benchmark.defaults(_TARGET)
         rows = [
             [name, accuracy(runs), cost(runs, benchmark.everybody), PUBLISHED.get(name.split(":")[0], "")]
             for name, runs in ways.items()

@@ -1,0 +1,33 @@
+"""The scripts of examples/paper run: each in its quick form, on a small generated log, with a look at what it prints."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = {
+    "table1": "**rl-focal**",
+    "fig2": "mean accuracy (control)",
+    "fig3": "no metric",
+    "fig4": "one head",
+    "sweeps": "| gamma | accuracy %",
+    "tables2_3": "static-subset",
+    "fig6": "| endpoints |",
+    "tables7_8": "RL-Focal, as published",
+    "appendix_g": "adversarial",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--quick", "--figures", str(tmp_path), "--data", str(tmp_path)])
+    importlib.import_module(f"examples.paper.{name}").main()
+    out, err = capsys.readouterr()
+    assert SCRIPTS[name] in out
+    assert err == ""
+    assert not list(tmp_path.iterdir())  # what is quick is not to be shown
