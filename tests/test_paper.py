@@ -1,4 +1,4 @@
-"""The scripts of examples/paper run: each in its quick form, on a small generated log, with a look at what it prints."""
+"""The scripts of examples/paper run: each in its quick form, on a small generated log, and says what it should."""
 
 from __future__ import annotations
 
