@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from focalroute.config import load_pool
+
 SCRIPTS = {
     "table1": "**rl-focal**",
     "fig2": "mean accuracy (control)",
@@ -19,6 +21,22 @@ SCRIPTS = {
     "tables7_8": "RL-Focal, as published",
     "appendix_g": "adversarial",
 }
+#: Those that need no log: they ask simulated models.
+ASKING = {"elicitation": "10 samples", "table6": "picked, greedily", "der": "DER minus"}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_script_that_asks_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--quick"])
+    importlib.import_module(f"examples.paper.{name}").main()
+    assert ASKING[name] in capsys.readouterr().out
+
+
+def test_the_pool_of_small_models_is_a_pool() -> None:
+    pool = load_pool(Path(__file__).resolve().parents[1] / "examples" / "paper" / "small_models.pool.toml")
+    assert [endpoint.name for endpoint in pool.endpoints] == ["llama-3.2-3b", "qwen-2.5-3b", "mistral-7b"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

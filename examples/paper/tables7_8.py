@@ -20,12 +20,20 @@ from focalroute.evaluate.replay import Strategy, Turn
 from focalroute.evaluate.subsets import static_subset
 from focalroute.evaluate.training import Training
 from focalroute.learn.nets import parameters
+from focalroute.price_library import installed, look_up
 
-#: Published, Table 8: USD per million tokens at DeepInfra.
+#: Published, Table 8: USD per million tokens at DeepInfra; and what the model is called at Together.
 PUBLISHED = {
-    "Llama-2-13b": 0.08, "Llama-2-70b": 0.63, "Llama-2-7b": 0.09, "Mistral-7B": 0.085, "Mixtral-8x7B": 0.48,
-    "gemma-2b": 0.11, "gemma-7b": 0.13, "phi-2": 0.08,
-}  # fmt: skip
+    "Llama-2-7b": (0.09, "meta-llama/Llama-2-7b-chat-hf"),
+    "Llama-2-13b": (0.08, "meta-llama/Llama-2-13b-chat-hf"),
+    "Llama-2-70b": (0.63, "meta-llama/Llama-2-70b-chat-hf"),
+    "Mistral-7B": (0.085, "mistralai/Mistral-7B-Instruct-v0.2"),
+    "Mixtral-8x7B": (0.48, "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    "gemma-2b": (0.11, "google/gemma-2b"),
+    "gemma-7b": (0.13, "google/gemma-7b"),
+    "phi-2": (0.08, "microsoft/phi-2"),
+}
+_TOGETHER = "https://api.together.xyz/v1"
 _ASKED = 300
 
 
@@ -44,6 +52,15 @@ def size_of(strategy: Strategy) -> str:
         return ""
     parts = (strategy.agents.decider, strategy.agents.fusion)
     return f"{sum(array.size for part in parts for array in mlp_parameters(part.net).values()):,}"
+
+
+def prices() -> list[list[str]]:
+    """Table 8, beside what the price library has where it is installed."""
+    rows = []
+    for name, (published, model) in PUBLISHED.items():
+        found = look_up(_TOGETHER, model).price if installed() else None
+        rows.append([name, f"{published:g}", "" if found is None else f"{found.prompt:g}"])
+    return rows
 
 
 def main() -> None:
@@ -69,11 +86,7 @@ def main() -> None:
             rows.append(["focalroute", f"{size:,}", f"{seconds:.1f}", "see performance.md"])
         rows.append(["published: RL-Focal", "17,000", "6,120", "14"])
         show(f"{benchmark.name}", ["", "parameters", "training, s of CPU", "a decision, ms"], rows)
-    show(
-        "Published prices, USD per million tokens",
-        ["model", "price"],
-        [[name, f"{price:g}"] for name, price in PUBLISHED.items()],
-    )
+    show("Prices, USD per million tokens", ["model", "published (DeepInfra)", "in the library (Together)"], prices())
 
 
 if __name__ == "__main__":
