@@ -32,8 +32,8 @@ def main() -> None:
     options = parser.parse_args()
     plan = Plan()
     if options.quick:
-        options.seeds, options.train, options.test = 1, 24, 8
-        plan = Plan(most=2, alphas=(0.3,), settings=Settings(passes=2, hidden=8))
+        options.seeds, options.train, options.test, options.topic = 1, 10, 4, TOPICS[1:]
+        plan = Plan(most=2, alphas=(0.3,), settings=Settings(passes=1, hidden=8))
     reports = {}
     for topic in options.topic or TOPICS:
         seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)

@@ -117,10 +117,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Alignment selection on three simulated specialists.")
     parser.add_argument("--requests", type=int, default=900)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="two seeds of 30 requests: does it work?")
+    parser.add_argument("--quick", action="store_true", help="two seeds of 12 requests: does it work?")
     options = parser.parse_args()
     if options.quick:
-        options.requests, options.seeds = 30, 2
+        options.requests, options.seeds = 12, 2
     with tempfile.TemporaryDirectory() as folder:
         found = [rows_of(seed, options.requests, Path(folder)) for seed in range(options.seeds)]
     print("| | helpful | unsafe | truthful | average | average minus the best specialist's |")
