@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from focalroute.config import load_pool
 
+PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
 SCRIPTS = {
     "table1": "**rl-focal**",
     "fig2": "mean accuracy (control)",
@@ -35,7 +37,7 @@ def test_a_script_that_asks_runs(
 
 
 def test_the_pool_of_small_models_is_a_pool() -> None:
-    pool = load_pool(Path(__file__).resolve().parents[1] / "examples" / "paper" / "small_models.pool.toml")
+    pool = load_pool(PAPER / "small_models.pool.toml")
     assert [endpoint.name for endpoint in pool.endpoints] == ["llama-3.2-3b", "qwen-2.5-3b", "mistral-7b"]
 
 
@@ -49,3 +51,14 @@ def test_a_script_runs(
     assert SCRIPTS[name] in out
     assert err == ""
     assert not list(tmp_path.iterdir())  # what is quick is not to be shown
+
+
+def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((PAPER / "presentation.ipynb").read_text("utf-8"))["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "presentation.ipynb", "exec"), names)
+    out = capsys.readouterr().out
+    assert "plurality" in out
+    assert "answered" in out

@@ -188,7 +188,7 @@ class Benchmark:
         """What such a run of RL-Focal is kept as: under the same name where a change is none."""
         published = Settings()
         said = [f"{name}={value}" for name, value in changed.items() if value != getattr(published, name)]
-        return f"{self.name}/rl-focal {' '.join(said)}/{seed}"
+        return f"{self.name}/{' '.join(['rl-focal as published', *said])}/{seed}"
 
     def rl_focal(self, **changed: Any) -> list[Played]:
         """As many of them as there are seeds."""
