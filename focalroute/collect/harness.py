@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,37 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One question, as one model was asked it."""
+    """One question as a model was asked it; models with other chat templates have other prompts."""
 
-    prompt: str
+    id: str
+    task: str
     choices: tuple[str, ...]
     label: int
-    digest: str | None
-    output: Mapping[str, Any]
+    digest: str | None = field(compare=False)
+    prompt: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question, as its first model was asked it, and what every model said."""
+
+    sample: _Sample
+    outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def line(self) -> Mapping[str, Any]:
+        """As the log has it."""
+        one = self.sample
+        asked = {"id": one.id, "task": one.task, "prompt": one.prompt, "choices": one.choices, "label": one.label}
+        return {**asked, "outputs": self.outputs}
+
+    def add(self, model: str, sample: _Sample, output: Mapping[str, Any]) -> None:
+        """What one more model said to the same question."""
+        if sample != self.sample or len({sample.digest, self.sample.digest} - {None}) > 1:
+            raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
+        if model in self.outputs:
+            raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}")
+        self.outputs[model] = output
 
 
 def import_samples(files: Mapping[str, Sequence[str | Path]], out: str | Path) -> Imported:
@@ -73,43 +97,35 @@ def import_samples(files: Mapping[str, Sequence[str | Path]], out: str | Path) -
         raise ConfigError(f"{target}: is there already; give another name")
     if not any(files.values()):
         raise ConfigError("files: give at least one, as MODEL=FILE")
-    rows: dict[str, _Sample] = {}
-    tasks: dict[str, str] = {}
-    outputs: dict[str, dict[str, Any]] = {}
+    questions = _gathered(files)
+    if not questions:
+        raise ConfigError("files: hold no question")
+    _write(target, [question.line for question in questions.values()])
+    has = {name: [one for one in questions.values() if name in one.outputs] for name in files}
+    right = {name: sum(one.outputs[name]["answer"] == one.sample.label for one in has[name]) for name in files}
+    return Imported(len(questions), {name: len(has[name]) for name in files}, right)
+
+
+def _gathered(files: Mapping[str, Sequence[str | Path]]) -> dict[str, _Question]:
+    """The questions by id, in the order in which they are met."""
+    found: dict[str, _Question] = {}
     for model, paths in files.items():
         for path in map(Path, paths):
-            task = _task(path)
             for where, row in json_objects(path):
                 try:
-                    id_, sample = _sample(row, task)
-                    first = rows.setdefault(id_, sample)
-                    _must_match(first, sample)
-                    if outputs.setdefault(id_, {}).setdefault(model, sample.output) is not sample.output:
-                        raise ConfigError(f"doc_id: {id_!r} is there twice of {model}")
+                    sample, output = _read(row, _task(path))
+                    found.setdefault(sample.id, _Question(sample)).add(model, sample, output)
                 except ConfigError as error:
                     raise ConfigError(f"{where}: {error}") from None
-                tasks[id_] = task
-    if not rows:
-        raise ConfigError("files: hold no question")
-    lines = [
-        {"id": id_, "task": tasks[id_], "prompt": row.prompt, "choices": row.choices, "label": row.label}
-        | {"outputs": outputs[id_]}
-        for id_, row in rows.items()
-    ]
-    _write(target, lines)
-    names = list(files)
-    has = {name: [id_ for id_ in rows if name in outputs[id_]] for name in names}
-    right = {name: sum(outputs[id_][name]["answer"] == rows[id_].label for id_ in has[name]) for name in names}
-    return Imported(len(rows), {name: len(has[name]) for name in names}, right)
+    return found
 
 
 def _task(path: Path) -> str:
-    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-    found = _FILE.match(name)
-    return found["task"] if found else name
+    found = _FILE.match(re.sub(r"\.jsonl?(\.gz)?$", "", path.name))
+    return found["task"] if found else path.name
 
 
-def _sample(row: Mapping[str, Any], task: str) -> tuple[str, _Sample]:
+def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]]:
     if row.get("doc_id") is None:
         raise ConfigError("doc_id: is missing")
     likelihoods = _likelihoods(row.get("filtered_resps"))
@@ -132,15 +148,7 @@ def _sample(row: Mapping[str, Any], task: str) -> tuple[str, _Sample]:
         "prompt_tokens": tokens,
         "completion_tokens": 0,
     }
-    digest = row.get("doc_hash")
-    return f"{task}/{row['doc_id']}", _Sample(asked[0][0], choices, label, digest, output)
-
-
-def _must_match(first: _Sample, other: _Sample) -> None:
-    digests = {first.digest, other.digest} - {None}
-    same = replace(other, prompt=first.prompt, digest=first.digest, output=first.output) == first
-    if not same or len(digests) > 1:
-        raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
+    return _Sample(f"{task}/{row['doc_id']}", task, choices, label, row.get("doc_hash"), asked[0][0]), output
 
 
 def _likelihoods(responses: object) -> list[float]:
