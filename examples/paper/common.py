@@ -57,6 +57,8 @@ _RECORDED: Mapping[str, tuple[str, str | None]] = {
 _PER_TASK = ("ZeroEval",)  # three tasks in blocks: cut once, the test part would be one of them
 #: Benchmark -> the generated log that stands in for it.
 _GENERATED: Mapping[str, Shape] = {"BBH*": BBH, "MUSR*": MUSR, "GPQA*": GPQA}
+_SIMULATED = "simulated*"
+_NAMES = (*_RECORDED, *_GENERATED, _SIMULATED)
 _LONG = ("rl-focal", "der", "default")
 _QUICK = Shape((2, 3), train=30, test=20)
 
@@ -71,7 +73,7 @@ class Options:
         data: the folder of the recorded logs.
         figures: the folder that figures go to.
         keep: the folder in which runs are kept, and looked for; None: nowhere.
-        only: benchmarks to play on; empty: all of the script.
+        only: benchmarks to play on; empty: those that the script names.
         without: what is left out of what takes long to train: "rl-focal", "der", "default", which is focalroute's own.
     """
 
@@ -125,8 +127,8 @@ def options(doc: str) -> Options:
     parser.add_argument("--quick", action="store_true", help="one run on a small generated log: does it work?")
     parser.add_argument("--data", type=Path, default=_ROOT.parent / "shared" / "data", help="recorded logs")
     parser.add_argument("--figures", type=Path, default=_ROOT / "docs" / "figures", help="where figures go")
-    parser.add_argument("--keep", type=Path, help="a folder to keep runs in, and to go on from")
-    parser.add_argument("--only", nargs="+", default=[], metavar="BENCHMARK", help="of those that the script has")
+    parser.add_argument("--keep", type=Path, help="a folder to keep runs in; what is there is not run again")
+    parser.add_argument("--only", nargs="+", default=[], choices=_NAMES, help="play on these instead")
     parser.add_argument("--without", nargs="+", default=[], choices=_LONG, help="leave these out: they take long")
     asked = parser.parse_args()
     seeds = 1 if asked.quick else asked.seeds
@@ -179,11 +181,6 @@ class Benchmark:
         alike = name in BASELINES and name not in BY_CHANCE
         return [self.run(name, seed) for seed in range(1 if alike else self.options.seeds)]
 
-    def rl_focal_run(self, seed: int, **changed: Any) -> Played:
-        """RL-Focal as published but for what is changed: pools are drawn, in service too, and it goes on learning."""
-        make = partial(rl_focal, self.training(seed), self.options.rl_focal(**changed))
-        return self.options.played(self.key(seed, **changed), partial(self._play, make))
-
     def key(self, seed: int, **changed: Any) -> str:
         """What such a run of RL-Focal is kept as: under the same name where a change is none."""
         published = Settings()
@@ -191,8 +188,14 @@ class Benchmark:
         return f"{self.name}/{' '.join(['rl-focal as published', *said])}/{seed}"
 
     def rl_focal(self, **changed: Any) -> list[Played]:
-        """As many of them as there are seeds."""
-        return [self.rl_focal_run(seed, **changed) for seed in range(self.options.seeds)]
+        """RL-Focal as published but for what is changed: pools are drawn, in service too, and it goes on learning."""
+        settings = self.options.rl_focal(**changed)
+        return [
+            self.options.played(
+                self.key(seed, **changed), partial(self._play, partial(rl_focal, self.training(seed), settings))
+            )
+            for seed in range(self.options.seeds)
+        ]
 
     def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> Played:
         """Any strategy on the test part; ``name`` is what it is kept as."""
@@ -245,7 +248,7 @@ def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
 
 def _table(name: str, data: Path) -> Table | None:
     with tempfile.TemporaryDirectory() as folder:
-        if name == "simulated*":
+        if name == _SIMULATED:
             return simulated_log(0, Path(folder))
         if name in _GENERATED:
             return biased_log(0, Path(folder), shape=_GENERATED[name])
