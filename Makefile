@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs package bench money chaos hostile evaluate real tiny-pool verify clean
+.PHONY: help demo test lint docs package bench money chaos hostile evaluate paper real tiny-pool verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,12 @@ evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there
 		$(BIN)/focalroute eval "$$log" --pool "$${log%.jsonl.gz}.pool.toml" || exit 1; \
 	done
 
+paper: $(READY) ## every experiment of the two works (docs/paper.md; some three hours; what is there in .paper is not run again)
+	@for name in table1 fig2 fig3 fig4 sweeps tables2_3 fig6 appendix_g; do \
+		$(BIN)/python -m examples.paper.$$name --keep .paper || exit 1; \
+	done
+	@for name in tables7_8 elicitation table6 der; do $(BIN)/python -m examples.paper.$$name || exit 1; done
+
 real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
 	$(BIN)/python tests/real/build.py
 
@@ -64,7 +70,7 @@ verify: export FOCALROUTE_REAL = 1
 verify: real test package evaluate money chaos hostile bench ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
-	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml

@@ -197,6 +197,20 @@ def collect(
         raise typer.Exit(1)
 
 
+@app.command("import")
+def import_(
+    samples: Annotated[
+        list[str], typer.Argument(help="MODEL=FILE, samples of lm-evaluation-harness; one for each model and task.")
+    ],
+    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+) -> None:
+    """Make an outcome log of the per-choice log-likelihoods that leaderboards publish."""
+    from focalroute.collect.command import import_command
+
+    import_command(samples, out, as_json=as_json)
+
+
 @app.command()
 def update(
     store: Annotated[Path, typer.Option(help="The SQLite file with the answers and their feedback.")],

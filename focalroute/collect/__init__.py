@@ -1,6 +1,10 @@
-"""Asks every endpoint of a pool a dataset, and writes the outcome log that training and evaluation read."""
+"""Asks every endpoint of a pool a dataset, and writes the outcome log that training and evaluation read.
+
+`harness` makes such a log of what leaderboards publish instead.
+"""
 
 from focalroute.collect.collecting import Collected, collect
 from focalroute.collect.dataset import Question, read_dataset
+from focalroute.collect.harness import Imported, import_samples
 
-__all__ = ["Collected", "Question", "collect", "read_dataset"]
+__all__ = ["Collected", "Imported", "Question", "collect", "import_samples", "read_dataset"]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from focalroute.collect.collecting import Collected, collect
 from focalroute.collect.dataset import read_dataset
+from focalroute.collect.harness import import_samples
 from focalroute.config import load_pool
 from focalroute.errors import ConfigError
 from focalroute.progress import progress_bar
 
-__all__ = ["collect_command"]
+__all__ = ["collect_command", "import_command"]
 
 
 def collect_command(
@@ -59,6 +61,28 @@ def collect_command(
     else:
         _show(collected, out, names)
     return collected.stopped is None
+
+
+def import_command(samples: Sequence[str], out: Path, *, as_json: bool = False) -> None:
+    """Import files of per-choice log-likelihoods, each given as MODEL=FILE, and print what came of it.
+
+    Raises:
+        ConfigError: see `import_samples`.
+    """
+    files: dict[str, list[str]] = {}
+    for text in samples:
+        model, _, file = text.partition("=")
+        if not (model and file):
+            raise ConfigError(f"samples: {text!r}: give MODEL=FILE, such as llama-3-8b=samples_gpqa.jsonl")
+        files.setdefault(model, []).append(file)
+    found = import_samples(files, out)
+    if as_json:
+        print(json.dumps({"log": str(out), **asdict(found)}, indent=2))
+        return
+    for name, answered in found.answered.items():
+        share = f"{found.right[name] / answered:.1%} right" if answered else "-"
+        print(f"{name}: {answered} questions, {share}")
+    print(f"{found.questions} questions; {out}")
 
 
 def _columns(given: Sequence[str]) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from typing import IO, Any
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.errors import ConfigError
 
-__all__ = ["FIELDS", "Question", "read_dataset"]
+__all__ = ["FIELDS", "Question", "json_objects", "read_dataset"]
 
 #: What is read of a row, and the columns that it is looked for in, in this order.
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -98,6 +98,15 @@ def _rows(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{source}: give a .jsonl or .csv file (or .gz of one), or hf:NAME for a Hugging Face dataset"
         )
     return _of_file(path, _json_rows if kind == ".jsonl" else _csv_rows)
+
+
+def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every object of a ``.jsonl`` file (or ``.gz`` of one), and where it stands.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is no object.
+    """
+    return _of_file(path, _json_rows)
 
 
 def _of_file(path: Path, parse: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.replay import Played, Strategy
 from focalroute.evaluate.singles import First, LatestCorrect, RandomOf, RoundRobin, random_select
 from focalroute.evaluate.subsets import cascade, static_subset
@@ -31,11 +32,12 @@ BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "static-subset": static_subset,
     "cascade": cascade,
     "knn": knn,
+    "query-weights": query_weights,
 }
 #: Those that need the text of the queries.
-TEXTUAL = frozenset({"knn", "threshold-pair"})
+TEXTUAL = frozenset({"knn", "query-weights", "threshold-pair"})
 #: Those that draw lots: every seed plays them anew.
-BY_CHANCE = frozenset({"random", "random-select"})
+BY_CHANCE = frozenset({"query-weights", "random", "random-select"})
 #: Not attainable: left out of Pareto comparisons.
 IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 

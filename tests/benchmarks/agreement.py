@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.paper.table6 import interval
 from focalroute import Answer, Ensemble
 from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
-from tests.benchmarks.alignment import interval
 from tests.policies import ask_everybody
 
 __all__ = ["SETTINGS"]

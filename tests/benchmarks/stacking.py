@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.stacking [--seeds 20] [--keep FILE]
 
-Per-task split, the task shown, everybody's probabilities in the training part (see `tests.benchmarks.biased`). The
+Per-task split, the task shown, everybody's probabilities in the training part (see `examples.paper.generated`). The
 baselines ask all five models; focalroute is trained with its default settings and plays all five, and half the calls.
 ``--keep``: results by seed, one JSON object a line; seeds that are there already are not run again.
 Needs the extra ``dev`` (scikit-learn).
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 from sklearn.exceptions import ConvergenceWarning
 
+from examples.paper.generated import MODELS, TEST, TRAIN, biased_log
 from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.replay import Played
@@ -30,7 +31,6 @@ from focalroute.evaluate.training import Training
 from focalroute.learn.hindsight import log_masses
 from focalroute.learn.offline import OfflineSettings
 from focalroute.policy.bundle import Policy, cold
-from tests.benchmarks.biased import MODELS, TEST, TRAIN, biased_log
 from tests.benchmarks.stackers import Task, multinomial, nested
 
 HALF = 0.5

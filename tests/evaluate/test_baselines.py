@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.lineup import BASELINES, baselines, best_in_hindsight, oracle
+from focalroute.evaluate.lineup import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.replay import FeedbackKind, Played, Turn, play
 from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
 from focalroute.evaluate.subsets import focal_diversities, plurality_accuracies
 from focalroute.evaluate.table import F64, Table
-from focalroute.evaluate.textual import TextVectors, knn
+from focalroute.evaluate.textual import Rerank, TextVectors, knn, threshold_pair
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import LogLinear, Mean, Vote, log_linear_online
 from focalroute.observe.diversity import focal_diversity
@@ -173,10 +173,23 @@ def _topics(count: int) -> list[Line]:
     return lines
 
 
-@pytest.mark.parametrize("name", ["knn", "threshold-pair"])
+@pytest.mark.parametrize("name", ["knn", "query-weights", "threshold-pair"])
 def test_text_routes_each_topic_to_who_knows_it(tmp_path: Path, name: str) -> None:
     training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
     assert play(BASELINES[name](training), training.table, np.arange(90, 120)).worth.mean() >= 0.9
+
+
+def test_a_reranker_asks_everybody_and_picks_by_the_text(tmp_path: Path) -> None:
+    training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
+    played = play(Rerank(training), training.table, np.arange(90, 120))
+    assert played.worth.mean() >= 0.9
+    assert played.asked.all()
+
+
+def test_a_pair_may_be_named(tmp_path: Path) -> None:
+    training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
+    played = play(threshold_pair(training, (1, 0)), training.table, np.arange(90, 120))
+    assert played.worth.mean() >= 0.9
 
 
 def test_text_vectors_have_norm_one_and_near_texts_are_near(tmp_path: Path) -> None:
@@ -194,7 +207,7 @@ def test_neighbours_grow_beyond_the_room_made_for_them(tmp_path: Path) -> None:
 
 def test_without_text_nobody_who_needs_it_plays(tmp_path: Path) -> None:
     lines = [{k: v for k, v in line.items() if k != "prompt"} for line in stream(10, SKILLS)]
-    assert baselines(_training(tmp_path, lines)).keys() == BASELINES.keys() - {"knn", "threshold-pair"}
+    assert baselines(_training(tmp_path, lines)).keys() == BASELINES.keys() - TEXTUAL
 
 
 def test_the_oracle_takes_the_cheapest_of_the_best(tmp_path: Path) -> None:

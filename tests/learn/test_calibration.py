@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from examples.paper.generated import MODELS, biased_log
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import Table
 from focalroute.learn.hindsight import calibration, look_back, similar
@@ -15,7 +16,6 @@ from focalroute.learn.views import long_run
 from focalroute.observe import Observer
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.records import Masses, Outcome, Query, Reply
-from tests.benchmarks.biased import MODELS, biased_log
 
 COLUMNS = [slices(MEMBER)[name].start for name in ("log_probability", "calibrated")]
 EVIDENCE = slices(MEMBER)["evidence"].start

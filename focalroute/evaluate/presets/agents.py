@@ -13,17 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.presets.diversities import METRICS
+from focalroute.evaluate.presets.heads import heads_of
 from focalroute.evaluate.presets.mlp import Mlp
-from focalroute.evaluate.presets.ppo import Learned, Ppo, bernoulli, categorical, improve, regress
+from focalroute.evaluate.presets.ppo import Learned, Ppo, categorical, improve, regress
 from focalroute.learn.gae import GAE_LAMBDA, gae
-from focalroute.policy.decider import EXPLORATION
 from focalroute.records import F32
 
-__all__ = ["Agents", "Settings", "Step", "decider_view", "draw_pool", "fused_view", "learn", "likeliest_pool"]
+__all__ = ["Agents", "Settings", "Step", "decider_view", "fused_view", "learn"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-_LEAST_TEAM = 2
 _PPO = Ppo(rate=0.001, clip=0.02)
 
 
@@ -43,6 +42,8 @@ class Settings:
         largest_free_form: candidates of a free-form question that are fused, the rest is cut.
         sample: whether pools are drawn in service too and the Decider goes on learning (Algorithm 2); else it stays as
             trained and names all that are more likely than not.
+        metrics: the diversity metrics in o1, of `METRICS`.
+        branching: whether the Decider has a head for each endpoint, as published; else one over all teams.
     """
 
     window: int = 500
@@ -55,6 +56,8 @@ class Settings:
     lanes: int = 8
     largest_free_form: int = 10
     sample: bool = True
+    metrics: tuple[str, ...] = METRICS
+    branching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,10 @@ class Agents:
     @classmethod
     def fresh(cls, rng: np.random.Generator, endpoints: int, candidates: int, settings: Settings) -> Agents:
         """Before any training: every endpoint is as likely as not, every candidate as good as another."""
-        first = endpoints + 1 + len(METRICS)
+        first = endpoints + 1 + len(settings.metrics)
         second = settings.window + endpoints * candidates
-        sizes = ((first, endpoints), (second, candidates), (first + second, 2))
+        teams = heads_of(endpoints, branching=settings.branching).width(endpoints)
+        sizes = ((first, teams), (second, candidates), (first + second, 2))
         nets = (Mlp.initial(rng, inputs, outputs, hidden=settings.hidden) for inputs, outputs in sizes)
         return cls(*map(Learned.fresh, nets))
 
@@ -110,26 +114,13 @@ class Step:
 
 
 def decider_view(pools: F32, metrics: F32) -> F32:
-    """o1 (B, N + 8): the pool of the last answer (B, N), its size over N, its diversity metrics (B, 7)."""
+    """o1 (B, N + 1 + M): the pool of the last answer (B, N), its size over N, its M diversity metrics."""
     return np.concatenate([pools, pools.mean(axis=1, keepdims=True), metrics], axis=1)
 
 
 def fused_view(past: F32, shown: F32) -> F32:
     """o2 (B, T + N K): the past rewards (B, T), the latest last, and each member's probabilities (B, N, K)."""
     return np.concatenate([past, shown.reshape(len(shown), -1)], axis=1)
-
-
-def draw_pool(decider: Learned, seen: F32, rng: np.random.Generator) -> tuple[Bools, F32]:
-    """What the Decider draws, and the pools (B, N) that makes: of at least two, the likeliest fill up."""
-    p = _probabilities(decider, seen)
-    picked = rng.random(p.shape) < p
-    return picked, _team(picked, p)
-
-
-def likeliest_pool(decider: Learned, seen: F32) -> tuple[Bools, F32]:
-    """All that are more likely than not, and the pools (B, N) that makes, likewise of at least two."""
-    p = _probabilities(decider, seen)
-    return p > 0.5, _team(p > 0.5, p)
 
 
 def learn(
@@ -160,8 +151,9 @@ def learn(
     critic = regress(agents.critic, now.state, _flat(advantages + before), settings.ppo, rng)
     decider, fusion = agents.decider, agents.fusion
     if decide:
+        heads = heads_of(now.picked.shape[1], branching=settings.branching)
         decider = improve(
-            decider, now.seen, lambda z, rows: bernoulli(z, now.picked[rows]), gains[:, 0], settings.ppo, rng
+            decider, now.seen, lambda z, rows: heads.law(z, now.picked[rows]), gains[:, 0], settings.ppo, rng
         )
     told = np.flatnonzero(now.tells)
     if fuse and len(told):
@@ -175,21 +167,6 @@ def learn(
             rng,
         )
     return replace(agents, decider=decider, fusion=fusion, critic=critic)
-
-
-def _probabilities(decider: Learned, seen: F32) -> NDArray[np.floating[Any]]:
-    z = decider(seen)
-    least = EXPLORATION / z.shape[1]
-    p: NDArray[np.floating[Any]] = np.clip(1 / (1 + np.exp(-z)), least, 1 - least)
-    return p
-
-
-def _team(picked: Bools, p: NDArray[np.floating[Any]]) -> F32:
-    team = picked.copy()
-    for lane in np.flatnonzero(picked.sum(axis=1) < _LEAST_TEAM):
-        order = np.argsort(-(p[lane] + picked[lane]), kind="stable")
-        team[lane, order[:_LEAST_TEAM]] = True
-    return team.astype(np.float32)
 
 
 def _flat(x: NDArray[Any]) -> NDArray[Any]:

@@ -5,6 +5,7 @@ Each equals its definition in `focalroute.observe.diversity`, over the rows give
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -12,13 +13,25 @@ from numpy.typing import NDArray
 
 from focalroute.records import F32
 
-__all__ = ["METRICS", "MIN_ROWS", "diversities", "pair_statistics"]
+__all__ = ["METRICS", "MIN_ROWS", "columns_of", "diversities", "pair_statistics"]
 
 #: The columns of `diversities`: the paper's metric and those it compares, plurality accuracy left out.
 METRICS = ("focal", "fleiss_kappa", "disagreement", "binary_entropy", "q_statistic", "correlation", "cohen_kappa")
 
 #: With fewer rows all metrics are 0, as before the first query.
 MIN_ROWS = 20
+
+
+def columns_of(metrics: Sequence[str]) -> list[int]:
+    """Where these stand among `METRICS`.
+
+    Raises:
+        ValueError: there is no such metric.
+    """
+    for name in metrics:
+        if name not in METRICS:
+            raise ValueError(f"metrics: there is no {name!r}; give some of {', '.join(METRICS)}")
+    return [METRICS.index(name) for name in metrics]
 
 
 def diversities(fails: F32, pools: F32, pairs: F32) -> F32:

@@ -6,7 +6,7 @@ asked; the Fusion maps their probabilities and its own past rewards to an answer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,11 @@ from focalroute.evaluate.presets.agents import (
     Settings,
     Step,
     decider_view,
-    draw_pool,
     fused_view,
     learn,
-    likeliest_pool,
 )
-from focalroute.evaluate.presets.diversities import METRICS, diversities, pair_statistics
+from focalroute.evaluate.presets.diversities import columns_of, diversities, pair_statistics
+from focalroute.evaluate.presets.heads import heads_of
 from focalroute.evaluate.presets.ppo import draw
 from focalroute.evaluate.presets.recorded import Recorded, masses, recorded
 from focalroute.evaluate.replay import Revealed, Turn
@@ -84,10 +83,11 @@ def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
     return order, np.take_along_axis(total, order, axis=1) > 0
 
 
-def train(data: Recorded, settings: Settings, seed: int) -> Agents:
+def train(data: Recorded, settings: Settings, seed: int, *, watch: Callable[[Step], object] = lambda _: None) -> Agents:
     """Algorithm 1: passes over the training rows, first the Decider on the interim plurality answer, then the Fusion.
 
-    Each pass starts with everybody in the pool and all metrics 0. The critic learns throughout.
+    Each pass starts with everybody in the pool and all metrics 0. The critic learns throughout. ``watch`` is called
+    with every query's step.
     """
     rng, width = np.random.default_rng(seed), width_of(data, settings)
     agents = Agents.fresh(rng, data.fails.shape[1], width, settings)
@@ -98,6 +98,7 @@ def train(data: Recorded, settings: Settings, seed: int) -> Agents:
         steps: list[Step] = []
         for t in range(len(data.fails)):
             steps.append(lanes.step(t, agents, fuse=fuse))
+            watch(steps[-1])
             if len(steps) > settings.update_every:
                 agents = learn(agents, Step.stack(steps), settings, rng, decide=not fuse, fuse=fuse)
                 steps = steps[-1:]
@@ -119,15 +120,17 @@ class _Lanes:
     ) -> None:
         n = data.fails.shape[1]
         self._data, self._pairs, self._width, self._settings, self._rng = data, pairs, width, settings, rng
+        self._heads = heads_of(n, branching=settings.branching)
+        self._columns = columns_of(settings.metrics)
         self._seen = decider_view(
-            np.ones((settings.lanes, n), np.float32), np.zeros((settings.lanes, len(METRICS)), np.float32)
+            np.ones((settings.lanes, n), np.float32), np.zeros((settings.lanes, len(self._columns)), np.float32)
         )
         self._past = np.zeros((settings.lanes, settings.window + len(data.fails)), np.float32)
 
     def step(self, t: int, agents: Agents, *, fuse: bool) -> Step:
         """Row t: answered by the Fusion's draw, or by plurality."""
         data, settings, rng = self._data, self._settings, self._rng
-        picked, pools = draw_pool(agents.decider, self._seen, rng)
+        picked, pools = self._heads.draw(agents.decider(self._seen), rng)
         asked = pools * data.there[t]
         probabilities = data.probabilities[t] * asked[:, :, None]
         order, offered = by_mass(probabilities, int(data.choices[t]), self._width)
@@ -160,7 +163,7 @@ class _Lanes:
 
     def _metrics(self, t: int, pools: F32) -> F32:
         fails = self._data.fails[max(0, t + 1 - self._settings.window) : t + 1]
-        return diversities(fails, pools, self._pairs[t])
+        return diversities(fails, pools, self._pairs[t])[:, self._columns]
 
     def _plurality(self, t: int, asked: F32) -> F32:
         """The reward (B,) of the asked members' plurality, ties to the candidate with the best backer."""
@@ -207,6 +210,7 @@ class RlFocal:
         self.unfused = 0
         self._rank, self._settings, self._rng = training.rank, settings, np.random.default_rng(training.seed)
         self._width = width_of(data, settings)
+        self._heads, self._columns = heads_of(n, branching=settings.branching), columns_of(settings.metrics)
         latest = data.fails[-window:]
         self._fails = np.zeros((window, n), np.float32)
         self._known = np.zeros((window, n), bool)
@@ -220,9 +224,9 @@ class RlFocal:
     def answer(self, turn: Turn) -> int:
         """Draw a pool, ask all of it, fuse."""
         seen = self._view()
-        decider = self.agents.decider
+        logits = self.agents.decider(seen)
         picked, self._pools = (
-            draw_pool(decider, seen, self._rng) if self._settings.sample else likeliest_pool(decider, seen)
+            self._heads.draw(logits, self._rng) if self._settings.sample else self._heads.likeliest(logits)
         )
         for i in [i for i in turn.available if self._pools[0, i]] or turn.available[:1]:
             turn.ask(i)
@@ -271,7 +275,7 @@ class RlFocal:
         rows = self._known[:, self._pools[0] > 0].all(axis=1)
         fails = self._fails[rows]
         pairs = pair_statistics(fails.T @ fails, len(fails))
-        return decider_view(self._pools, diversities(fails, self._pools, pairs))
+        return decider_view(self._pools, diversities(fails, self._pools, pairs)[:, self._columns])
 
     def _heard(self, turn: Turn) -> F32:
         n = self._pools.shape[1]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.agents import Agents, Settings, Step, decider_view, draw_pool, learn
+from focalroute.evaluate.presets.agents import Agents, Settings, Step, decider_view, learn
 from focalroute.evaluate.presets.diversities import METRICS
+from focalroute.evaluate.presets.heads import Branching, SingleHead, teams
 from focalroute.evaluate.presets.mlp import mlp_parameters
 from focalroute.evaluate.presets.ppo import Learned, Ppo
 from focalroute.evaluate.presets.recorded import recorded
@@ -127,7 +128,7 @@ def test_a_pool_has_at_least_two_and_the_likeliest_fill_up() -> None:
     agents = Agents.fresh(np.random.default_rng(0), 4, 3, QUICK)
     net = replace(agents.decider.net, out_bias=np.array([-9, -3, -9, -2], np.float32))
     seen = decider_view(np.ones((500, 4), np.float32), np.zeros((500, len(METRICS)), np.float32))
-    picked, pools = draw_pool(Learned.fresh(net), seen, np.random.default_rng(0))
+    picked, pools = Branching().draw(Learned.fresh(net)(seen), np.random.default_rng(0))
     assert pools.sum(axis=1).min() == 2
     assert (pools >= picked).all()
     nobody = picked.sum(axis=1) == 0
@@ -189,3 +190,26 @@ def test_asking_goes_through_the_turn(tmp_path: Path) -> None:
     turn = Turn(table, int(rows[0]))
     strategy.answer(turn)
     assert 2 <= len(turn.heard) <= 4
+
+
+def test_one_head_over_all_teams_learns_too(tmp_path: Path) -> None:
+    """Of four endpoints there are 11 teams of at least two; the probability learned from is that of the team drawn."""
+    training, rows = parts(two_sides(tmp_path))
+    strategy = rl_focal(training, replace(QUICK, branching=False))
+    assert strategy.agents.decider.net.out_bias.shape == (11,)
+    assert play(strategy, training.table, rows).worth.mean() > 0.95
+    heads, logits = SingleHead(4), np.log(np.arange(1, 12, dtype=np.float32))[None]
+    for team, probability in zip(teams(4), np.arange(1, 12) / 66, strict=True):
+        assert np.exp(heads.law(logits, team[None]).log_pi) == pytest.approx(probability)
+    with pytest.raises(ValueError, match="not 13"):
+        SingleHead(13)
+
+
+def test_the_decider_sees_only_the_metrics_it_is_given(tmp_path: Path) -> None:
+    training, _ = parts(two_sides(tmp_path, 200))
+    seen = []
+    settings = replace(QUICK, metrics=("focal",), passes=2)
+    train(recorded(training), settings, 0, watch=lambda step: seen.append(step.seen.shape))
+    assert set(seen) == {(QUICK.lanes, 4 + 1 + 1)}
+    with pytest.raises(ValueError, match="other"):
+        train(recorded(training), replace(settings, metrics=("other",)), 0)

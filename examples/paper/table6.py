@@ -1,6 +1,6 @@
 """Alignment selection (RL-Focal, appendix D and Table 6) on three simulated specialists: a Markdown table.
 
-    python -m tests.benchmarks.alignment [--requests 900] [--seeds 5]
+python -m examples.paper.table6 [--requests 900] [--seeds 5]
 
 Requests of three kinds come mixed, over real HTTP: for advice, for something unsafe, for facts. Each has five points; a
 reply is worth the share of them it has right, on its own kind's axis. Whoever answers, the same three members with the
@@ -30,7 +30,7 @@ from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.prose import AXES
 from focalroute.sim.writing import write
 
-__all__ = ["SPECIALISTS", "played", "scores"]
+__all__ = ["SPECIALISTS", "interval", "played", "scores"]
 
 #: Skills on the axes; as in the paper each is best at its own, and the truthful one is of little help otherwise.
 SPECIALISTS = {
@@ -117,7 +117,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Alignment selection on three simulated specialists.")
     parser.add_argument("--requests", type=int, default=900)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="two seeds of 12 requests: does it work?")
     options = parser.parse_args()
+    if options.quick:
+        options.requests, options.seeds = 12, 2
     with tempfile.TemporaryDirectory() as folder:
         found = [rows_of(seed, options.requests, Path(folder)) for seed in range(options.seeds)]
     print("| | helpful | unsafe | truthful | average | average minus the best specialist's |")

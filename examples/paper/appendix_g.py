@@ -1,0 +1,92 @@
+"""RL-Focal, appendix G: what is left of the accuracy when members' scores become noisy, or the best member adversarial.
+
+python -m examples.paper.appendix_g [--seeds 5] [--keep FOLDER]
+
+Everything is trained on the log as it is; then, on the test part, at random queries,
+- noisy: every member's scores are shuffled over the choices, each member's by itself;
+- adversarial: the best member of the training part exchanges what it believes most with what it believes least.
+Labels go on being told, so that whoever learns as it goes can notice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from examples.paper.common import Benchmark, benchmarks, mean_se, options, show, with_outputs
+from focalroute.evaluate.lineup import BASELINES
+from focalroute.evaluate.outcomes import LoggedQuery, Output
+from focalroute.evaluate.presets.rl_focal import rl_focal
+from focalroute.evaluate.replay import play
+from focalroute.evaluate.table import Table
+
+SHARES = (0.0, 0.1, 0.3, 0.5, 1.0)
+_WAYS = ("best-single-train", "plurality", "log-linear-online")
+_TARGET = 0.5
+
+
+def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> Table:
+    """The log with this share of the test queries changed."""
+    table, rng = benchmark.table, np.random.default_rng(seed)
+    struck = {table.queries[row].id for row in benchmark.parts.test.tolist() if rng.random() < share}
+    best = table.names[benchmark.table.rank(benchmark.parts.train)[0]]
+
+    def changed(query: LoggedQuery) -> Mapping[str, Output]:
+        if query.id not in struck or query.choices is None:
+            return query.outputs
+        size = len(query.choices)
+        if kind == "noisy":
+            return {name: _moved(output, rng.permutation(size)) for name, output in query.outputs.items()}
+        return {**query.outputs, best: _moved(query.outputs[best], _exchanged(query.outputs[best], size))}
+
+    return with_outputs(table, changed)
+
+
+def _exchanged(output: Output, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Where every choice's score goes: the greatest and the smallest change places."""
+    order = np.arange(size)
+    mass = np.array(output.probabilities or [float(choice == output.answer) for choice in range(size)])
+    first, last = int(mass.argmax()), int(size - 1 - mass[::-1].argmin())
+    order[[first, last]] = last, first
+    return order
+
+
+def _moved(output: Output, to: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Output:
+    """Scores that stood at a choice now stand at ``to`` of it."""
+    answer = int(to[output.answer]) if isinstance(output.answer, int) else output.answer
+    if output.probabilities is None:
+        return replace(output, answer=answer)
+    mass = np.empty(len(to))
+    mass[to] = output.probabilities
+    return replace(output, answer=answer, probabilities=tuple(mass.tolist()))
+
+
+def main() -> None:
+    """Train, perturb, play and print."""
+    asked = options(__doc__ or "")
+    shares = SHARES[::4] if asked.quick else SHARES
+    for benchmark in benchmarks(["MUSR*", "MMLU-Pro"], asked):
+        test = benchmark.parts.test
+        found: dict[str, dict[tuple[str, float], list[float]]] = {}
+        for seed in range(asked.seeds):
+            trained = {name: BASELINES[name](benchmark.training(seed)) for name in _WAYS}
+            if "rl-focal" not in asked.without:
+                trained["rl-focal"] = rl_focal(benchmark.training(seed), asked.rl_focal())
+            for kind in ("noisy", "adversarial"):
+                for share in shares:
+                    table = perturbed(benchmark, kind, share, seed)
+                    runs = {name: play(copy.deepcopy(one), table, test) for name, one in trained.items()}
+                    if "default" not in asked.without:
+                        runs[f"focalroute @ {_TARGET:g}"] = benchmark.served(seed, _TARGET, table)
+                    for name, run in runs.items():
+                        found.setdefault(name, {}).setdefault((kind, share), []).append(float(run.worth.mean()))
+        for kind in ("noisy", "adversarial"):
+            rows = [[name, *(mean_se(cells[kind, share]) for share in shares)] for name, cells in found.items()]
+            show(f"{benchmark.name}, {kind}: accuracy %", ["share of queries", *map(str, shares)], rows)
+
+
+if __name__ == "__main__":
+    main()

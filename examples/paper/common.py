@@ -1,0 +1,325 @@
+"""What the scripts of this folder share: options, logs, runs that are kept, means with standard errors, figures."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from examples.paper.generated import BBH, GPQA, MUSR, Shape, biased_log, simulated_log
+from focalroute.config import PoolFile, load_pool
+from focalroute.evaluate.lineup import BASELINES, BY_CHANCE
+from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
+from focalroute.evaluate.points import Served, trained
+from focalroute.evaluate.presets.agents import Settings
+from focalroute.evaluate.presets.catalogue import PRESETS
+from focalroute.evaluate.presets.rl_focal import rl_focal
+from focalroute.evaluate.replay import Played, Strategy, play
+from focalroute.evaluate.table import Split, Table, join, split
+from focalroute.evaluate.training import Training
+from focalroute.learn.offline import OfflineSettings
+from focalroute.policy.bundle import Policy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "Benchmark",
+    "Options",
+    "accuracy",
+    "benchmarks",
+    "cost",
+    "figure",
+    "mean_se",
+    "members",
+    "options",
+    "show",
+    "with_outputs",
+]
+
+_ROOT = Path(__file__).resolve().parents[2]
+#: Benchmark -> the recorded log it is played on, and the task of it.
+_RECORDED: Mapping[str, tuple[str, str | None]] = {
+    "MMLU": ("mmlu9", None),
+    "MMLU-Pro": ("mmlupro12", None),
+    "GSM8K": ("zeroeval12", "gsm"),
+    "ZeroEval": ("zeroeval12", None),
+}
+_PER_TASK = ("ZeroEval",)  # three tasks in blocks: cut once, the test part would be one of them
+#: Benchmark -> the generated log that stands in for it.
+_GENERATED: Mapping[str, Shape] = {"BBH*": BBH, "MUSR*": MUSR, "GPQA*": GPQA}
+_SIMULATED = "simulated*"
+_NAMES = (*_RECORDED, *_GENERATED, _SIMULATED)
+_LONG = ("rl-focal", "der", "default")
+_QUICK = Shape((2, 3), train=30, test=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a script was told.
+
+    Attributes:
+        seeds: how many runs.
+        quick: a small generated log and little training, to see that it runs.
+        data: the folder of the recorded logs.
+        figures: the folder that figures go to.
+        keep: the folder in which runs are kept, and looked for; None: nowhere.
+        only: benchmarks to play on; empty: those that the script names.
+        without: what is left out of what takes long to train: "rl-focal", "der", "default", which is focalroute's own.
+    """
+
+    seeds: int
+    quick: bool
+    data: Path
+    figures: Path
+    keep: Path | None
+    only: tuple[str, ...]
+    without: frozenset[str]
+
+    def kept(self, key: str, make: Callable[[], Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
+        """Arrays, from the folder if they are there."""
+        if self.keep is None or self.quick:
+            return make()
+        path = self.keep / f"{key.replace('/', '-')}.npz"
+        if not path.exists():
+            found = make()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, allow_pickle=False, **found)
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+    def played(self, key: str, make: Callable[[], Played]) -> Played:
+        """A run, likewise."""
+
+        def arrays() -> Mapping[str, NDArray[Any]]:
+            found = make()
+            return {"worth": found.worth, "usd": found.usd, "asked": found.asked}
+
+        return Played(**self.kept(key, arrays))
+
+    def rl_focal(self, **changed: Any) -> Settings:
+        """RL-Focal as published but for what is changed."""
+        less: dict[str, Any] = {"passes": 2, "lanes": 2} if self.quick else {}
+        return Settings(**changed | less)
+
+    def offline(self) -> OfflineSettings:
+        """How focalroute's default is trained."""
+        if not self.quick:
+            return OfflineSettings()
+        return OfflineSettings(
+            fusion_epochs=1, iterations=2, queries=8, samples=4, renew=2, finish=1, finish_epochs=0, critic_steps=4
+        )
+
+
+def options(doc: str) -> Options:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, help="runs")
+    parser.add_argument("--quick", action="store_true", help="one run on a small generated log: does it work?")
+    parser.add_argument("--data", type=Path, default=_ROOT.parent / "shared" / "data", help="recorded logs")
+    parser.add_argument("--figures", type=Path, default=_ROOT / "docs" / "figures", help="where figures go")
+    parser.add_argument("--keep", type=Path, help="a folder to keep runs in; what is there is not run again")
+    parser.add_argument("--only", nargs="+", default=[], choices=_NAMES, help="play on these instead")
+    parser.add_argument("--without", nargs="+", default=[], choices=_LONG, help="leave these out: they take long")
+    asked = parser.parse_args()
+    seeds = 1 if asked.quick else asked.seeds
+    only = tuple(asked.only)
+    return Options(seeds, asked.quick, asked.data, asked.figures, asked.keep, only, frozenset(asked.without))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Benchmark:
+    """A log, cut in two.
+
+    Attributes:
+        name: with a star where the log is generated.
+    """
+
+    name: str
+    table: Table
+    parts: Split
+    options: Options
+
+    @property
+    def fails(self) -> NDArray[np.float32]:
+        """(T, N) 1 where an endpoint failed a query of the log."""
+        return ((self.table.value < 0.5) | ~self.table.there).astype(np.float32)
+
+    @property
+    def everybody(self) -> float:
+        """USD of asking everybody on the test part."""
+        return float(self.table.usd[self.parts.test].sum())
+
+    def training(self, seed: int) -> Training:
+        """The training part."""
+        return Training(self.table, self.parts.train, seed)
+
+    def published(self, **changed: Any) -> dict[str, list[Played]]:
+        """RL-Focal, unless it is to be left out."""
+        return {} if "rl-focal" in self.options.without else {"rl-focal": self.rl_focal(**changed)}
+
+    def defaults(self, *targets: float) -> dict[str, list[Played]]:
+        """focalroute at these cost ratios, unless it is to be left out."""
+        left_out = "default" in self.options.without
+        return {} if left_out else {f"focalroute @ {target:g}": self.ours(target) for target in targets}
+
+    def run(self, name: str, seed: int = 0) -> Played:
+        """A baseline or preset on the test part."""
+        return self.once(name, {**BASELINES, **PRESETS}[name], seed)
+
+    def runs(self, name: str) -> list[Played]:
+        """As many as there are seeds; one where chance has no part in it."""
+        alike = name in BASELINES and name not in BY_CHANCE
+        return [self.run(name, seed) for seed in range(1 if alike else self.options.seeds)]
+
+    def key(self, seed: int, **changed: Any) -> str:
+        """What such a run of RL-Focal is kept as: under the same name where a change is none."""
+        published = Settings()
+        said = [f"{name}={value}" for name, value in changed.items() if value != getattr(published, name)]
+        return f"{self.name}/{' '.join(['rl-focal as published', *said])}/{seed}"
+
+    def rl_focal(self, **changed: Any) -> list[Played]:
+        """RL-Focal as published but for what is changed: pools are drawn, in service too, and it goes on learning."""
+        settings = self.options.rl_focal(**changed)
+        return [
+            self.options.played(
+                self.key(seed, **changed), partial(self._play, partial(rl_focal, self.training(seed), settings))
+            )
+            for seed in range(self.options.seeds)
+        ]
+
+    def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> Played:
+        """Any strategy on the test part; ``name`` is what it is kept as."""
+        return self.options.played(f"{self.name}/{name}/{seed}", lambda: self._play(lambda: make(self.training(seed))))
+
+    def ours(self, target: float) -> list[Played]:
+        """focalroute as it is: trained on the training part, then served at a cost ratio to hold."""
+        return [
+            self.options.played(f"{self.name}/focalroute {target:g}/{seed}", partial(self.served, seed, target))
+            for seed in range(self.options.seeds)
+        ]
+
+    def served(self, seed: int, target: float, on: Table | None = None) -> Played:
+        """Once; ``on`` another log of the same queries, of which the policy was not trained."""
+        served = Served(
+            _policy(self, seed),
+            on or self.table,
+            self.parts,
+            self.training(seed),
+            warm=self.parts.train[-500:],
+            explore=False,
+            advance=lambda _: None,
+        )
+        return served.run(target).played
+
+    def _play(self, make: Callable[[], Strategy]) -> Played:
+        return play(make(), self.table, self.parts.test)
+
+
+@cache
+def _policy(benchmark: Benchmark, seed: int) -> Policy:
+    rows, settings = benchmark.parts.train, benchmark.options.offline()
+    return trained(benchmark.table, rows, seed=seed, settings=settings, advance=lambda _: None)
+
+
+def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
+    """Those of the names whose log there is; when it is to be quick, a small generated one instead of them all."""
+    if asked.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            table = biased_log(0, Path(folder), shape=_QUICK)
+        yield Benchmark("quick*", table, split(table, per_task=False, fraction=0.6), asked)
+        return
+    for name in asked.only or names:
+        found = _table(name, asked.data)
+        if found is None:
+            print(f"({name}: there is no log of it in {asked.data.name})\n")
+        else:
+            yield Benchmark(name, found, split(found, per_task=name in _PER_TASK, fraction=0.8), asked)
+
+
+def _table(name: str, data: Path) -> Table | None:
+    with tempfile.TemporaryDirectory() as folder:
+        if name == _SIMULATED:
+            return simulated_log(0, Path(folder))
+        if name in _GENERATED:
+            return biased_log(0, Path(folder), shape=_GENERATED[name])
+    file, task = _RECORDED[name]
+    log = data / f"{file}.jsonl.gz"
+    if not log.exists():
+        return None
+    queries = [query for query in read_log(log) if task is None or query.task == task]
+    return join(queries, load_pool(data / f"{file}.pool.toml"), log)
+
+
+def members(table: Table, chosen: Sequence[int]) -> Table:
+    """The log with these endpoints only; one that is named twice is there twice, under two names."""
+    names = [f"{table.names[i]} ({n})" if i in chosen[:n] else table.names[i] for n, i in enumerate(chosen)]
+    endpoints = tuple(replace(table.endpoints[i], name=name) for i, name in zip(chosen, names, strict=True))
+    taken = [
+        replace(q, outputs={new: q.outputs[table.names[i]] for i, new in zip(chosen, names, strict=True)})
+        for q in table.queries
+    ]
+    return join(taken, PoolFile(endpoints, {}, None), "log")
+
+
+def with_outputs(table: Table, changed: Callable[[LoggedQuery], Mapping[str, Output]]) -> Table:
+    """The log with other outputs."""
+    queries = [replace(query, outputs=changed(query)) for query in table.queries]
+    return join(queries, PoolFile(table.endpoints, {}, None), "log")
+
+
+def mean_se(values: Sequence[float], scale: float = 100, digits: int = 2) -> str:
+    """Mean and standard error of some runs, in percent."""
+    mean = scale * statistics.fmean(values)
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {scale * statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+
+
+def accuracy(runs: Sequence[Played]) -> str:
+    """In percent."""
+    return mean_se([run.worth.mean() for run in runs])
+
+
+def cost(runs: Sequence[Played], everybody: float) -> str:
+    """What was paid, relative to asking everybody."""
+    return f"{statistics.fmean(float(run.usd.sum()) for run in runs) / everybody:.3f}"
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table as Markdown."""
+    print(f"{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+    print(flush=True)
+
+
+@contextmanager
+def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
+    """Some panels side by side; saved as ``name``.svg, but not where it is only to be quick."""
+    from matplotlib import pyplot
+
+    style: Any = {
+        "font.size": 8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "svg.fonttype": "none",  # text stays text, and the file small
+        "svg.hashsalt": name,
+    }
+    with pyplot.style.context(style):
+        drawn, axes = pyplot.subplots(1, panels, figsize=(3.4 * panels + 0.4, 2.8), squeeze=False, layout="constrained")
+        yield list(axes[0])
+        if not asked.quick:
+            asked.figures.mkdir(parents=True, exist_ok=True)
+            drawn.savefig(asked.figures / f"{name}.svg", dpi=75, metadata={"Date": None})
+        pyplot.close(drawn)

@@ -1,0 +1,76 @@
+"""RL-Focal, Fig. 3: what each diversity metric in the Decider's observation is worth: learning curves, accuracy, cost.
+
+python -m examples.paper.fig3 [--seeds 5]
+
+"no metric" sees the pool of the last answer and its size alone; "every endpoint" is the plurality of all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, options, show
+from focalroute.evaluate.presets.agents import Step
+from focalroute.evaluate.presets.diversities import METRICS
+from focalroute.evaluate.presets.recorded import recorded
+from focalroute.evaluate.presets.rl_focal import RlFocal, train
+from focalroute.evaluate.replay import Played, play
+
+VARIANTS: dict[str, tuple[str, ...]] = {"no metric": (), "all": METRICS, **{name: (name,) for name in METRICS}}
+_CURVES = ("no metric", "focal", "fleiss_kappa", "all")
+_POINTS = 40
+
+
+def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[Played, NDArray[np.float64]]:
+    """What it plays on the test part, and (`_POINTS`,) its share right in equal parts of its training."""
+    settings, training = benchmark.options.rl_focal(metrics=metrics), benchmark.training(seed)
+
+    def watched() -> dict[str, NDArray[Any]]:
+        right: list[float] = []
+
+        def watch(step: Step) -> None:
+            right.append(float((step.rewards[:, 1] > 0).mean()))
+
+        with threadpool_limits(1, "blas"):
+            data = recorded(training)
+            agents = train(data, settings, seed, watch=watch)
+            played = play(RlFocal(agents, data, training, settings), benchmark.table, benchmark.parts.test)
+        curve = np.array([part.mean() for part in np.array_split(right, _POINTS)])
+        return {"worth": played.worth, "usd": played.usd, "asked": played.asked, "curve": curve}
+
+    found = benchmark.options.kept(f"{benchmark.key(seed, metrics=metrics)}-watched", watched)
+    return Played(found["worth"], found["usd"], found["asked"]), found["curve"]
+
+
+def main() -> None:
+    """Train, play, print and draw."""
+    asked = options(__doc__ or "")
+    for benchmark in benchmarks(["ZeroEval"], asked):
+        found = {
+            name: [run(benchmark, metrics, seed) for seed in range(asked.seeds)] for name, metrics in VARIANTS.items()
+        }
+        played = {name: [one for one, _ in runs] for name, runs in found.items()}
+        played["every endpoint"] = benchmark.runs("plurality")
+        rows = [[name, accuracy(runs), cost(runs, benchmark.everybody)] for name, runs in played.items()]
+        show(f"{benchmark.name}: metrics that the Decider sees", ["", "accuracy %", "cost ratio"], rows)
+        with figure("paper-fig3", asked, 2) as (left, right):
+            for name in _CURVES:
+                curve = np.mean([learned for _, learned in found[name]], axis=0)
+                left.plot(np.linspace(0, 8, _POINTS), 100 * curve, label=name, lw=1)
+            left.axvline(4, color="grey", lw=0.7, ls=":")
+            left.set(xlabel="pass over the training part", ylabel="right while training, %", title=benchmark.name)
+            left.legend()
+            for name, runs in played.items():
+                x = np.mean([run.usd.sum() for run in runs]) / benchmark.everybody
+                y = 100 * np.mean([run.worth.mean() for run in runs])
+                right.plot(x, y, "o", ms=3)
+                right.annotate(name, (x, y), fontsize=6, xytext=(2, 2), textcoords="offset points")
+            right.set(xlabel="cost, asking everybody = 1", ylabel="right on the test part, %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""RL-Focal, Fig. 6: the pool of 8 replicated to 16, 32 and 64 endpoints: accuracy, and how long training takes.
+
+python -m examples.paper.fig6 [--seeds 5] [--keep FOLDER]
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from examples.paper.common import Benchmark, benchmarks, cost, mean_se, members, options, show
+from focalroute.evaluate.presets.recorded import recorded
+from focalroute.evaluate.presets.rl_focal import RlFocal, train
+from focalroute.evaluate.replay import Played, play
+
+_BASE = 8
+_COPIES = (1, 2, 4, 8)
+
+
+def timed(benchmark: Benchmark, seed: int) -> dict[str, NDArray[Any]]:
+    """One run, and the seconds of CPU that its training took."""
+    settings, training = benchmark.options.rl_focal(), benchmark.training(seed)
+    data = recorded(training)
+    began = time.process_time()
+    agents = train(data, settings, seed)
+    seconds = time.process_time() - began
+    played = play(RlFocal(agents, data, training, settings), benchmark.table, benchmark.parts.test)
+    return {"worth": played.worth, "usd": played.usd, "asked": played.asked, "seconds": np.array(seconds)}
+
+
+def main() -> None:
+    """Train, play and print."""
+    asked = options(__doc__ or "")
+    for benchmark in benchmarks(["ZeroEval"], asked):
+        base = list(range(min(_BASE, len(benchmark.table.names))))
+        rows = []
+        for copies in _COPIES[: 2 if asked.quick else None]:
+            pool = replace(benchmark, table=members(benchmark.table, base * copies))
+            size = len(base) * copies
+            runs = [
+                asked.kept(f"{benchmark.name}/replicated {size}/{seed}", partial(timed, pool, seed))
+                for seed in range(asked.seeds)
+            ]
+            played = [Played(run["worth"], run["usd"], run["asked"]) for run in runs]
+            rows.append(
+                [
+                    str(size),
+                    mean_se([run.worth.mean() for run in played]),
+                    cost(played, pool.everybody),
+                    mean_se([float(run["seconds"]) for run in runs], scale=1, digits=1),
+                ]
+            )
+        show(
+            f"{benchmark.name}: the first {len(base)} endpoints, replicated; published: accuracy stays, "
+            "0.8 minutes more of training for each further model",
+            ["endpoints", "accuracy %", "cost ratio", "training, s of CPU"],
+            rows,
+        )
+
+
+if __name__ == "__main__":
+    main()

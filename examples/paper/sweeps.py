@@ -1,0 +1,66 @@
+"""RL-Focal, Tables 4 and 5 and Fig. 5: window T, discount gamma and penalty alpha; accuracy and cost of each.
+
+How many passes over the training part the paper makes is not said; here that is swept, too.
+
+python -m examples.paper.sweeps [--seeds 5] [--keep FOLDER]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, mean_se, options, show
+from focalroute.evaluate.replay import Played
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SWEPT: Mapping[str, Sequence[float]] = {
+    "window": (10, 100, 300, 500, 1000),
+    "gamma": (0.5, 0.8, 0.9, 0.99),
+    "alpha": (0.0, 0.1, 0.3, 1.0, 3.0),
+    "passes": (8, 32, 128),
+}
+#: Published, on GSM8K: accuracy %, cost in cents.
+PUBLISHED: dict[str, dict[float, str]] = {
+    "window": {10: "73.79, 762", 100: "77.42, 1404", 300: "73.95, 447", 500: "72.26, 692", 1000: "74.60, 1351"},
+    "gamma": {0.5: "74.92", 0.8: "75.00", 0.9: "76.77", 0.99: "0.32 (no convergence)"},
+}
+
+
+def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[Played]) -> list[str]:
+    """What came of one setting."""
+    calls = mean_se([run.asked.sum(axis=1).mean() for run in runs], scale=1)
+    published = PUBLISHED.get(name, {}).get(value, "")
+    return [f"{value:g}", accuracy(runs), cost(runs, benchmark.everybody), calls, published]
+
+
+def draw(benchmark: Benchmark, axes: Axes, played: Mapping[float, Sequence[Played]]) -> None:
+    """Accuracy, and dashed the cost, over alpha."""
+    right = [100 * np.mean([run.worth.mean() for run in runs]) for runs in played.values()]
+    usd = [np.mean([run.usd.sum() for run in runs]) / benchmark.everybody for runs in played.values()]
+    axes.plot(list(played), right, "o-")
+    axes.set(xlabel="alpha", ylabel="right, %", title=benchmark.name)
+    other = axes.twinx()
+    other.plot(list(played), usd, "s--", color="tab:orange")
+    other.set(ylabel="cost, asking everybody = 1 (dashed)", ylim=(0, 1))
+
+
+def main() -> None:
+    """Train, play, print and draw."""
+    asked = options(__doc__ or "")
+    for benchmark in benchmarks(["ZeroEval"], asked):
+        with figure("paper-fig5", asked) as (axes,):
+            for name, values in SWEPT.items():
+                played = {value: benchmark.rl_focal(**{name: value}) for value in values}
+                rows = [row(benchmark, name, value, runs) for value, runs in played.items()]
+                show(f"{benchmark.name}", [name, "accuracy %", "cost ratio", "calls", "published"], rows)
+                if name == "alpha":
+                    draw(benchmark, axes, played)
+
+
+if __name__ == "__main__":
+    main()

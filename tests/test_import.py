@@ -1,0 +1,105 @@
+"""Importing leaderboards' per-choice log-likelihoods: files of their shapes, what becomes of them, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from focalroute import ConfigError
+from focalroute.cli import app
+from focalroute.collect import import_samples
+from focalroute.evaluate.outcomes import read_log
+
+CONTEXT = "Question: Which is a planet?\nAnswer:"
+
+
+def sample(number: int = 0, *, texts: bool = False, named: bool = False, **changed: Any) -> dict[str, Any]:
+    """A question with two choices, as version 0.4.3 and later (``named``) or earlier ones write it."""
+    likelihoods = [[-1.0, True], [-1.0 - math.log(3), False]]
+    pairs = [[CONTEXT, " Mars"], [CONTEXT, " Io"]]
+    arguments = {f"gen_args_{n}": {"arg_0": pair[0], "arg_1": pair[1]} for n, pair in enumerate(pairs)}
+    return {
+        "doc_id": number,
+        "doc": {"question": "Which is a planet?"},
+        "target": "0",
+        "arguments": arguments if named else pairs,
+        "resps": [[one] for one in likelihoods],
+        "filtered_resps": [[str(x) for x in one] for one in likelihoods] if texts else likelihoods,
+        "doc_hash": f"hash{number}",
+        "acc": 1.0,
+        **changed,
+    }
+
+
+def written(path: Path, *samples: dict[str, Any]) -> Path:
+    text = "".join(json.dumps(one) + "\n" for one in samples)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, "utf-8")
+    return path
+
+
+def test_two_models_in_two_shapes_become_one_log(tmp_path: Path) -> None:
+    """Whole-choice probabilities normalised over the choices; a question that only one of them has stays."""
+    one = written(tmp_path / "samples_gpqa_2024-06-16T18-12-42.jsonl", sample(0), sample(1, target=" Io", acc=0.0))
+    (tmp_path / "b").mkdir()
+    other = written(tmp_path / "b" / "samples_gpqa_2025-01-02T03-04-05.678.jsonl.gz", sample(0, texts=True, named=True))
+    found = import_samples({"a": [one], "b": [other]}, tmp_path / "log.jsonl")
+    assert (found.questions, found.answered, found.right) == (2, {"a": 2, "b": 1}, {"a": 1, "b": 1})
+    first, second = read_log(tmp_path / "log.jsonl")
+    assert (first.id, first.task, first.choices, first.label) == ("gpqa/0", "gpqa", ("Mars", "Io"), 0)
+    assert first.messages == ({"role": "user", "content": CONTEXT},)
+    for name in "ab":
+        assert first.outputs[name].probabilities == pytest.approx((0.75, 0.25))
+        assert first.outputs[name].answer == 0
+    assert first.outputs["a"].prompt_tokens == math.ceil((len(CONTEXT) + 5) / 4) + math.ceil((len(CONTEXT) + 3) / 4)
+    assert (second.label, set(second.outputs)) == (1, {"a"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"doc_id": None}, "doc_id"),
+        ({"filtered_resps": ["4"]}, "filtered_resps"),
+        ({"filtered_resps": [["Mars"], ["Io"]]}, "filtered_resps"),
+        ({"filtered_resps": [[float("nan"), True], [-1.0, False]]}, "filtered_resps"),
+        ({"filtered_resps": [[float("-inf"), True], [float("-inf"), False]]}, "filtered_resps"),
+        ({"arguments": [[CONTEXT, " Mars"]]}, "arguments"),
+        ({"arguments": [[CONTEXT, {}], [CONTEXT, {}]]}, "arguments"),
+        ({"arguments": [[CONTEXT, " Io"], [CONTEXT, " Io"]]}, "arguments"),
+        ({"target": "2"}, "target"),
+        ({"target": "Venus"}, "target"),
+        ({"target": "1"}, "target: acc"),
+    ],
+)
+def test_what_is_not_of_that_shape_is_refused_whole(tmp_path: Path, changed: dict[str, Any], field: str) -> None:
+    file = written(tmp_path / "samples_t.jsonl", sample(0), sample(1, **changed))
+    with pytest.raises(ConfigError, match=rf"samples_t\.jsonl:2: {field}"):
+        import_samples({"a": [file]}, tmp_path / "log.jsonl")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("changed", [{"doc_hash": "other"}, {"target": "1", "acc": 0.0}, {"doc_id": 0}])
+def test_models_that_were_asked_other_questions_are_not_joined(tmp_path: Path, changed: dict[str, Any]) -> None:
+    (tmp_path / "b").mkdir()
+    one = written(tmp_path / "samples_t.jsonl", sample(0), sample(1))
+    other = written(tmp_path / "b" / "samples_t.jsonl", sample(0), sample(1, **{"doc_hash": "hash1", **changed}))
+    with pytest.raises(ConfigError, match=r"samples_t\.jsonl:2: doc_id"):
+        import_samples({"a": [one], "b": [other]}, tmp_path / "log.jsonl")
+
+
+def test_the_command_says_what_it_imported(tmp_path: Path) -> None:
+    file, log = written(tmp_path / "samples_t.jsonl", sample(0)), tmp_path / "log.jsonl"
+    arguments = ["import", f"a={file}", "--out", str(log), "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {"log": str(log), "questions": 1, "answered": {"a": 1}, "right": {"a": 1}}
+    assert CliRunner().invoke(app, arguments).exit_code != 0  # it is there already
+    assert CliRunner().invoke(app, ["import", "no-file", "--out", str(tmp_path / "other.jsonl")]).exit_code != 0

@@ -1,0 +1,64 @@
+"""The scripts of examples/paper run: each in its quick form, on a small generated log, and says what it should."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from focalroute.config import load_pool
+
+PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
+SCRIPTS = {
+    "table1": "**rl-focal**",
+    "fig2": "mean accuracy (control)",
+    "fig3": "no metric",
+    "fig4": "one head",
+    "sweeps": "| gamma | accuracy %",
+    "tables2_3": "static-subset",
+    "fig6": "| endpoints |",
+    "tables7_8": "RL-Focal, as published",
+    "appendix_g": "adversarial",
+}
+#: Those that need no log: they ask simulated models.
+ASKING = {"elicitation": "10 samples", "table6": "picked, greedily", "der": "DER minus"}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_script_that_asks_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--quick"])
+    importlib.import_module(f"examples.paper.{name}").main()
+    assert ASKING[name] in capsys.readouterr().out
+
+
+def test_the_pool_of_small_models_is_a_pool() -> None:
+    pool = load_pool(PAPER / "small_models.pool.toml")
+    assert [endpoint.name for endpoint in pool.endpoints] == ["llama-3.2-3b", "qwen-2.5-3b", "mistral-7b"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--quick", "--figures", str(tmp_path), "--data", str(tmp_path)])
+    importlib.import_module(f"examples.paper.{name}").main()
+    out, err = capsys.readouterr()
+    assert SCRIPTS[name] in out
+    assert err == ""
+    assert not list(tmp_path.iterdir())  # what is quick is not to be shown
+
+
+def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((PAPER / "presentation.ipynb").read_text("utf-8"))["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "presentation.ipynb", "exec"), names)
+    out = capsys.readouterr().out
+    assert "plurality" in out
+    assert "answered" in out
