@@ -19,6 +19,7 @@ from pathlib import Path
 __all__ = ["build", "navigation", "pages"]
 
 ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs" / "figures"
 REPOSITORY = "https://github.com/focalroute/focalroute"
 _LINK = re.compile(r"\]\(((?:\.\./|docs/)?)([\w./-]+)(#[\w-]+)?\)")
 _FOREIGN = re.compile(r'<script src="https?://[^>]*></script>')
@@ -62,6 +63,7 @@ def build(folder: Path) -> Path:
         (folder / "docs" / name).write_text(text, "utf-8")
     shutil.copy(ROOT / "mkdocs.yml", folder)
     shutil.copy(ROOT / "docs" / "site.css", folder / "docs")
+    shutil.copytree(FIGURES, folder / "docs" / "figures")
     (folder / "focalroute").symlink_to(ROOT / "focalroute")  # what the API reference is read from
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(command, cwd=folder, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True)
@@ -89,6 +91,8 @@ def _turned(link: re.Match[str], page: str) -> str:
     path = Path(os.path.normpath(path))
     if path.parent == ROOT / "docs" and path.suffix == ".md":
         return f"]({path.name}{anchor})"
+    if path.parent == FIGURES:
+        return f"](figures/{path.name})"
     if path == ROOT / "examples":
         return "](examples.md)"
     if path.parent == ROOT / "examples" and path.suffix == ".py":

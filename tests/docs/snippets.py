@@ -178,7 +178,7 @@ def _check_unrun(example: Example) -> None:
     if language == "python":
         compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         return
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     for command, _ in _commands(example.parsed):
         words = shlex.split(command, comments=True)
         if words[0] == "make":
