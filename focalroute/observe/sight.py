@@ -108,6 +108,7 @@ class Sight:
         self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
         self._agrees: list[float] = []  # each candidate with the leading one
+        self._evidence: Evidence | None = None  # of all replies so far, once it was asked for
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     @property
@@ -119,6 +120,7 @@ class Sight:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
+        trial._evidence = None
         trial._clusters, trial._members, trial._blocks, trial._least = (
             self._clusters.copy(),
             self._members.copy(),
@@ -168,6 +170,7 @@ class Sight:
             self.asked.append(i)
         if candidate is None:
             return None
+        self._evidence = None
         self.backs[i] = candidate
         self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
         self._blocks[i] = self._block(i, candidate, mass, reply.length, round)
@@ -255,6 +258,11 @@ class Sight:
 
     def evidence(self) -> Evidence:
         """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
+        if self._evidence is None:
+            self._evidence = self._gathered()
+        return self._evidence
+
+    def _gathered(self) -> Evidence:
         members = sorted(self._blocks)
         m, k = len(members), len(self.candidates)
         candidates = np.empty((k, _CANDIDATE), np.float32)
