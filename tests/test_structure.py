@@ -26,9 +26,7 @@ ENGINES = {
     "openai": {"injected.py"},
     "sqlite3": {"store/sqlite.py"},
     "httpx": {"endpoint.py", "prices.py"},
-    "httpx_aiohttp": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
-    "tenacity": {"retries.py"},
     "typer": {"cli.py", "server/command.py"},  # a command of a part stands in that part
     "starlette": {"server/app.py"},
     "uvicorn": {"server/command.py"},
@@ -143,7 +141,6 @@ LAZY = {
     "datasets",
     "genai_prices",
     "httpx",
-    "httpx_aiohttp",
     "jsonschema",
     "matplotlib",
     "onnx",
