@@ -19,6 +19,7 @@ from focalroute.answers import AnswerKind
 from focalroute.background import Background
 from focalroute.budget import BudgetGuard
 from focalroute.chain import begin
+from focalroute.commits import Commits
 from focalroute.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.cost import typical_cost
 from focalroute.embedders import Embedding, TextEmbedder
@@ -163,6 +164,7 @@ class AsyncEnsemble:
         self._recorder = recorder_of(telemetry, self.endpoints)
         self._store = open_store(store, durability=durability)
         try:
+            self._commits = Commits(self._store)
             self._embedding = Embedding(embedder, self._store)
             paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
             self._guard = BudgetGuard(budget, paid, self._store)
@@ -352,7 +354,7 @@ class AsyncEnsemble:
     async def _record(self, answer: Answer, *rows: Row) -> Answer:
         """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
         try:
-            await asyncio.wrap_future(self._store.write(*rows))
+            await self._commits.write(rows)
         except StoreError as error:
             _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
             return replace(answer, durable=False)
