@@ -55,6 +55,7 @@ BEYOND = {
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
     "closed_fields": {"canonical"},
+    "commits": {"store"},
     "collect": {"amounts", "answers", "budget", "evaluate", "many", "pool", "progress", "query", "race", "store"},
     "config": {"amounts", "keys"},
     "chain": {"answers", "ask", "elicit", "observe", "policy"},

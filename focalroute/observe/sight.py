@@ -109,6 +109,7 @@ class Sight:
         self._leader = -1
         self._agrees: list[float] = []  # each candidate with the leading one
         self._evidence: Evidence | None = None  # of all replies so far, once it was asked for
+        self._unasked: tuple[float, F32] | None = None  # lambda, and the endpoint rows before anybody is asked
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     @property
@@ -205,10 +206,7 @@ class Sight:
             ),
             np.float32,
         )
-        rows = self._reading.rows(price)
-        rows[:, _SIMILAR] = self._similar
-        if self._corrections is not None:
-            rows[:, _SIGNAL] = signal_column(self._corrections.signal)
+        rows = self._rows_at(price)
         if self.asked:
             rows[:, _FOCAL] = self._reading.focal_row(self.asked)
             rows[self.asked, _ASKED] = 1
@@ -217,6 +215,16 @@ class Sight:
             if self._leader >= 0:
                 rows[i, _AGREES] = self._agrees[candidate] if candidate < len(self._agrees) else -1.0
         return Observation(context, rows)
+
+    def _rows_at(self, price: float) -> F32:
+        """The endpoint rows (N, De) at this lambda before anybody is asked; a copy."""
+        if self._unasked is None or self._unasked[0] != price:
+            rows = self._reading.rows(price)
+            rows[:, _SIMILAR] = self._similar
+            if self._corrections is not None:
+                rows[:, _SIGNAL] = signal_column(self._corrections.signal)
+            self._unasked = price, rows
+        return self._unasked[1].copy()
 
     def see(self, posterior: Sequence[float] | NDArray[np.float64]) -> None:
         """Take in the fused posterior over the present candidates; the next observations show it.
