@@ -178,10 +178,11 @@ class Ask:
             self.sight.add(reply, len(self.rounds))
 
     def fuse(self) -> None:
-        """See what the Fusion makes of all replies, if the last round brought any."""
+        """See what the Fusion makes of all replies, if the last round brought any; one candidate has all there is."""
         if self.sight.backs and self.rounds[-1].replies:
             evidence = self.sight.evidence()
-            self.fused = Fused(evidence, posterior(self.policy.fusion_logits(evidence)))
+            alone = len(evidence.candidates) == 1
+            self.fused = Fused(evidence, np.ones(1) if alone else posterior(self.policy.fusion_logits(evidence)))
             self.sight.see(self.fused.posterior)
 
     def goes_on(self, *, most: int, askable: int) -> bool:

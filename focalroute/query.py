@@ -126,6 +126,10 @@ def _tags(tags: Sequence[str]) -> tuple[str, ...]:
     listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
     if listed is None or not all(isinstance(tag, str) for tag in listed):
         raise ConfigError("tags: give a list of strings")
+    try:
+        "".join(listed).encode()
+    except UnicodeEncodeError:
+        raise ConfigError("tags: hold a lone surrogate, which no text has; decode them properly") from None
     return listed
 
 

@@ -260,8 +260,9 @@ class Sight:
         """How far each two candidates say the same, (K, K); tool calls are the same or are not."""
         alike = agreement.between(self.candidates)
         calls = [k for k, form in enumerate(self.forms) if form.startswith(CALLS)]
-        alike[calls] = alike[:, calls] = 0
-        alike[calls, calls] = 1
+        if calls:
+            alike[calls] = alike[:, calls] = 0
+            alike[calls, calls] = 1
         return alike
 
     def evidence(self) -> Evidence:
