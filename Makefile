@@ -6,10 +6,10 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench money chaos hostile evaluate real verify clean
+.PHONY: help demo test lint bench bench-long money chaos hostile evaluate real verify clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## a simulated pool on this machine: no key, and nothing leaves it
 	@$(BIN)/focalroute demo
@@ -22,9 +22,11 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
 
-bench: $(READY) ## what one ask costs beside the wire, and one update, as tables
-	$(BIN)/python -m tests.benchmarks.overhead
-	$(BIN)/python -m tests.benchmarks.updates
+bench: $(READY) ## speed and memory beside the peers and the floor, as tables (10 minutes; the peers are installed once)
+	$(BIN)/python -m tests.benchmarks
+
+bench-long: $(READY) ## the memory of 1,000,000 asks (half an hour)
+	$(BIN)/python -m tests.benchmarks --long
 
 money: $(READY) ## 10,000 asks in 4 processes under one budget, and 5,000 at a target cost (10 minutes)
 	$(BIN)/python -m tests.benchmarks.budgets
@@ -48,7 +50,7 @@ real: $(READY) ## build the third-party servers of tests/real into the cache (on
 	$(BIN)/python tests/real/build.py
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test evaluate money chaos hostile bench ## the long checks: real servers (they must be there), recorded answers, benchmark
+verify: real test evaluate money chaos hostile bench bench-long ## the long checks: real servers (they must be there), recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -181,7 +181,11 @@ def main(section: Callable[[], Section]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true", help="as JSON")
     as_json = parser.parse_args().json
-    found = section()
+    show(section(), as_json=as_json)
+
+
+def show(found: Section, *, as_json: bool) -> None:
+    """Print what was found."""
     print(json.dumps(asdict(found)) if as_json else f"{machine()}\n\n{markdown(found)}")
 
 

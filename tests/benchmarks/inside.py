@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from focalroute.budget import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.observe.features import text_features
 from focalroute.policy import bundle
-from focalroute.policy._onnx import open_model
+from focalroute.policy._onnx import Signature, open_model
 from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded
 from focalroute.query import make_query
@@ -38,6 +38,7 @@ from tests.benchmarks.harness import CHOICES, PROMPT, Section, Table, Target, be
 from tests.benchmarks.server import floor_server
 
 USAGE = Usage(60, 6)
+POOLS, WINDOWS, QUESTIONS = (2, 12, 32, 128), (100, 500, 2_000, 10_000), (2, 4, 8, 32)
 
 
 class Inside:
@@ -50,7 +51,7 @@ class Inside:
     """
 
     def __init__(
-        self, n: int = 12, window: int = 500, choices: int = 4, *, remembered: int = 0, prompt: str = PROMPT
+        self, *, n: int = 12, window: int = 500, choices: int = 4, remembered: int = 0, prompt: str = PROMPT
     ) -> None:
         self.rng = random.Random(0)
         self.policy: Policy = bundle.cold()
@@ -123,18 +124,18 @@ def raw_policies_s() -> float:
     policy, noise = bundle.cold(), np.random.default_rng(0)
     decider, fusion = open_model(policy.decider_onnx), open_model(policy.fusion_onnx)
 
-    def inputs(signature: bundle.Signature, sizes: dict[str, Sequence[int]]) -> dict[str, Any]:
-        shaped = {name: (*sizes[name], *([] if name == "ids" else [signature[name][1][-1]])) for name in sizes}
-        return {
-            name: np.zeros(shape, np.int64) if name == "ids" else noise.random(shape, np.float32)
-            for name, shape in shaped.items()
-        }
+    def inputs(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        made: dict[str, Any] = {"ids": np.zeros(sizes["ids"], np.int64)}
+        for name, size in sizes.items():
+            if name != "ids":
+                made[name] = noise.random((*size, signature[name][1][-1] or 1), np.float32)
+        return made
 
     decided = inputs(bundle.DECIDER, {"context": (1,), "endpoints": (1, 12), "ids": (12,)})
     total: float = 3 * best(partial(decider.run, ["logits"], decided))
     for members in (3, 4):
-        sizes = {"members": (1, 4, members), "candidates": (1, 4), "ids": (1, members)}
-        total += best(partial(fusion.run, ["logits"], inputs(bundle.FUSION, sizes)))
+        seen = inputs(bundle.FUSION, {"members": (1, 4, members), "candidates": (1, 4), "ids": (1, members)})
+        total += best(partial(fusion.run, ["logits"], seen))
     return total
 
 
@@ -224,12 +225,12 @@ async def real_asks(asks: int) -> list[float]:
 def scaling() -> tuple[Table, Sequence[Target]]:
     """How the time of an ask grows with N, T and K, from the fastest of bursts in turn."""
     rows, targets = [], []
-    for letter, sizes, make in (
-        ("N", (2, 12, 32, 128), lambda size: Inside(size)),
-        ("T", (100, 500, 2_000, 10_000), lambda size: Inside(window=size)),
-        ("K", (2, 4, 8, 32), lambda size: Inside(choices=size)),
+    for letter, sizes, sides in (
+        ("N", POOLS, [Inside(n=size) for size in POOLS]),
+        ("T", WINDOWS, [Inside(window=size) for size in WINDOWS]),
+        ("K", QUESTIONS, [Inside(choices=size) for size in QUESTIONS]),
     ):
-        medians = in_turn([make(size) for size in sizes], bursts=30, asks=10)
+        medians = in_turn(sides, bursts=30, asks=10)
         said = ", ".join(f"{size:,}: {median * 1e6:.0f}" for size, median in zip(sizes, medians, strict=True))
         rows.append((letter, said))
         grown, by = medians[-1] / medians[0], sizes[-1] / sizes[0]
