@@ -175,7 +175,9 @@ class AsyncEnsemble:
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             told = None if self._recorder is None else self._recorder.heard
-            self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window, told=told)
+            self._listener = Listener(
+                self._store, self._commits, self._observer, self._slot, self._updater, window=window, told=told
+            )
             self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
             rules = Rules(attempts, hedge_after, early_stop)
             self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
@@ -338,6 +340,7 @@ class AsyncEnsemble:
         if self._recorder is not None:
             self._recorder.answered(ask, recorded)
         if recorded.durable:
+            self._listener.expect(row)
             self._prober.after(ask)
             self._judging.after(ask, recorded)
         return recorded

@@ -76,7 +76,7 @@ BEYOND = {
         "progress",
         "store",
     },
-    "feedback": {"learn", "observe", "policy", "store", "updates"},
+    "feedback": {"commits", "learn", "observe", "policy", "store", "updates"},
     "given": {"answers", "observe", "store", "structured"},
     "injected": {"wire"},
     "judge": {"background", "ask", "budget", "feedback", "pacing", "pool", "race", "store"},

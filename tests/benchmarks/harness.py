@@ -154,10 +154,11 @@ def ensemble(url: str, size: int, folder: Path, budget: Budget | None = None) ->
     )
 
 
-def endpoints(url: str, size: int) -> list[Endpoint]:
+def endpoints(url: str, size: int, *, timeout_s: float = 60.0) -> list[Endpoint]:
     """So many names for one server, with prices."""
     return [
-        Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1) for i in range(size)
+        Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1, timeout_s=timeout_s)
+        for i in range(size)
     ]
 
 

@@ -57,8 +57,8 @@ async def over_time(url: str, asks: int) -> dict[str, Any]:
 async def all_at_once(url: str, asks: int) -> dict[str, Any]:
     """The most MiB that so many asks at a time need, imports and all; a slow machine may take its time."""
     with tempfile.TemporaryDirectory() as folder:
-        pool, store = harness.endpoints(url, 3), Path(folder) / "store.db"
-        async with AsyncEnsemble(pool, store=store, seed=0, deadline_s=3600) as ensemble:
+        pool, store = harness.endpoints(url, 3, timeout_s=600), Path(folder) / "store.db"
+        async with AsyncEnsemble(pool, store=store, seed=0, deadline_s=600) as ensemble:
             await ensemble.ask(PROMPT, answer="number")
             before, started = harness.resident_mb(), time.perf_counter()
             answers = await asyncio.gather(*(ensemble.ask(f"{i}: {PROMPT}", answer="number") for i in range(asks)))

@@ -105,7 +105,7 @@ def build_environment(home: Path, *packages: str) -> Path:
         if not _environment_ready(home):
             print(f"installing {', '.join(packages)} into {home} (a minute or more)", file=sys.stderr, flush=True)
             venv.create(home, clear=True, with_pip=True)
-            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             _run([*pip, *packages], home.with_suffix(".log"))
             (home / _COMPLETE).touch()
     return python
