@@ -6,6 +6,7 @@ import random
 import sys
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -83,6 +84,6 @@ def test_an_ask_grows_no_faster_than_endpoints_and_choices(name: str) -> None:
     """Twice as many endpoints, or choices, add twice as many lines as those before did."""
     sizes = (8, 16, 32, 64, 128) if name == "n" else (4, 8, 16, 32)
     counted = [lines(asking(**({"n": 6} | {name: size}))) for size in sizes]
-    added = [after - before for before, after in zip(counted, counted[1:], strict=False)]
+    added = [after - before for before, after in pairwise(counted)]
     assert counted[-1] / counted[0] < sizes[-1] / sizes[0]
-    assert all(later <= 2.2 * earlier for earlier, later in zip(added, added[1:], strict=False)), counted
+    assert all(later <= 2.2 * earlier for earlier, later in pairwise(added)), counted

@@ -1,8 +1,8 @@
 """Memory over many asks: whether it grows, and what ten thousand at a time need.
 
 ``python -m tests.benchmarks.memory [--asks 1000000] [--at-once 10000]``; ``make bench-long`` makes a million. Every ask
-goes over HTTP to a server in a process of its own, policies run, and all is kept in a store on disk; one in ten answers
-gets feedback. Each measurement has a process of its own. The slope is fitted (least squares) to the resident memory
+goes over HTTP to a server in a process of its own, policies run, all is kept in a store on disk, and every answer gets
+feedback. Each measurement has a process of its own. The slope is fitted (least squares) to the resident memory
 after every batch of the last three quarters, when windows and caches are full; its interval is from a moving block
 bootstrap of the residuals, as neighbouring values depend on each other.
 """
@@ -41,8 +41,7 @@ async def over_time(url: str, asks: int) -> dict[str, Any]:
             async def work(until: int) -> None:
                 for number in left:
                     answer = await ensemble.ask(f"{number}: {PROMPT}", answer="number")
-                    if number % 10 == 0:
-                        await ensemble.feedback(answer, reward=number % 3 > 0)
+                    await ensemble.feedback(answer, reward=number % 3 > 0)
                     if number >= until:
                         return
 
