@@ -25,7 +25,7 @@ class Commits:
         self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
-        """Have the rows committed (see `Store.write`), whether or not somebody still waits for it then."""
+        """Have the rows committed, whether or not somebody still waits for it then; fails as `Store.write` does."""
         loop = asyncio.get_running_loop()
         lane = self._lanes.get(loop)
         if lane is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ class Listener:
     ) -> None:
         self._store = store
         self._commits = commits
-        self._given: dict[str, StoredAnswer] = {}
+        self._given: OrderedDict[str, StoredAnswer] = OrderedDict()
         self._observer = observer
         self._slot = slot
         self._updater = updater
@@ -67,16 +68,15 @@ class Listener:
             )
         said, key = judged(stored, reward=reward, label=label)
         feedback = Feedback(answer_id, said, key, source, time.time())
-        await asyncio.wrap_future(self._store.write(feedback))
+        await self._commits.write((feedback,))
         if self._told is not None:
             self._told(feedback)
-        await self._commits.write((Feedback(answer_id, said, key, source, time.time()),))
 
     def expect(self, answer: StoredAnswer) -> None:
         """Feedback for it may come soon, and need not read it then; of it is kept what tells whether a label fits."""
         self._given[answer.id] = replace(answer, members={}, trajectory=None, receipt="", texts=None)
         if len(self._given) > _EXPECTED:
-            del self._given[next(iter(self._given))]
+            self._given.popitem(last=False)  # in one step, as several loops' threads may be here
 
     def _hear(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Feedback was committed, here or by another process: let the observer learn each outcome."""
