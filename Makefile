@@ -6,10 +6,10 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs package bench money chaos hostile evaluate paper real tiny-pool verify clean
+.PHONY: help demo test lint docs package bench bench-long money chaos hostile evaluate paper real tiny-pool verify clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## a simulated pool on this machine: no key, and nothing leaves it
 	@$(BIN)/focalroute demo
@@ -29,9 +29,11 @@ docs: $(READY) ## the docs as a site, in build/site; it can be read from the dis
 package: $(READY) ## wheel and sdist as a user gets them: empty environments, extras, lowest versions (5 minutes, network)
 	$(BIN)/python -m tests.packaging
 
-bench: $(READY) ## what one ask costs beside the wire, and one update, as tables
-	$(BIN)/python -m tests.benchmarks.overhead
-	$(BIN)/python -m tests.benchmarks.updates
+bench: $(READY) ## speed and memory beside the peers and the floor, as tables (10 minutes; the peers are installed once)
+	$(BIN)/python -m tests.benchmarks
+
+bench-long: $(READY) ## the memory of 1,000,000 asks (half an hour)
+	$(BIN)/python -m tests.benchmarks --long
 
 money: $(READY) ## 10,000 asks in 4 processes under one budget, and 5,000 at a target cost (10 minutes)
 	$(BIN)/python -m tests.benchmarks.budgets
@@ -67,7 +69,7 @@ tiny-pool: $(READY) real ## five small language models, trained and served on th
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test package evaluate money chaos hostile bench ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
+verify: real test package evaluate money chaos hostile bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -123,13 +123,13 @@ class Ask:
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
         """Whom to ask next: those not asked yet that are eligible, visited in this order (see `decide`)."""
-        asked, alone = self.sight.asked, self.policy.one_a_round
+        asked = self.sight.asked
         return decide(
             self.policy.decider_logits(observation),
             round=len(self.rounds) + 1,
             must_pick=not self.sight.backs,
             order=[endpoint for endpoint in order if endpoint not in asked],
-            eligible=lambda endpoint, picked: not (alone and picked) and eligible(endpoint, picked),
+            eligible=_first_of(eligible) if self.policy.one_a_round else eligible,
             explore=explore and self.policy.learnable,
             rng=self.rng,
             one=self.query.combine == "pick",
@@ -178,10 +178,11 @@ class Ask:
             self.sight.add(reply, len(self.rounds))
 
     def fuse(self) -> None:
-        """See what the Fusion makes of all replies, if the last round brought any."""
+        """See what the Fusion makes of all replies, if the last round brought any; one candidate has all there is."""
         if self.sight.backs and self.rounds[-1].replies:
             evidence = self.sight.evidence()
-            self.fused = Fused(evidence, posterior(self.policy.fusion_logits(evidence)))
+            alone = len(evidence.candidates) == 1
+            self.fused = Fused(evidence, np.ones(1) if alone else posterior(self.policy.fusion_logits(evidence)))
             self.sight.see(self.fused.posterior)
 
     def goes_on(self, *, most: int, askable: int) -> bool:
@@ -371,3 +372,8 @@ class Ask:
     def ledger(self) -> Sequence[LedgerRow]:
         """A row for every attempt that was made, whatever became of it, and that the ledger does not have yet."""
         return self.purse.unwritten
+
+
+def _first_of(eligible: Eligible) -> Eligible:
+    """Nobody beside the one that was picked."""
+    return lambda endpoint, picked: not picked and eligible(endpoint, picked)

@@ -225,7 +225,7 @@ class Endpoint:
         if self.cached_input_usd_per_1m is not None and self.input_usd_per_1m is None:
             raise ValueError("cached_input_usd_per_1m: give input_usd_per_1m and output_usd_per_1m as well")
 
-    @property
+    @functools.cached_property
     def price(self) -> Price | None:
         """Its price; None if unknown."""
         given = (self.input_usd_per_1m, self.output_usd_per_1m, self.cached_input_usd_per_1m)
@@ -234,7 +234,7 @@ class Endpoint:
             return None
         return Price(prompt, completion, prompt if cached is None else cached)
 
-    @property
+    @functools.cached_property
     def spoken(self) -> Dialect:
         """The dialect, "auto" resolved by the host; plain OpenAI where nothing else is known."""
         if self.dialect != "auto":

@@ -57,8 +57,12 @@ def typical_cost(endpoint: Endpoint) -> float | None:
 
 def total(costs: Iterable[Decimal | None]) -> Decimal | None:
     """The sum; None if any part is unknown."""
-    known = list(costs)
-    return None if any(cost is None for cost in known) else sum((c for c in known if c is not None), Decimal(0))
+    known = Decimal(0)
+    for cost in costs:
+        if cost is None:
+            return None
+        known += cost
+    return known
 
 
 def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:

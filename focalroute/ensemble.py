@@ -19,6 +19,7 @@ from focalroute.answers import AnswerKind
 from focalroute.background import Background
 from focalroute.budget import BudgetGuard
 from focalroute.chain import begin
+from focalroute.commits import Commits
 from focalroute.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.cost import typical_cost
 from focalroute.embedders import Embedding, TextEmbedder
@@ -163,6 +164,7 @@ class AsyncEnsemble:
         self._recorder = recorder_of(telemetry, self.endpoints)
         self._store = open_store(store, durability=durability)
         try:
+            self._commits = Commits(self._store)
             self._embedding = Embedding(embedder, self._store)
             paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
             self._guard = BudgetGuard(budget, paid, self._store)
@@ -173,7 +175,9 @@ class AsyncEnsemble:
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             told = None if self._recorder is None else self._recorder.heard
-            self._listener = Listener(self._store, self._observer, self._slot, self._updater, window=window, told=told)
+            self._listener = Listener(
+                self._store, self._commits, self._observer, self._slot, self._updater, window=window, told=told
+            )
             self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
             rules = Rules(attempts, hedge_after, early_stop)
             self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
@@ -336,6 +340,7 @@ class AsyncEnsemble:
         if self._recorder is not None:
             self._recorder.answered(ask, recorded)
         if recorded.durable:
+            self._listener.expect(row)
             self._prober.after(ask)
             self._judging.after(ask, recorded)
         return recorded
@@ -352,7 +357,7 @@ class AsyncEnsemble:
     async def _record(self, answer: Answer, *rows: Row) -> Answer:
         """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
         try:
-            await asyncio.wrap_future(self._store.write(*rows))
+            await self._commits.write(rows)
         except StoreError as error:
             _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
             return replace(answer, durable=False)

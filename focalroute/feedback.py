@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from focalroute.commits import Commits
 from focalroute.errors import FeedbackError, UnknownAnswer
 from focalroute.learn.reward import USER, Label, credit, judged, outranks
 from focalroute.observe import Observer
@@ -19,6 +21,8 @@ from focalroute.updates import Updater
 __all__ = ["USER", "Label", "Listener"]
 
 _log = logging.getLogger("focalroute")
+
+_EXPECTED = 4096  # of this process's latest answers
 
 
 class Listener:
@@ -32,6 +36,7 @@ class Listener:
     def __init__(
         self,
         store: Store,
+        commits: Commits,
         observer: Observer,
         slot: PolicySlot,
         updater: Updater,
@@ -40,6 +45,8 @@ class Listener:
         told: Callable[[Feedback], None] | None = None,
     ) -> None:
         self._store = store
+        self._commits = commits
+        self._given: OrderedDict[str, StoredAnswer] = OrderedDict()
         self._observer = observer
         self._slot = slot
         self._updater = updater
@@ -54,16 +61,22 @@ class Listener:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
         if not isinstance(answer_id, str) or not isinstance(source, str) or not source:
             raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")
-        stored = await asyncio.to_thread(self._store.answer, answer_id)  # it may have to be read
+        stored = self._given.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
         if stored is None:
             raise UnknownAnswer(
                 f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
             )
         said, key = judged(stored, reward=reward, label=label)
         feedback = Feedback(answer_id, said, key, source, time.time())
-        await asyncio.wrap_future(self._store.write(feedback))
+        await self._commits.write((feedback,))
         if self._told is not None:
             self._told(feedback)
+
+    def expect(self, answer: StoredAnswer) -> None:
+        """Feedback for it may come soon, and need not read it then; of it is kept what tells whether a label fits."""
+        self._given[answer.id] = replace(answer, members={}, trajectory=None, receipt="", texts=None)
+        if len(self._given) > _EXPECTED:
+            self._given.popitem(last=False)  # in one step, as several loops' threads may be here
 
     def _hear(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Feedback was committed, here or by another process: let the observer learn each outcome."""

@@ -18,6 +18,8 @@ __all__ = ["Prompt", "QueryOptions", "make_query", "new_id"]
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
+_MODES: tuple[str, ...] = get_args(Combine)
+
 
 class QueryOptions(TypedDict, total=False):
     """What `make_query` takes besides the prompt, for whoever passes it on."""
@@ -63,8 +65,8 @@ def make_query(
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
     if (samples or 1) > 1 and (structure is not None or "tools" in (params or ())):
         raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
-    if combine not in get_args(Combine):
-        raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(get_args(Combine))}")
+    if combine not in _MODES:
+        raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     reserved = RESERVED_PARAMS & set(params or ())
@@ -124,6 +126,10 @@ def _tags(tags: Sequence[str]) -> tuple[str, ...]:
     listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
     if listed is None or not all(isinstance(tag, str) for tag in listed):
         raise ConfigError("tags: give a list of strings")
+    try:
+        "".join(listed).encode()
+    except UnicodeEncodeError:
+        raise ConfigError("tags: hold a lone surrogate, which no text has; decode them properly") from None
     return listed
 
 

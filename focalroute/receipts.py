@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+
+import pydantic_core
 
 from focalroute.records import CostSource, Failure, Method, Usage
 
@@ -63,13 +62,6 @@ class Choice:
     probability: float | None
 
 
-def _plain(value: Any) -> Any:
-    """For json: a record as an object, money as a decimal string."""
-    if dataclasses.is_dataclass(value):
-        return {name: getattr(value, name) for name in value.__dataclass_fields__}
-    return str(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A limit of the budget at one moment, USD; ``resets_at``: Unix time at which its period ends, None: never."""
@@ -121,4 +113,4 @@ class Receipt:
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""
-        return json.dumps(self, default=_plain, separators=(",", ":"))
+        return pydantic_core.to_json(self).decode()

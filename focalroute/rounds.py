@@ -76,6 +76,8 @@ class Rounds:
 
     async def _bounded(self) -> bool:
         """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
+        if not self._ask.purse.limited:
+            return True
         try:
             async with asyncio.timeout_at(self._deadline):
                 self._bounds = await self._pool.upper_bounds(self._ask.put, self._ask.purse)

@@ -90,7 +90,7 @@ def test_a_known_kind_or_a_callable_is_kept(kind: Any) -> None:
     assert make_query("q", answer=kind).answer is kind
 
 
-@pytest.mark.parametrize("tags", ["tenant", None, 5, [1], ["a", None]])
+@pytest.mark.parametrize("tags", ["tenant", None, 5, [1], ["a", None], ["\ud800"]])
 def test_tags_are_a_list_of_texts(tags: Any) -> None:
     with pytest.raises(ConfigError, match="tags: "):
         make_query("q", tags=tags)

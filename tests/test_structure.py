@@ -26,7 +26,6 @@ ENGINES = {
     "openai": {"injected.py"},
     "sqlite3": {"store/sqlite.py"},
     "httpx": {"endpoint.py", "prices.py"},
-    "httpx_aiohttp": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"retries.py"},
     "typer": {"cli.py", "cli_policy.py", "cli_pool.py", "server/command.py"},  # of a part: in that part
@@ -69,6 +68,7 @@ BEYOND = {
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
     "closed_fields": {"canonical"},
+    "commits": {"store"},
     "collect": {"amounts", "answers", "budget", "evaluate", "many", "pool", "progress", "query", "race", "store"},
     "config": {"amounts", "keys"},
     "cli_policy": {"evaluate", "policy"},
@@ -92,7 +92,7 @@ BEYOND = {
         "progress",
         "store",
     },
-    "feedback": {"learn", "observe", "policy", "store", "updates"},
+    "feedback": {"commits", "learn", "observe", "policy", "store", "updates"},
     "given": {"answers", "observe", "store", "structured"},
     "injected": {"wire"},
     "judge": {"background", "ask", "budget", "feedback", "pacing", "pool", "race", "store"},
@@ -160,7 +160,6 @@ LAZY = {
     "datasets",
     "genai_prices",
     "httpx",
-    "httpx_aiohttp",
     "jsonschema",
     "matplotlib",
     "onnx",

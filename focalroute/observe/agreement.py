@@ -26,6 +26,7 @@ Reader = Callable[[Sequence[str]], Awaitable[Sequence[tuple[F32, str]]]]
 _WIDTH = 1024  # of the built-in vectors: a reply has more n-grams than a query
 _AT = slices(MEMBER)
 _SHARED = [_AT[name].start for name in ("vote", "probability", "evidence")]
+_LOG_PROBABILITY = _AT["log_probability"].start
 
 
 class Agreement:
@@ -85,9 +86,10 @@ def shared(members: F32, alike: F32) -> F32:
     the first two at most 1. There is no probability whose logarithm could be taken.
     """
     soft = members.copy()
-    soft[:, :, _SHARED] = np.einsum("kl,lmf->kmf", alike, members[:, :, _SHARED])
-    soft[:, :, _SHARED[:2]] = np.minimum(soft[:, :, _SHARED[:2]], 1)
-    soft[:, :, _AT["log_probability"].start] = 0
+    soft[:, :, _LOG_PROBABILITY] = 0
+    if len(alike) > 1:  # else there is nobody to share with
+        soft[:, :, _SHARED] = np.einsum("kl,lmf->kmf", alike, members[:, :, _SHARED])
+        soft[:, :, _SHARED[:2]] = np.minimum(soft[:, :, _SHARED[:2]], 1)
     return soft
 
 

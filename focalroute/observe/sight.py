@@ -108,6 +108,8 @@ class Sight:
         self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
         self._agrees: list[float] = []  # each candidate with the leading one
+        self._evidence: Evidence | None = None  # of all replies so far, once it was asked for
+        self._unasked: tuple[float, F32] | None = None  # lambda, and the endpoint rows before anybody is asked
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     @property
@@ -119,6 +121,7 @@ class Sight:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
+        trial._evidence = None
         trial._clusters, trial._members, trial._blocks, trial._least = (
             self._clusters.copy(),
             self._members.copy(),
@@ -168,6 +171,7 @@ class Sight:
             self.asked.append(i)
         if candidate is None:
             return None
+        self._evidence = None
         self.backs[i] = candidate
         self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
         self._blocks[i] = self._block(i, candidate, mass, reply.length, round)
@@ -202,10 +206,7 @@ class Sight:
             ),
             np.float32,
         )
-        rows = self._reading.rows(price)
-        rows[:, _SIMILAR] = self._similar
-        if self._corrections is not None:
-            rows[:, _SIGNAL] = signal_column(self._corrections.signal)
+        rows = self._rows_at(price)
         if self.asked:
             rows[:, _FOCAL] = self._reading.focal_row(self.asked)
             rows[self.asked, _ASKED] = 1
@@ -214,6 +215,16 @@ class Sight:
             if self._leader >= 0:
                 rows[i, _AGREES] = self._agrees[candidate] if candidate < len(self._agrees) else -1.0
         return Observation(context, rows)
+
+    def _rows_at(self, price: float) -> F32:
+        """The endpoint rows (N, De) at this lambda before anybody is asked; a copy."""
+        if self._unasked is None or self._unasked[0] != price:
+            rows = self._reading.rows(price)
+            rows[:, _SIMILAR] = self._similar
+            if self._corrections is not None:
+                rows[:, _SIGNAL] = signal_column(self._corrections.signal)
+            self._unasked = price, rows
+        return self._unasked[1].copy()
 
     def see(self, posterior: Sequence[float] | NDArray[np.float64]) -> None:
         """Take in the fused posterior over the present candidates; the next observations show it.
@@ -249,12 +260,18 @@ class Sight:
         """How far each two candidates say the same, (K, K); tool calls are the same or are not."""
         alike = agreement.between(self.candidates)
         calls = [k for k, form in enumerate(self.forms) if form.startswith(CALLS)]
-        alike[calls] = alike[:, calls] = 0
-        alike[calls, calls] = 1
+        if calls:
+            alike[calls] = alike[:, calls] = 0
+            alike[calls, calls] = 1
         return alike
 
     def evidence(self) -> Evidence:
         """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
+        if self._evidence is None:
+            self._evidence = self._gathered()
+        return self._evidence
+
+    def _gathered(self) -> Evidence:
         members = sorted(self._blocks)
         m, k = len(members), len(self.candidates)
         candidates = np.empty((k, _CANDIDATE), np.float32)

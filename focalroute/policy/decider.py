@@ -70,11 +70,13 @@ def decide(
     probabilities = pick_probabilities(logits, heads if must_pick or one else (), one=one)
     if one:
         eligible = _unless_picked
+    log_mu = None
     if explore:
-        picked, could = _sample(probabilities, heads, _first(probabilities, heads, must_pick, one), eligible, rng)
+        first = _first(probabilities, heads, must_pick, one)
+        picked, could = _sample(probabilities, heads, first, eligible, rng)
+        log_mu = _log_probability(probabilities, heads, first, could, picked) if heads else None
     else:
         picked, could = _greedy(logits.tolist(), heads, must_pick, eligible, one)
-    log_mu = _log_probability(probabilities, heads, could, picked, must_pick, one) if explore and heads else None
     return Decision(round, must_pick, heads, could, probabilities, picked, log_mu, one)
 
 
@@ -110,7 +112,8 @@ def _log_sum(logits: Sequence[float]) -> float:
 def log_probability(probabilities: Sequence[float], decision: Decision) -> float:
     """The log-probability of a decision under these p (N,) instead of the decision's own; -inf if it is impossible."""
     d = decision
-    return _log_probability(probabilities, d.order, d.eligible, d.picked, d.must_pick, d.one)
+    first = _first(probabilities, d.order, d.must_pick, d.one)
+    return _log_probability(probabilities, d.order, first, d.eligible, d.picked)
 
 
 def _sample(
@@ -154,12 +157,10 @@ def _greedy(
 def _log_probability(
     probabilities: Sequence[float],
     heads: Sequence[int],
+    first: Sequence[float],
     could: Sequence[bool],
     picked: Sequence[int],
-    must_pick: bool,
-    one: bool,
 ) -> float:
-    first = _first(probabilities, heads, must_pick, one)
     total, some = 0.0, False
     for place, head in enumerate(heads):
         if not could[place]:

@@ -160,7 +160,7 @@ class SqliteStore:
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
         """See `Store.recent`."""
-        return self._read(lambda db: tables.latest_answers(db, limit))
+        return tables.latest_answers(self._read, limit)
 
     def verify(self) -> tuple[str, ...]:
         """See `Store.verify`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from focalroute.errors import FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.records import Feedback
@@ -42,6 +44,8 @@ __all__ = [
     "totals",
 ]
 
+T = TypeVar("T")
+
 _log = logging.getLogger("focalroute.store")
 
 _ANSWER = (
@@ -56,7 +60,17 @@ _FEEDBACK = (
 )
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 
+_PART = 50  # answers read at a time
+
 Judged = tuple[StoredAnswer, Feedback]
+_Part = tuple[list[Any], dict[str, list[Feedback]]]
+
+
+class Read(Protocol):
+    """Has the connection read."""
+
+    def __call__(self, work: Callable[[sqlite3.Connection], T], /) -> T:
+        """What this finds."""
 
 
 # -- in ------------------------------------------------------------------------------------------------------------
@@ -239,14 +253,39 @@ def _readable(rows: Iterable[Any]) -> Iterator[StoredAnswer]:
             _log.warning("%s; it is left out", error)
 
 
-def latest_answers(db: sqlite3.Connection, limit: int) -> list[tuple[StoredAnswer, tuple[Feedback, ...]]]:
-    """The ``limit`` latest answers with their feedback, oldest first."""
-    latest = db.execute(_ANSWERS + "ORDER BY a.seq DESC LIMIT ?", (limit,)).fetchall()[::-1]
-    said = "SELECT answer_id, reward, label, source, created_at FROM feedback WHERE answer_id = ? ORDER BY seq"
+def latest_answers(read: Read, limit: int) -> list[tuple[StoredAnswer, tuple[Feedback, ...]]]:
+    """The ``limit`` latest answers with their feedback, oldest first.
+
+    Read in parts, so that what waits for the connection meanwhile gets its turn, and made records of by the caller.
+    """
+    parts: list[_Part] = []
+    left, before = limit, sys.maxsize
+    while left > 0:
+        part = read(partial(_answers_before, before=before, limit=min(left, _PART)))
+        if not part[0]:
+            break
+        parts.append(part)
+        left, before = left - len(part[0]), part[0][-1][0]
     return [
-        (answer, tuple(Feedback(*row) for row in db.execute(said, (answer.id,)).fetchall()))
-        for answer in _readable(latest)
+        (answer, tuple(said.get(answer.id, ())))
+        for rows, said in reversed(parts)
+        for answer in _readable(row[1:] for row in reversed(rows))
     ]
+
+
+def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part:
+    """The rows of the latest answers before this one, their number first; and what was said of them, by id."""
+    latest = "SELECT a.seq, " + _ANSWER + "FROM answers a WHERE a.seq < ? ORDER BY a.seq DESC LIMIT ?"
+    rows = db.execute(latest, (before, limit)).fetchall()
+    said: dict[str, list[Feedback]] = {}
+    if rows:
+        query = (
+            "SELECT f.answer_id, f.reward, f.label, f.source, f.created_at FROM answers a JOIN feedback f "
+            "ON f.answer_id = a.id WHERE a.seq BETWEEN ? AND ? ORDER BY f.seq"
+        )
+        for row in db.execute(query, (rows[-1][0], rows[0][0])):
+            said.setdefault(row[0], []).append(Feedback(*row))
+    return rows, said
 
 
 def totals(db: sqlite3.Connection) -> dict[str, UsageTotal]:

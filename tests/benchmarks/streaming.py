@@ -21,7 +21,7 @@ from typing import Any
 import openai
 
 from focalroute import AsyncEnsemble
-from tests.benchmarks.overhead import MESSAGES, PROMPT, ensemble, quartiles
+from tests.benchmarks.harness import MESSAGES, PROMPT, ensemble, quartiles
 from tests.benchmarks.server import floor_server
 
 Times = tuple[float, float]  # seconds to the first piece, and to the end

@@ -1,4 +1,6 @@
-"""What one update of the policies costs, in numpy and in torch: ``make bench`` prints it as a Markdown table.
+"""What one update of the policies costs, in numpy and in torch, and what asks feel of it.
+
+``python -m tests.benchmarks.updates``.
 
 All sides make the same update of the same batch (`tests.learn.test_torch` holds them equal), alternately in one process
 and each on one thread, so that the ratio means something on a noisy machine. It is CPU time: an update competes with
@@ -7,24 +9,31 @@ serving for the processor. Medians, with the quartiles of what they are taken ov
 
 from __future__ import annotations
 
-import os
-import platform
+import asyncio
+import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from focalroute import AsyncEnsemble
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.passes import passes
 from focalroute.learn.trajectory import Batch
-from tests.benchmarks.overhead import quartiles
+from tests.benchmarks import harness
+from tests.benchmarks.harness import PROMPT, Table, Target, p99, quartiles
+from tests.benchmarks.server import floor_server
 from tests.learn.batches import random_batch, random_learner
 
 ROUNDS, WARM = 30, 3
+UPDATES = 10
 #: (endpoints, episodes, rounds): 1,000 decisions each.
 SIZES = ((12, 500, 2), (12, 1000, 1), (64, 500, 2))
 #: Nothing stops early: four epochs, whatever happens.
@@ -58,32 +67,90 @@ def alternately(runs: dict[str, Update], learner: Learner, batch: Batch) -> dict
     return taken
 
 
-def row(taken: dict[str, list[float]], what: str) -> str:
+def row(taken: dict[str, list[float]], what: str) -> tuple[str, ...]:
     """A line of the table; the ratio is the median over the pairs."""
     cells = [quartiles(taken[name], 1e3) if name in taken else "-" for name in ("numpy", "modules", "engine")]
-    pairs = [mine / theirs for mine, theirs in zip(taken["numpy"], taken.get("modules", ()), strict=False)]
-    return f"| {' | '.join((what, *cells, quartiles(pairs, 1) if pairs else '-'))} |"
+    return what, *cells, quartiles(pairs(taken), 1) if "modules" in taken else "-"
 
 
-def main() -> None:
-    """Print the table."""
-    libraries = [f"{name} {version(name)}" for name in ("numpy", "torch") if find_spec(name)]
-    print(f"\nPython {platform.python_version()}, {os.cpu_count()} cores, {', '.join(libraries)}")
-    head = (
-        "1,000 decisions, 4 epochs, ms of CPU",
-        "numpy, as shipped",
-        "torch",
-        "numpy, its passes by torch",
-        "numpy / torch",
-    )
-    print(f"\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
-    runs = sides()
+def pairs(taken: dict[str, list[float]]) -> list[float]:
+    """Numpy's time beside torch's, update by update."""
+    return [mine / theirs for mine, theirs in zip(taken["numpy"], taken["modules"], strict=True)]
+
+
+# -- while asks are served ---------------------------------------------------------------------------------------------
+
+
+async def beside_serving() -> dict[str, list[float]]:
+    """Seconds of asks while nothing else runs, while an update does, and while the command of one does, in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in ("alone", "thread", "process", "update", "command")}
+    with tempfile.TemporaryDirectory() as name, floor_server() as url:
+        root, store = Path(name) / "policy", Path(name) / "store.db"
+        async with AsyncEnsemble(harness.endpoints(url, 12), policy=root, store=store, seed=0) as ensemble:
+
+            async def ask() -> float:
+                started = time.perf_counter()
+                answer = await ensemble.ask(PROMPT, answer="number")
+                seconds = time.perf_counter() - started
+                await ensemble.feedback(answer, reward=len(answer.receipt.calls) < 4)
+                return seconds
+
+            async def meanwhile(asks: str, work: str, begun: Coroutine[Any, Any, object]) -> None:
+                started, task = time.perf_counter(), asyncio.create_task(begun)
+                while not task.done():
+                    taken[asks].append(await ask())
+                taken[work].append(time.perf_counter() - started)
+                await task
+
+            for _ in range(1000):
+                await ask()
+            for _ in range(UPDATES):
+                taken["alone"] += [await ask() for _ in range(100)]
+                await meanwhile("thread", "update", ensemble.update())
+                await meanwhile("process", "command", _command(store, root))
+    return taken
+
+
+async def _command(store: Path, root: Path) -> None:
+    command = (sys.executable, "-m", "focalroute", "update", "--store", str(store), "--policy", str(root))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    if await process.wait():
+        raise RuntimeError("focalroute update failed")
+
+
+def section() -> harness.Section:
+    """Item 4 of the aims."""
+    runs, rows = sides(), []
+    first: dict[str, list[float]] = {}
     with threadpool_limits(1, "blas"):
         for pool, episodes, rounds in SIZES:
             learner = random_learner(0, pool, np.float32)
             batch = random_batch(0, episodes=episodes, rounds=rounds, pool=pool, learner=learner)
-            print(row(alternately(runs, learner, batch), f"N = {pool}, {episodes:,} answers of {rounds} round(s)"))
+            taken = alternately(runs, learner, batch)
+            first = first or taken
+            rows.append(row(taken, f"N = {pool}, {episodes:,} answers of {rounds} round(s)"))
+    cpu = statistics.median(first["numpy"]) * 1e3
+    targets = [Target("update of 1,000 decisions, 4 epochs, CPU", "< 40 ms", f"{cpu:.0f} ms", cpu < 40)]
+    if "modules" in first:
+        share = statistics.median(pairs(first))
+        targets.append(Target("the same beside torch", "< 1 times", f"{share:.2f} times", share < 1))
+    taken = asyncio.run(beside_serving())
+    idle = p99(taken["alone"])
+    for what, asks in (("an update in the same process", "thread"), ("the command `focalroute update`", "process")):
+        slower = p99(taken[asks]) / idle
+        targets.append(Target(f"p99 of asks during {what}", "<= 1.5 times idle", f"{slower:.2f} times", slower <= 1.5))
+    names = ("asks, nothing else", "asks during updates", "asks during the command", "an update", "the command")
+    served = [
+        (what, quartiles(seconds), f"{p99(seconds) * 1e3:.1f}", f"{len(seconds):,}")
+        for what, seconds in zip(names, taken.values(), strict=True)
+    ]
+    head = ("1,000 decisions, 4 epochs, ms of CPU", "numpy, as shipped", "torch", "numpy, its passes by torch", "ratio")
+    tables = (
+        Table(head, rows),
+        Table(("12 endpoints, 1,000 rewarded answers, ms", "p50 (quartiles)", "p99", "of"), served),
+    )
+    return harness.Section("4. An update", targets, tables)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(section)

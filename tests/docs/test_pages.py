@@ -66,7 +66,7 @@ def test_a_page_without_a_place_fails_the_build(tmp_path: Path) -> None:
         (tmp_path / part).symlink_to(ROOT / part)
     (tmp_path / "docs").unlink()
     (tmp_path / "docs").mkdir()
-    for path in (ROOT / "docs").iterdir():
+    for path in (path for path in (ROOT / "docs").iterdir() if path.is_file()):
         (tmp_path / "docs" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
     script = tmp_path / "docs" / "build.py"

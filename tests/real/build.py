@@ -22,7 +22,18 @@ import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["LITELLM", "LLAMA_SERVER", "build_litellm", "build_llama_server", "litellm_ready", "llama_server_ready"]
+__all__ = [
+    "CACHE",
+    "LITELLM",
+    "LITELLM_VERSION",
+    "LLAMA_SERVER",
+    "BuildError",
+    "build_environment",
+    "build_litellm",
+    "build_llama_server",
+    "litellm_ready",
+    "llama_server_ready",
+]
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 LITELLM_VERSION = "1.106.2"
@@ -31,7 +42,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foca
 LLAMA_SERVER = CACHE / f"llama-server-{LLAMA_CPP_PYTHON_VERSION}" / "llama-server"
 LITELLM = CACHE / f"litellm-{LITELLM_VERSION}" / "bin" / "litellm"
 
-_LITELLM_COMPLETE = LITELLM.parents[1] / "complete"  # written last, so a half-made environment is told apart
+_COMPLETE = "complete"  # written last into an environment, so that a half-made one is told apart
 
 _CMAKE_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -58,7 +69,7 @@ def llama_server_ready() -> bool:
 
 def litellm_ready() -> bool:
     """Whether the LiteLLM environment is in the cache, whole, and its Python still exists."""
-    return _LITELLM_COMPLETE.exists() and _runs([LITELLM.with_name("python"), "-c", ""])
+    return _environment_ready(LITELLM.parents[1])
 
 
 def build_llama_server() -> None:
@@ -79,15 +90,29 @@ def build_llama_server() -> None:
 
 def build_litellm() -> None:
     """Put the LiteLLM environment into the cache unless it is there. Safe to run from several processes at once."""
-    with _locked(LITELLM.parents[1]):
-        if litellm_ready():
-            return
-        home = LITELLM.parents[1]
-        print(f"litellm {LITELLM_VERSION}: installing into {home} (about a minute, 0.7 GB)", flush=True)
-        venv.create(home, clear=True, with_pip=True)
-        pip = [str(LITELLM.with_name("python")), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, f"litellm[proxy]=={LITELLM_VERSION}"], home.with_suffix(".log"))
-        _LITELLM_COMPLETE.touch()
+    build_environment(LITELLM.parents[1], f"litellm[proxy]=={LITELLM_VERSION}")
+
+
+def build_environment(home: Path, *packages: str) -> Path:
+    """Install packages into an environment of their own unless it is there; its Python. Safe to run from several
+    processes at once.
+
+    Raises:
+        BuildError: they cannot be installed.
+    """
+    python = home / "bin" / "python"
+    with _locked(home):
+        if not _environment_ready(home):
+            print(f"installing {', '.join(packages)} into {home} (a minute or more)", file=sys.stderr, flush=True)
+            venv.create(home, clear=True, with_pip=True)
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            _run([*pip, *packages], home.with_suffix(".log"))
+            (home / _COMPLETE).touch()
+    return python
+
+
+def _environment_ready(home: Path) -> bool:
+    return (home / _COMPLETE).exists() and _runs([home / "bin" / "python", "-c", ""])
 
 
 def _runs(command: Sequence[str | Path]) -> bool:

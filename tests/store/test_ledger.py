@@ -101,6 +101,15 @@ def test_the_latest_answers_are_kept_with_their_feedback() -> None:
         assert store.verify() == ()
 
 
+def test_the_latest_answers_are_read_in_parts_and_come_in_order() -> None:
+    with closing(SqliteStore()) as store:
+        for i in range(130):
+            store.write(answer(str(i)), *[judge(str(i))] * (i % 2)).result(10)
+        found = list(store.recent(120))
+    assert [row.id for row, _ in found] == [str(i) for i in range(10, 130)]
+    assert [[one.answer_id for one in said] for _, said in found] == [[str(i)] * (i % 2) for i in range(10, 130)]
+
+
 def test_what_an_earlier_process_left_is_pruned(tmp_path: Path) -> None:
     """Processes that write a little each do not add up to a file without bounds."""
     for process in range(5):

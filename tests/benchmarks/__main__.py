@@ -1,0 +1,57 @@
+"""All benchmarks of speed, each in a process of its own: ``python -m tests.benchmarks [--json FILE] [NAME ...]``.
+
+Prints Markdown for docs/performance.md: what was aimed at and what was reached, then every table. ``--long`` makes the
+runs that take most of an hour: a million asks. Nothing fails because of a number; a benchmark that breaks does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.harness import Section, Table, Target, machine, markdown
+
+NAMES = ("inside", "serving", "feedbacks", "updates", "training", "memory", "imports")
+LONG = (("memory", "--asks", "1000000", "--at-once", "10000"),)
+
+
+def run(name: str, *options: str) -> Section:
+    """One benchmark's section."""
+    started = time.perf_counter()
+    print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", "--json", *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    return _section(json.loads(done.stdout))
+
+
+def _section(found: dict[str, Any]) -> Section:
+    targets = [Target(**target) for target in found["targets"]]
+    return Section(found["title"], targets, [Table(**table) for table in found["tables"]], found["notes"])
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
+    parser.add_argument("names", nargs="*", choices=[[], *NAMES], help="default: all")
+    parser.add_argument("--long", action="store_true", help="a million asks instead")
+    parser.add_argument("--json", type=Path, help="write everything there as well")
+    given = parser.parse_args()
+    wanted = LONG if given.long else [(name,) for name in given.names or NAMES]
+    sections = [run(*one) for one in wanted]
+    print(f"{machine()}, {time.strftime('%Y-%m-%d', time.gmtime())}")
+    for section in sections:
+        print(f"\n{markdown(section)}")
+    if given.json:
+        found = {"machine": machine(), "sections": [asdict(section) for section in sections]}
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Feedback: how much of it is committed a second, and how long one call takes.
+
+``python -m tests.benchmarks.feedbacks``. The answers are in a store on disk, asked for over HTTP; the observer learns
+from every feedback, policies are not updated. The floor is SQLite with the same two statements in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from focalroute import Answer, AsyncEnsemble
+from tests.benchmarks import harness
+from tests.benchmarks.harness import PROMPT, Section, Table, Target, p99, quartiles
+from tests.benchmarks.server import floor_server
+
+ANSWERS, CROWD, ALONE = 4000, 256, 500
+
+
+async def measured() -> tuple[float, list[float]]:
+    """Feedbacks a second, many at a time; and the seconds of single ones."""
+    with tempfile.TemporaryDirectory() as name, floor_server() as url:
+        async with harness.ensemble(url, 1, Path(name)) as ensemble:
+            answers = await asked(ensemble, ANSWERS + ALONE)
+            taken = []
+            for number in range(ALONE):
+                started = time.perf_counter()
+                await ensemble.feedback(answers.pop(), reward=number % 3 > 0)
+                taken.append(time.perf_counter() - started)
+            rate = await at_once(answers, lambda answer: ensemble.feedback(answer, reward=True))
+    return rate, taken
+
+
+async def asked(ensemble: AsyncEnsemble, count: int) -> list[Answer]:
+    """So many answers."""
+    answers: list[Answer] = []
+
+    async def ask() -> None:
+        answers.append(await ensemble.ask(PROMPT))
+
+    await harness.at_concurrency(ask, 64, count)
+    return answers
+
+
+async def at_once(answers: Sequence[Answer], give: Callable[[Answer], Awaitable[None]]) -> float:
+    """Feedbacks a second, `CROWD` at a time."""
+    left = iter(answers)
+
+    async def work() -> None:
+        for answer in left:
+            await give(answer)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(CROWD)))
+    return len(answers) / (time.perf_counter() - started)
+
+
+def raw_rate() -> float:
+    """Rows a second that SQLite commits by itself, in batches of as many."""
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(sqlite3.connect(Path(name) / "raw.db")) as db:
+        db.executescript(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; CREATE TABLE answers (id TEXT PRIMARY KEY); "
+            "CREATE TABLE feedback (seq INTEGER PRIMARY KEY, answer_id TEXT, source TEXT, reward REAL)"
+        )
+        names = [f"{number:032x}" for number in range(ANSWERS)]
+        db.executemany("INSERT INTO answers VALUES (?)", [(one,) for one in names])
+        db.commit()
+        started = time.perf_counter()
+        for first in range(0, ANSWERS, CROWD):
+            for one in names[first : first + CROWD]:
+                db.execute("SELECT 1 FROM answers WHERE id = ?", (one,)).fetchone()
+                db.execute("INSERT INTO feedback (answer_id, source, reward) VALUES (?, 'user', 1)", (one,))
+            db.commit()
+        return ANSWERS / (time.perf_counter() - started)
+
+
+def section() -> Section:
+    """Item 3 of the aims."""
+    rate, alone = asyncio.run(measured())
+    raw = raw_rate()
+    middle = sorted(alone)[len(alone) // 2] * 1e3
+    targets = (
+        Target("feedbacks a second, durable", ">= 5,000", f"{rate:,.0f}", rate >= 5000, f"raw SQLite {raw:,.0f}"),
+        Target("one feedback(), p50", "< 1 ms", f"{middle:.2f} ms", middle < 1),
+    )
+    rows = [("one after the other", quartiles(alone), f"{p99(alone) * 1e3:.2f}")]
+    return Section("3. Feedback", targets, (Table(("feedback()", "p50, ms (quartiles)", "p99, ms"), rows),))
+
+
+if __name__ == "__main__":
+    harness.main(section)

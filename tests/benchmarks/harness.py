@@ -1,0 +1,207 @@
+"""What the benchmarks of speed share: how they measure, and how they say what came out.
+
+Every comparison is paired: both sides run alternately against one server in a process of its own, so that the ratio
+means something on a noisy machine. Medians, with the quartiles of what they are taken over.
+
+A benchmark is a module with a function that gives a `Section`; `main` prints it as Markdown, or as JSON (``--json``),
+which ``python -m tests.benchmarks`` collects from all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from focalroute import AsyncEnsemble, Budget, Endpoint
+from tests.policies import ask_everybody
+
+PROMPT = ("A train leaves at nine and drives for three hours at eighty kilometres an hour. " * 3)[:200]
+CHOICES = ("120 km", "180 km", "240 km", "320 km")
+MESSAGES = [{"role": "user", "content": PROMPT}]
+WARM = 50
+
+Call = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One aim of the issue, in words, what was measured, and what nobody could get below here."""
+
+    what: str
+    aim: str
+    measured: str
+    met: bool
+    floor: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head; all cells are text."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one benchmark found."""
+
+    title: str
+    targets: Sequence[Target] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def machine() -> str:
+    """What it runs on."""
+    names = ("openai", "httpx", "aiohttp", "onnxruntime", "numpy", "torch")
+    return (
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {', '.join(_found(names))}"
+    )
+
+
+def _found(names: Sequence[str]) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def quartiles(values: Sequence[float], unit: float = 1e3) -> str:
+    """Median (lower quartile - upper quartile) of seconds, in milliseconds unless said."""
+    low, middle, high = statistics.quantiles([value * unit for value in values], n=4)
+    return f"{middle:.3g} ({low:.3g} - {high:.3g})"
+
+
+def p99(seconds: Sequence[float]) -> float:
+    """The 99th percentile."""
+    return sorted(seconds)[int(len(seconds) * 0.99)]
+
+
+def best(work: Callable[[], object], *, calls: int = 200, repeats: int = 15) -> float:
+    """Seconds of one call in the fastest of several runs: what the machine can do, undisturbed and warm."""
+    least = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        for _ in range(calls):
+            work()
+        least = min(least, (time.perf_counter() - started) / calls)
+    return least
+
+
+async def alternately(calls: Sequence[Call], rounds: int) -> list[list[float]]:
+    """Seconds of each side's calls, made in turn, the order turned every time."""
+    taken: list[list[float]] = [[] for _ in calls]
+    for number in range(rounds + WARM):
+        for side in range(len(calls))[:: (-1) ** number]:
+            started = time.perf_counter()
+            await calls[side]()
+            if number >= WARM:
+                taken[side].append(time.perf_counter() - started)
+    return taken
+
+
+def ratio(mine: Sequence[float], other: Sequence[float]) -> float:
+    """The median over the pairs."""
+    return statistics.median(a / b for a, b in zip(mine, other, strict=True))
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Many calls at a time: calls a second, each call's seconds, CPU seconds of this process a call."""
+
+    rate: float
+    seconds: Sequence[float]
+    cpu_s: float
+
+
+async def at_concurrency(call: Call, concurrency: int, calls: int) -> Burst:
+    """So many calls, with so many under way at a time."""
+    taken: list[float] = []
+    left = iter(range(calls))
+
+    async def work() -> None:
+        for _ in left:
+            started = time.perf_counter()
+            await call()
+            taken.append(time.perf_counter() - started)
+
+    cpu, started = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return Burst(calls / (time.perf_counter() - started), taken, (time.process_time() - cpu) / calls)
+
+
+def ensemble(url: str, size: int, folder: Path, budget: Budget | None = None) -> AsyncEnsemble:
+    """An ensemble that asks all of its endpoints, with a store on disk."""
+    return AsyncEnsemble(
+        endpoints(url, size),
+        policy=ask_everybody(folder / f"policy-{size}"),
+        store=folder / f"{size}-{time.time_ns()}.db",
+        explore=False,
+        budget=budget,
+    )
+
+
+def endpoints(url: str, size: int, *, timeout_s: float = 60.0) -> list[Endpoint]:
+    """So many names for one server, with prices."""
+    return [
+        Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1, timeout_s=timeout_s)
+        for i in range(size)
+    ]
+
+
+def resident_mb() -> float:
+    """The memory of this process now, MiB (Linux)."""
+    return _status_mb("VmRSS")
+
+
+def peak_mb() -> float:
+    """The most that this process ever had, MiB (Linux)."""
+    return _status_mb("VmHWM")
+
+
+def _status_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+
+def main(section: Callable[[], Section]) -> None:
+    """Measure, and print it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    as_json = parser.parse_args().json
+    show(section(), as_json=as_json)
+
+
+def show(found: Section, *, as_json: bool) -> None:
+    """Print what was found."""
+    print(json.dumps(asdict(found)) if as_json else f"{machine()}\n\n{markdown(found)}")
+
+
+def markdown(section: Section) -> str:
+    """A section as it goes into docs/performance.md."""
+    parts = [f"### {section.title}"]
+    if section.targets:
+        rows = [(t.what, t.aim, t.measured, t.floor or "-", "yes" if t.met else "**no**") for t in section.targets]
+        parts.append(_markdown(Table(("target", "aim", "measured", "floor", "met"), rows)))
+    parts += map(_markdown, section.tables)
+    parts += section.notes
+    return "\n\n".join(parts)
+
+
+def _markdown(table: Table) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (table.head, *table.rows)]
+    lines.insert(1, "|---" * len(table.head) + "|")
+    return "\n".join(lines)

@@ -1,0 +1,294 @@
+"""Decide, fuse, keep the books: all that one ask does besides waiting, and how that grows.
+
+``python -m tests.benchmarks.inside``. No network and no store: rounds of 3 and of 1 member and a STOP, that is three
+observations and decisions, two fusions, the answer, its receipt and the rows for the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import focalroute.embedders.embedding
+import focalroute.ensemble
+from focalroute import AsyncEnsemble
+from focalroute.ask import Ask
+from focalroute.budget import BudgetGuard
+from focalroute.observe import Observer
+from focalroute.observe.features import text_features
+from focalroute.policy import bundle
+from focalroute.policy._onnx import Signature, open_model
+from focalroute.policy.bundle import Policy
+from focalroute.policy.fallback import Guarded
+from focalroute.query import make_query
+from focalroute.records import Member, Outcome, Reply, Round, Usage
+from tests.benchmarks import harness
+from tests.benchmarks.harness import CHOICES, PROMPT, Section, Table, Target, best, p99, quartiles
+from tests.benchmarks.server import floor_server
+
+USAGE = Usage(60, 6)
+POOLS, WINDOWS, QUESTIONS = (2, 12, 32, 128), (100, 500, 2_000, 10_000), (2, 4, 8, 32)
+
+
+class Inside:
+    """A pool whose window and memory are full, and asks of it.
+
+    Args:
+        n: endpoints; ``window``: T; ``choices``: K.
+        remembered: texts in the observer's memory.
+        prompt: what is asked.
+    """
+
+    def __init__(
+        self, *, n: int = 12, window: int = 500, choices: int = 4, remembered: int = 0, prompt: str = PROMPT
+    ) -> None:
+        self.rng = random.Random(0)
+        self.policy: Policy = bundle.cold()
+        self.choices = [*CHOICES, *(f"{i} miles" for i in range(choices))][:choices]
+        self.prompt = prompt
+        names = [f"endpoint-{i}" for i in range(n)]
+        self.observer = Observer(names, [0.0001 * (i + 1) for i in range(n)], window=window)
+        noise = np.random.default_rng(0)
+        for number in range(max(window, remembered)):
+            asked = self.rng.sample(names, min(n, 4))
+            members = {name: Member(1, self.rng.randrange(4), self.rng.randrange(20, 200), self.rng.random(), None)
+                       for name in asked}  # fmt: skip
+            right = {name: float(self.rng.random() < 0.6) for name in asked}
+            text = text_features(" ".join(map(str, noise.integers(0, 999, 40)))) if number < remembered else None
+            self.observer.learn(Outcome(str(number), members, right, features=text))
+        first = [Reply(name, "A", self.rng.randrange(choices), None, "parsed", USAGE) for name in names[:4]]
+        self.replies: Sequence[Sequence[Reply]] = (first[:3], first[3:], ())
+
+    def ask(self) -> None:
+        """One ask."""
+        query = make_query(self.prompt, choices=self.choices)
+        purse = BudgetGuard(None, ()).purse(None, query.id)
+        guarded = Guarded(self.policy, self.observer.endpoints)
+        ask = Ask(query, guarded, self.observer.begin(query), purse, deadline=0.0, rng=self.rng)
+        for replies in self.replies:
+            observation = ask.observe(0.1)
+            order = self.observer.order()
+            decision = ask.decide(observation, order=order, eligible=lambda *_: True, explore=True)
+            ask.take(Round(observation, decision, tuple(replies)))
+        ask.stored(ask.answer(), texts=False)
+        ask.ledger()
+
+    def learn(self, number: int) -> None:
+        """An outcome comes in: the window changes."""
+        asked = [reply.endpoint for reply in self.replies[0]]
+        members = {name: Member(1, 0, 6, 0.1, None) for name in asked}
+        self.observer.learn(Outcome(f"new-{number}", members, {name: float(self.rng.random() < 0.6) for name in asked}))
+
+    def seconds(self, asks: int, *, pause_s: float = 0.0, learning: bool = False) -> list[float]:
+        """Of each of so many asks, after as much idling; between two an outcome may be learned."""
+        taken = []
+        for number in range(asks + asks // 10):
+            if learning:
+                self.learn(number)
+            if pause_s:
+                time.sleep(pause_s)
+            started = time.perf_counter()
+            self.ask()
+            taken.append(time.perf_counter() - started)
+        return taken[asks // 10 :]
+
+
+def in_turn(sides: Sequence[Inside], bursts: int, asks: int) -> list[float]:
+    """The median over the bursts of each side's seconds an ask; bursts in turn, so that all see the same machine."""
+    taken: list[list[float]] = [[] for _ in sides]
+    for _ in range(bursts):
+        for side, seconds in zip(sides, taken, strict=True):
+            started = time.perf_counter()
+            for _ in range(asks):
+                side.ask()
+            seconds.append((time.perf_counter() - started) / asks)
+    return [sorted(seconds)[bursts // 2] for seconds in taken]
+
+
+# -- floor and profile -----------------------------------------------------------------------------------------------
+
+
+def raw_policies_s() -> float:
+    """What onnxruntime alone takes for the five runs of an ask, warm, seconds."""
+    policy, noise = bundle.cold(), np.random.default_rng(0)
+    decider, fusion = open_model(policy.decider_onnx), open_model(policy.fusion_onnx)
+
+    def inputs(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        made: dict[str, Any] = {"ids": np.zeros(sizes["ids"], np.int64)}
+        for name, size in sizes.items():
+            if name != "ids":
+                made[name] = noise.random((*size, signature[name][1][-1] or 1), np.float32)
+        return made
+
+    decided = inputs(bundle.DECIDER, {"context": (1,), "endpoints": (1, 12), "ids": (12,)})
+    total: float = 3 * best(partial(decider.run, ["logits"], decided))
+    for members in (3, 4):
+        seen = inputs(bundle.FUSION, {"members": (1, 4, members), "candidates": (1, 4), "ids": (1, members)})
+        total += best(partial(fusion.run, ["logits"], seen))
+    return total
+
+
+_HERE = sys.modules[__name__]
+#: What the profile times: a name, and where the function is. Those named with a dash are part of the one before.
+PARTS: Sequence[tuple[str, Any, str]] = (
+    ("the query is checked", _HERE, "make_query"),
+    ("a purse", BudgetGuard, "purse"),
+    ("the policy is bound to the pool", _HERE, "Guarded"),
+    ("text features, memory, a sight of the pool", Observer, "begin"),
+    ("observations (3)", Ask, "observe"),
+    ("decisions (3), of which", Ask, "decide"),
+    ("- the Decider's network", Guarded, "decider_logits"),
+    ("replies are taken in (4)", Ask, "hear"),
+    ("fusions (2), of which", Ask, "fuse"),
+    ("- the Fusion's network", Guarded, "fusion_logits"),
+    ("answer and receipt", Ask, "answer"),
+    ("rows for the store", Ask, "stored"),
+)
+#: The same in the asks of an ensemble.
+REAL_PARTS: Sequence[tuple[str, Any, str]] = (
+    ("query", focalroute.ensemble, "make_query"),
+    ("purse", BudgetGuard, "purse"),
+    ("policy", focalroute.ensemble, "Guarded"),
+    ("features", focalroute.embedders.embedding, "text_features"),
+    ("sight", Observer, "begin"),
+    ("begin", focalroute.ensemble, "begin"),
+    *[(name, Ask, name) for name in ("observe", "decide", "hear", "fuse", "goes_on", "answer", "stored", "ledger")],
+)
+
+
+@contextmanager
+def timed(parts: Sequence[tuple[str, Any, str]]) -> Iterator[dict[str, float]]:
+    """Adds up by name the seconds that these functions take while it is entered."""
+    totals = {name: 0.0 for name, _, _ in parts}
+
+    def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                totals[name] += time.perf_counter() - started
+
+        return wrapped
+
+    plain = [(owner, attribute, getattr(owner, attribute)) for _, owner, attribute in parts]
+    for (name, owner, attribute), (_, _, function) in zip(parts, plain, strict=True):
+        setattr(owner, attribute, timing(name, function))
+    try:
+        yield totals
+    finally:
+        for owner, attribute, function in plain:
+            setattr(owner, attribute, function)
+
+
+def profile(asks: int) -> tuple[Table, float]:
+    """What each part takes of an ask, and the share of all of it that the parts account for."""
+    inside = Inside()
+    inside.seconds(200)
+    with timed(PARTS) as totals:
+        seconds = sum(inside.seconds(asks)) * 1.1  # the parts count those run to warm up as well
+    whole = seconds / (1.1 * asks)
+    rows = [(name, f"{total / (1.1 * asks) * 1e6:.0f}", f"{total / seconds:.0%}") for name, total in totals.items()]
+    accounted = sum(total for name, total in totals.items() if not name.startswith("-")) / seconds
+    rows.append(("all of it, timing included", f"{whole * 1e6:.0f}", f"{accounted:.0%} in the parts"))
+    return Table(("one ask, by parts", "us", "share"), rows), accounted
+
+
+async def real_asks(asks: int) -> list[float]:
+    """Seconds that the parts take in each of so many real asks: 12 endpoints, up to 3 rounds, a store on disk."""
+    taken = []
+    with tempfile.TemporaryDirectory() as folder, floor_server() as url:
+        pool = harness.endpoints(url, 12)
+        async with AsyncEnsemble(pool, store=Path(folder) / "store.db", seed=0, probe_share=0) as ensemble:
+            for number in range(asks + harness.WARM):
+                with timed(REAL_PARTS) as totals:
+                    await ensemble.ask(PROMPT, answer="number")
+                if number >= harness.WARM:
+                    taken.append(sum(totals.values()))
+    return taken
+
+
+# -- the section -----------------------------------------------------------------------------------------------------
+
+
+def scaling() -> tuple[Table, Sequence[Target]]:
+    """How the time of an ask grows with N, T and K, from the fastest of bursts in turn."""
+    rows, targets = [], []
+    for letter, sizes, sides in (
+        ("N", POOLS, [Inside(n=size) for size in POOLS]),
+        ("T", WINDOWS, [Inside(window=size) for size in WINDOWS]),
+        ("K", QUESTIONS, [Inside(choices=size) for size in QUESTIONS]),
+    ):
+        medians = in_turn(sides, bursts=30, asks=10)
+        said = ", ".join(f"{size:,}: {median * 1e6:.0f}" for size, median in zip(sizes, medians, strict=True))
+        rows.append((letter, said))
+        grown, by = medians[-1] / medians[0], sizes[-1] / sizes[0]
+        aim, met = ("at most linear", grown <= by) if letter != "T" else ("independent", grown <= 1.25)
+        targets.append(Target(f"growth over {letter}, {sizes[0]} to {sizes[-1]:,}", aim, f"{grown:.2f} times", met))
+    return Table(("of", "us an ask, by size"), rows), targets
+
+
+def section() -> Section:
+    """Item 1 of the aims."""
+    floor_us = (raw_policies_s() + best(partial(text_features, PROMPT))) * 1e6
+    floor = f"{floor_us:.0f} us: onnxruntime 5 times, text features"
+    inside = Inside()
+    together = inside.seconds(3000)
+    learning, idling = inside.seconds(3000, learning=True), inside.seconds(250, pause_s=0.02)
+    real = asyncio.run(real_asks(400))
+    parts, accounted = profile(1000)
+    growth, grown = scaling()
+    full, longer = Inside(remembered=4096), Inside(prompt=PROMPT + PROMPT * 21)
+    base, remembering, long = in_turn([inside, full, longer], bursts=30, asks=10)
+    per_kb = (long - base) / (21 * len(PROMPT) / 1024)
+
+    def target(what: str, aim_us: float, seconds: Sequence[float]) -> Target:
+        middle = statistics.median(seconds) * 1e6
+        return Target(what, f"<= {aim_us:.0f} us", f"{middle:.0f} us", middle <= aim_us, floor)
+
+    tail = max(p99(together), p99(learning), p99(real)) * 1e6
+    rows = [
+        (what, quartiles(seconds, 1e6), f"{p99(seconds) * 1e6:.0f}")
+        for what, seconds in (
+            ("back to back", together),
+            ("back to back, an outcome learned between two", learning),
+            ("after 20 ms of idling", idling),
+            ("inside real asks (12 endpoints over HTTP, store on disk)", real),
+        )
+    ]
+    more = [
+        ("each further KB of the prompt", f"{per_kb * 1e6:.1f}"),
+        ("with the most texts remembered, 4,096 (the other rows: none)", f"{(remembering - base) * 1e6:.0f}"),
+    ]
+    return Section(
+        "1. Decide, fuse, keep the books",
+        (
+            target("one ask back to back, p50", 100, together),
+            target("inside real asks, p50", 200, real),
+            target("after 20 ms of idling, p50", 700, idling),
+            Target("p99 (not idling)", "<= 1500 us", f"{tail:.0f} us", tail <= 1500),
+            *grown,
+            Target("parts of the profile", ">= 90 %", f"{accounted:.0%}", accounted >= 0.9),
+        ),
+        (
+            Table(("N = 12, T = 500, K = 4, us", "p50 (quartiles)", "p99"), rows),
+            parts,
+            growth,
+            Table(("on top of an ask, us", ""), more),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    harness.main(section)
