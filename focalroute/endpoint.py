@@ -1,6 +1,7 @@
 """One endpoint: single attempts at a call, over our own HTTP transport or a ready ``AsyncOpenAI``. Never retries.
 
-HTTP is aiohttp's; the redirects and cookies that it offers are not wanted here. `docs/performance.md` compares choices.
+HTTP is httpx's requests and responses over its aiohttp transport (httpx-aiohttp), called directly: what httpx's client
+adds on top (redirects, cookies, authentication flows) is not wanted here. `docs/performance.md` compares the choices.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from focalroute.config import Endpoint
@@ -34,14 +35,13 @@ from focalroute.wire import (
 )
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+    import httpx
 
 __all__ = ["EndpointClient", "HttpClients"]
 
 _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
-_CONNECT_S = 10.0  # all else is bounded by `EndpointClient.complete`
-_CHUNK = 16 * 1024
+_CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
 _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
@@ -52,41 +52,44 @@ Heed = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
 
 class HttpClients:
-    """One HTTP session for each running event loop, its connections kept alive, for all endpoints."""
+    """One HTTP transport for each running event loop (and proxy), its connections kept alive, for all endpoints."""
 
     def __init__(self) -> None:
-        self._open: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[ClientSession, None], ClientSession]] = {}
+        self._open: dict[_Place, tuple[AsyncGenerator[httpx.AsyncBaseTransport, None], httpx.AsyncBaseTransport]] = {}
 
-    async def session(self) -> ClientSession:
-        """The running loop's session, made on first use. It closes with the loop, or with `aclose`."""
-        loop = asyncio.get_running_loop()
-        found = self._open.get(loop)
+    async def transport(self, proxy: str | None) -> httpx.AsyncBaseTransport:
+        """The running loop's transport, made on first use. It closes with the loop, or with `aclose`."""
+        place = (asyncio.get_running_loop(), proxy)
+        found = self._open.get(place)
         if found is None:
-            for other in [other for other in list(self._open) if other.is_closed()]:
+            for other in [other for other in list(self._open) if other[0].is_closed()]:
                 self._open.pop(other, None)
-            living = _living()
-            found = self._open[loop] = living, await anext(living)
+            living = _living(proxy)
+            found = self._open[place] = living, await anext(living)
         return found[1]
 
     async def aclose(self) -> None:
-        """Close the running loop's session and its connections. Idempotent."""
-        found = self._open.pop(asyncio.get_running_loop(), None)
-        if found is not None:
-            await found[0].aclose()
+        """Close the running loop's transports and their connections. Idempotent."""
+        loop = asyncio.get_running_loop()
+        for place in [place for place in list(self._open) if place[0] is loop]:
+            living, _ = self._open.pop(place)
+            await living.aclose()
 
 
-async def _living() -> AsyncGenerator[ClientSession, None]:
-    """A session that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
-    from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
-    from httpx import create_ssl_context  # which trusts whom everybody's client trusts, wherever it runs
+_Place = tuple[asyncio.AbstractEventLoop, "str | None"]
 
-    connector = TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=create_ssl_context())
-    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S)
-    session = ClientSession(connector=connector, cookie_jar=DummyCookieJar(), timeout=timeout, auto_decompress=False)
+
+async def _living(proxy: str | None) -> AsyncGenerator[httpx.AsyncBaseTransport, None]:
+    """A transport that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
+    import httpx
+    from httpx_aiohttp import AiohttpTransport
+
+    limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=_KEEPALIVE_S)
+    transport = AiohttpTransport(limits=limits, proxy=httpx.Proxy(proxy) if proxy else None)
     try:
-        yield session
+        yield transport
     finally:
-        await session.close()
+        await transport.aclose()
 
 
 class EndpointClient:
@@ -197,14 +200,14 @@ class _Http:
     """Our own client: one POST, bounded and typed. A redirect is a failure like any other status."""
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None) -> None:
-        import aiohttp  # noqa: F401 - loaded here, so that no call's time limit pays for it
-        from yarl import URL
+        import httpx
+        import httpx_aiohttp  # noqa: F401 - loaded here, so that no call's time limit pays for it
 
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
-            self._urls = {path: URL(endpoint.base_url + path) for path in (CHAT, EMBEDDINGS)}
-        except ValueError:
+            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, EMBEDDINGS)}
+        except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = cap_field(endpoint.base_url)
         self._clients = clients
@@ -220,12 +223,12 @@ class _Http:
 
     async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
         """The body of the reply."""
-        async with await self._post(path, body) as response:
+        async with contextlib.aclosing(await self._post(path, body)) as response:
             return await read_all(_chunks(response), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         response = await (self._post(CHAT, body) if self._keeps else self._post(CHAT, body, Connection="close"))
-        async with response, contextlib.aclosing(_chunks(response)) as chunks:
+        async with contextlib.aclosing(response), contextlib.aclosing(_chunks(response)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
                 if decoder.done:
@@ -233,34 +236,37 @@ class _Http:
             if self._keeps and decoder.done:
                 await _drained(chunks)
 
-    async def _post(self, path: str, body: Mapping[str, Any], **headers: str) -> ClientResponse:
-        from aiohttp import ClientConnectionError, ClientConnectorError, ClientError, ConnectionTimeoutError
+    async def _post(self, path: str, body: Mapping[str, Any], **headers: str) -> httpx.Response:
+        import httpx
+        from aiohttp import ClientConnectorError, ClientError, ConnectionTimeoutError
 
         sent = _json(body)
-        session = await self._clients.session()
+        request = httpx.Request(
+            "POST", self._urls[path], headers=self._headers | headers, content=sent, extensions={"timeout": _CONNECT}
+        )
+        transport = await self._clients.transport(self._proxy)
         try:
-            response = await session.post(
-                self._urls[path], data=sent, headers=self._headers | headers, allow_redirects=False, proxy=self._proxy
-            )
-        except (ClientConnectionError, OSError) as error:
-            failure = Failure("connection", f"could not reach the service ({type(error).__name__})")
-            raise CallFailed(failure, free=isinstance(error, ClientConnectorError | ConnectionTimeoutError)) from None
-        except (ClientError, ValueError) as error:
+            response = await transport.handle_async_request(request)
+        except (ClientError, ValueError) as error:  # what the transport has no httpx name for, or no characters
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
+        except (httpx.TransportError, OSError) as error:
+            cause = error.__cause__ or error  # the transport gives many of them one name
+            failure = Failure("connection", f"could not reach the service ({type(cause).__name__})")
+            raise CallFailed(failure, free=isinstance(cause, ClientConnectorError | ConnectionTimeoutError)) from None
         if self._heed is not None:
-            self._heed(response.raw_headers)
-        if not 200 <= response.status < 300:
-            async with response:
+            self._heed(response.headers.raw)
+        if not 200 <= response.status_code < 300:
+            async with contextlib.aclosing(response):
                 raise CallFailed(await self._refused(response, sent))
         return response
 
-    async def _refused(self, response: ClientResponse, sent: bytes) -> Failure:
+    async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
             payload = json.loads(await read_all(_chunks(response), _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
-        return refusal(response.status, response.headers, payload, secrets)
+        return refusal(response.status_code, response.headers, payload, secrets)
 
 
 def _key(endpoint: Endpoint) -> str | None:
@@ -287,14 +293,15 @@ def _json(body: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 
 
-async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes, None]:
+async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """The body in pieces, as they come."""
+    import httpx
     from aiohttp import ClientError
 
     try:
-        async for chunk in response.content.iter_chunked(_CHUNK):
+        async for chunk in cast("httpx.AsyncByteStream", response.stream):
             yield chunk
-    except (ClientError, OSError) as error:
+    except (httpx.TransportError, ClientError, OSError) as error:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
 
 

@@ -123,17 +123,13 @@ class Race:
     async def _ask(self, seat: Seat, call: Call, hedge_of: str | None) -> Reply:
         try:
             async with asyncio.timeout_at(self._terms.deadline):
-                reading, completion = await retrying(
-                    lambda: seat.attempt(call),
-                    self._terms,
-                    self._rules.attempts,
-                    lambda: self._closed() or self._begun,
-                )
+                retried = retrying(self._terms, self._rules.attempts, lambda: self._closed() or self._begun)
+                answered: tuple[Reading, Completion] = await retried(seat.attempt, call)
         except CallFailed as error:
             return _reply(seat, call, hedge_of, error=error.failure)
         except TimeoutError:
             return _reply(seat, call, hedge_of, error=Failure("timeout", "the deadline of the ask passed"))
-        return _replied(seat, call, hedge_of, reading, completion)
+        return _replied(seat, call, hedge_of, *answered)
 
     # -- while they are under way ------------------------------------------------------------------------------------
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+
+import tenacity
 
 from focalroute.budget import Purse
 from focalroute.errors import CallFailed
 from focalroute.outlet import Outlet
-from focalroute.records import Failure, Query
+from focalroute.records import Query
 
 __all__ = ["Terms", "retrying"]
-
-T = TypeVar("T")
 
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
@@ -45,35 +44,37 @@ class Terms:
         return self.deadline - asyncio.get_running_loop().time()
 
 
-async def retrying(
-    call: Callable[[], Awaitable[T]], terms: Terms, attempts: int, closed: Callable[[], bool] = lambda: False
-) -> T:
-    """What a member's call gives, repeated: at most ``attempts`` in all, within the terms, and not once it is closed.
+def retrying(terms: Terms, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
+    """Repeats a member's call: at most ``attempts`` in all, within the terms, and not once it is ``closed``."""
 
-    Raises:
-        CallFailed: of the last attempt.
-    """
-    number = 0
-    while True:
-        number += 1
-        try:
-            return await call()
-        except CallFailed as error:
-            if not error.failure.retryable or closed() or number >= attempts or terms.retries < 1:
-                raise
-            wait_s = _wait_s(error.failure, number)
-            if wait_s > _LONGEST_ASKED_S or wait_s >= terms.left_s:
-                raise
+    def repeatable(error: BaseException) -> bool:
+        return isinstance(error, CallFailed) and error.failure.retryable and not closed()
+
+    def enough(state: tenacity.RetryCallState) -> bool:
+        wait = state.upcoming_sleep
+        return state.attempt_number >= attempts or terms.retries < 1 or wait > _LONGEST_ASKED_S or wait >= terms.left_s
+
+    def repeat(_: tenacity.RetryCallState) -> None:
         terms.retries -= 1
-        await asyncio.sleep(wait_s)
+
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(repeatable),
+        stop=enough,
+        wait=_wait,
+        before_sleep=repeat,
+        sleep=asyncio.sleep,
+        reraise=True,
+    )
 
 
-def _wait_s(failure: Failure, number: int) -> float:
-    """What the service asked for, else exponential with full jitter.
+def _wait(state: tenacity.RetryCallState) -> float:
+    """What the service asked for, else exponential with full jitter. Seconds.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
-    if failure.retry_after_s is not None:
-        return failure.retry_after_s
-    ceiling = min(_FIRST_WAIT_S * 2 ** (number - 1), _MAX_WAIT_S)
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.failure.retry_after_s if isinstance(error, CallFailed) else None
+    if asked is not None:
+        return asked
+    ceiling = min(_FIRST_WAIT_S * 2 ** (state.attempt_number - 1), _MAX_WAIT_S)
     return random.uniform(0, ceiling)  # noqa: S311 - jitter, no secret
