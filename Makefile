@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs package bench bench-long money chaos hostile evaluate paper real tiny-pool verify clean
+.PHONY: help demo test lint docs package bench bench-long money chaos hostile fleet evaluate paper real tiny-pool verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,9 @@ hostile: $(READY) ## 100 processes killed under load, and 1,000,000 hostile inpu
 	$(BIN)/python -m tests.benchmarks.kills --kills 100
 	$(BIN)/python -m tests.benchmarks.fuzz --inputs 1000000
 
+fleet: $(READY) ## 8 workers on one Redis, 20,000 asks, a learner killed and Redis restarted (20 minutes; needs redis-server)
+	$(BIN)/python -m tests.benchmarks.fleet
+
 evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there are any
 	@for log in ../shared/data/*.jsonl.gz; do \
 		[ -e "$$log" ] || { echo "no recorded answers in ../shared/data"; continue; }; \
@@ -69,7 +72,7 @@ tiny-pool: $(READY) real ## five small language models, trained and served on th
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test package evaluate money chaos hostile bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
+verify: real test package evaluate money chaos hostile fleet bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

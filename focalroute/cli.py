@@ -213,29 +213,26 @@ def import_(
 
 @app.command()
 def update(
-    store: Annotated[Path, typer.Option(help="The SQLite file with the answers and their feedback.")],
+    store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
     policy: Annotated[str, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on for ever, whenever there is enough feedback.")
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="With --follow: feedbacks between two updates.")] = 100,
+    archive: Annotated[
+        Path | None, typer.Option(help="With --follow and Redis: the SQLite file for what Redis is to keep no longer.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON, in one line each.")] = False,
 ) -> None:
     """Learn from the feedback in a store and publish the new policy, if it passes its gate.
 
-    A process that serves with this folder notices within a second of its next question.
+    A process that serves with this folder notices within a second of its next question. With a Redis store the policy
+    is the fleet's: all workers get it, and of those who run this command with --follow one at a time is the learner.
     """
-    from focalroute.learn.online import update_policy
-    from focalroute.policy.catalogue import chosen
-    from focalroute.store import open_store
-    from focalroute.updates import learned_folder
+    from focalroute.update_command import update_command
 
-    folder = learned_folder(chosen(policy, ()))
-    if not store.exists():
-        raise ConfigError(f"{store}: there is no such store")
-    with closing(open_store(store)) as opened:
-        report = update_policy(opened, folder, seed=seed)
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
-    else:
-        typer.echo(f"{report.status}: version {report.version}; {report.reason}")
+    update_command(store, policy, follow=follow, every=every, archive=archive, seed=seed, as_json=as_json)
 
 
 @app.command("eval")
@@ -343,7 +340,7 @@ def report(
 
 @app.command()
 def ledger(
-    store: Annotated[Path, typer.Option(help="The SQLite file.")],
+    store: Annotated[str, typer.Option(help="The SQLite file, or the redis:// address.")],
     by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="Add up by this.")] = "endpoint",
     saved: Annotated[
         Path | None,
@@ -355,10 +352,9 @@ def ledger(
     """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
     from focalroute.config import load_pool
     from focalroute.spending import read_savings, show_savings, show_spending
-    from focalroute.store import open_store
+    from focalroute.store import existing, open_store
 
-    if not store.exists():
-        raise ConfigError(f"{store}: there is no such store")
+    existing(store)
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
     form: Literal["csv", "json", "text"] = "csv" if as_csv else "json" if as_json else "text"

@@ -42,13 +42,18 @@ def show_policy(
 
 @policies.command("rollback")
 def roll_back(
-    folder: Annotated[Path, typer.Argument(help="Folder of policy bundles.")],
+    folder: Annotated[str, typer.Argument(help="Folder of policy bundles, or the redis:// address of a fleet.")],
     version: Annotated[
         int | None, typer.Argument(help="The version; without it what the current one came from.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what serves now as JSON.")] = False,
 ) -> None:
-    """Make an earlier version serve again; processes that serve with this folder notice within a second."""
+    """Make an earlier version serve again; processes that serve it, or the whole fleet, notice within a second."""
+    from focalroute.fleet.rollback import rollback_fleet_command
     from focalroute.policy.command import rollback_command
+    from focalroute.store import is_redis
 
-    rollback_command(folder, version, as_json=as_json)
+    if is_redis(folder):
+        rollback_fleet_command(folder, version, as_json=as_json)
+    else:
+        rollback_command(Path(folder), version, as_json=as_json)

@@ -25,6 +25,7 @@ from focalroute.cost import typical_cost
 from focalroute.embedders import Embedding, TextEmbedder
 from focalroute.errors import StoreError
 from focalroute.feedback import USER, Label, Listener
+from focalroute.fleet import Follower, fetch
 from focalroute.judge import Judge, Judging, judging_endpoints
 from focalroute.many import ask_all
 from focalroute.observe import Observer
@@ -72,7 +73,8 @@ class AsyncEnsemble:
         endpoints: the pool; names must be unique.
         policy: folder of policy bundles; None, or a folder without any yet: the cold start. Or the name of a rule such
             as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
-        store: file of the SQLite store; None: in memory, gone at the end.
+        store: file of the SQLite store; None: in memory, gone at the end. Or the address of a Redis, for a fleet:
+            "redis://host:6379/0" (extra ``redis``; settings in `focalroute.store.redis_address`).
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
         embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
             endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
@@ -171,7 +173,9 @@ class AsyncEnsemble:
             self._pacer = paced(budget, self._store, price_of_money)
             prices = [typical_cost(e) for e in self.endpoints]
             self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
+            fetch(self._store, serving)
             self._slot = PolicySlot.open(serving)
+            self._follower = Follower(self._store, self._slot, serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             told = None if self._recorder is None else self._recorder.heard
@@ -454,6 +458,7 @@ class AsyncEnsemble:
         self._closed = True
         await self._judging.aclose()  # while there is still somebody to hear of its feedback
         self._updater.close()
+        self._follower.close()
         self._slot.close()
         try:
             await self._streams.give_up()  # what they consumed is in the ledger

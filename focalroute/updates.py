@@ -12,8 +12,10 @@ from focalroute.errors import ConfigError, FocalrouteError
 from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.store.base import Store
+from focalroute.store.redis_store import RedisStore
 
 if TYPE_CHECKING:
+    from focalroute.fleet.learner import FleetLearner
     from focalroute.learn.online import UpdateReport
 
 __all__ = ["Updater", "learned_folder"]
@@ -38,6 +40,8 @@ def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -
 
 class Updater:
     """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
+
+    On the store of a fleet it is a candidate for its learner instead, which publishes to all workers.
 
     Args:
         policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
@@ -66,6 +70,7 @@ class Updater:
         self._seed = seed
         self._runs = 0
         self._heard = 0
+        self._learner: FleetLearner | None = None
         self._one_at_a_time = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "focalroute-update")
 
@@ -80,11 +85,21 @@ class Updater:
 
         root = learned_folder(self._policy)
         with self._one_at_a_time:
+            if isinstance(self._store, RedisStore):
+                return self._in_fleet(self._store, root).run()  # the follower serves what it publishes
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
             report = update_policy(self._store, root, seed=seed)
         self._slot.refresh()
         return report
+
+    def _in_fleet(self, store: RedisStore, root: str | Path) -> FleetLearner:
+        """This process as a candidate for the fleet's learner."""
+        from focalroute.fleet.learner import FleetLearner
+
+        if self._learner is None:
+            self._learner = FleetLearner(store, start=root, every=self._every or 1, seed=self._seed)
+        return self._learner
 
     def heard(self, feedbacks: int) -> None:
         """So many more were committed. Quick: an update that is due runs on the updater's own thread."""
@@ -97,12 +112,23 @@ class Updater:
 
     def _run_quietly(self) -> None:
         try:
-            report = self.run()
+            report = self._due()
         except FocalrouteError as error:
             _log.warning("the policies could not be updated, the old ones stay: %s", error)
         else:
+            if report is None:
+                return
             _log.info("update of the policies: %s, version %d: %s", report.status, report.version, report.reason)
+
+    def _due(self) -> UpdateReport | None:
+        """Update; in a fleet only if this process is its learner, and there is enough from all of it."""
+        if not isinstance(self._store, RedisStore):
+            return self.run()
+        with self._one_at_a_time:
+            return self._in_fleet(self._store, learned_folder(self._policy)).step()
 
     def close(self) -> None:
         """Wait for an update under way and let go of the thread; what is still due is dropped. Idempotent."""
         self._worker.shutdown(cancel_futures=True)
+        if self._learner is not None:
+            self._learner.close()

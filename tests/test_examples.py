@@ -34,7 +34,7 @@ def test_no_example_is_long() -> None:
 
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path) -> None:
     """Cell by cell in a kernel of its own, where an event loop runs already."""
-    notebook = nbformat.from_dict(json.loads(NOTEBOOK.read_text("utf-8")))  # type: ignore[no-untyped-call]
+    notebook = nbformat.reads(NOTEBOOK.read_text("utf-8"), as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert {output["output_type"] for output in outputs} == {"execute_result"}  # nothing on the error output

@@ -21,10 +21,13 @@ from numpy.typing import ArrayLike
 from focalroute.errors import PolicyError
 from focalroute.observe.experience import Experience
 from focalroute.policy import _files
-from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, digest, folder_of, versions
+from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, current, digest, folder_of, versions
 from focalroute.policy.der import DER_SLICES, check_folder, load_served
 
-__all__ = ["bundle_files", "publish", "publish_der", "rollback"]
+__all__ = ["FILES", "bundle_files", "install", "publish", "publish_der", "rollback"]
+
+#: Whatever a bundle may consist of.
+FILES = frozenset({"manifest.json", "decider.onnx", "fusion.onnx", "experience.npz", "learner.npz", DER_FILE})
 
 
 def publish(
@@ -115,6 +118,49 @@ def _publish(root: Path, files: Callable[[int], dict[str, bytes]], parent: int |
     except OSError as error:
         raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
     return version
+
+
+def install(root: str | Path, version: int, files: Mapping[str, bytes], *, keep: int = 10) -> None:
+    """Make a bundle that was published elsewhere the current one here, under its own version.
+
+    What another bundle of that version is here goes; one that is the same stays.
+
+    Args:
+        files: its content by name, the manifest among it. What serves without (``learner.npz``) may be missing.
+        keep: how many of the latest versions to keep beside it.
+
+    Raises:
+        PolicyError: it does not pass its checks, or cannot be written; the current policy stays.
+    """
+    root = Path(root)
+    if not files or files.keys() - FILES:
+        raise PolicyError(f"{root}: version {version} was not published with the files of a bundle; publish it again")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _files.locked(root):
+            _files.clean(root)
+            folder = folder_of(root, version)
+            if not _holds(folder, files["manifest.json"]):
+                if folder.exists():
+                    folder.rename(_files.temporary(root))
+                _add(root, version, files)
+            if not _points(root, version):
+                _point(root, version)
+            _prune(root, keep, {version})
+    except OSError as error:
+        raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
+
+
+def _holds(folder: Path, manifest: bytes) -> bool:
+    path = folder / "manifest.json"
+    return path.is_file() and path.read_bytes() == manifest
+
+
+def _points(root: Path, version: int) -> bool:
+    try:
+        return current(root) == version
+    except PolicyError:  # nothing there, or damaged
+        return False
 
 
 def rollback(root: str | Path, version: int | None = None) -> int:

@@ -5,17 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from focalroute.errors import ConfigError
 from focalroute.store.base import Store
+from focalroute.store.redis_address import is_redis
 
-__all__ = ["Store", "open_store"]
+__all__ = ["Store", "existing", "is_redis", "open_store"]
 
 
 def open_store(where: str | Path | None, *, durability: Literal["normal", "full"] = "normal") -> Store:
-    """The store at a path, or in memory.
+    """The store at a path or at a ``redis://`` address, or in memory.
 
     Raises:
+        ConfigError: it is a wrong address, or Redis lacks its client library.
         StoreError: it cannot be opened.
     """
+    if isinstance(where, str) and is_redis(where):
+        from focalroute.store.redis_store import RedisStore
+
+        return RedisStore(where, durability=durability)
     from focalroute.store.sqlite import SqliteStore
 
     return SqliteStore(where, durability=durability)
+
+
+def existing(where: str) -> str:
+    """The same, if it is an address or a file that is there.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not is_redis(where) and not Path(where).exists():
+        raise ConfigError(f"{where}: there is no such store")
+    return where

@@ -36,6 +36,7 @@ from focalroute.store.base import (
 from focalroute.store.jobs import Read, Write
 from focalroute.store.locking import begin_writing, roll_back
 from focalroute.store.schema import check_ours, check_path, migrate
+from focalroute.store.telling import tell
 
 __all__ = ["SqliteStore"]
 
@@ -125,7 +126,7 @@ class SqliteStore:
             self._deliver()  # now every listener has heard the same
             self._heard = max(self._heard, tables.newest_feedback(db))
             self._probes_heard = max(self._probes_heard, tables.newest_probe(db))
-            self._tell([listener], tables.latest_feedback(db, last))
+            tell([listener], tables.latest_feedback(db, last))
             self._listeners.append(listener)
 
         self._read(join)
@@ -383,15 +384,7 @@ class SqliteStore:
         except _FAILURES as error:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
-        self._tell(tuple(self._listeners), rows + news)
-
-    @staticmethod
-    def _tell(listeners: Iterable[Listener], rows: list[tables.Judged]) -> None:
-        for listener in listeners if rows else ():
-            try:
-                listener(rows)
-            except BaseException:  # noqa: BLE001 - whatever it is, the thread has others to serve
-                _log.exception("a listener failed on %d rows of feedback; it will not see them again", len(rows))
+        tell(tuple(self._listeners), rows + news)
 
 
 def _code(error: Exception) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -65,9 +66,7 @@ def test_a_page_without_a_place_fails_the_build(tmp_path: Path) -> None:
     for part in ("docs", "examples", "README.md", "mkdocs.yml", "focalroute", "LICENSE"):
         (tmp_path / part).symlink_to(ROOT / part)
     (tmp_path / "docs").unlink()
-    (tmp_path / "docs").mkdir()
-    for path in (path for path in (ROOT / "docs").iterdir() if path.is_file()):
-        (tmp_path / "docs" / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
     script = tmp_path / "docs" / "build.py"
     done = subprocess.run(

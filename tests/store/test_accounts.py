@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from focalroute.records import Usage
 from focalroute.store.base import Account, Balance, LedgerRow, Release, Reservation
 from focalroute.store.sqlite import SqliteStore
+from tests.redis_server import RedisServer
+from tests.store.engines import Engine, RedisEngine, SqliteEngine
 from tests.store.made import on_thread
 
 PERIOD_S = 10**9  # no test meets its end
@@ -40,11 +42,6 @@ def bill(held: Reservation, at: float, cost: Decimal | None) -> LedgerRow:
 
 def applies(account: Account, tags: tuple[str, ...]) -> bool:
     return not account.tag or account.tag in tags
-
-
-def later(store: SqliteStore, seconds: float, which: str = "1") -> None:
-    """As if these reservations had been made so much earlier."""
-    on_thread(store, lambda db: db.execute(f"UPDATE reservations SET until = until - {seconds} WHERE {which}"))
 
 
 AMOUNTS = st.decimals(0, 1, places=6)
@@ -89,13 +86,26 @@ class Model:
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(steps=STEPS)
 def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(steps: list[tuple[Any, ...]]) -> None:
-    """Three stores on one file stand for three processes; one that crashes leaves its reservations behind."""
-    model = Model()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        path = Path(folder) / "s.db"
+    with tempfile.TemporaryDirectory() as folder:
+        interleave(SqliteEngine(Path(folder) / "s.db"), steps)
 
-        def begin() -> SqliteStore:
-            store = stack.enter_context(closing(SqliteStore(path)))
+
+def test_any_interleaving_keeps_every_limit_in_redis_too(redis_server: RedisServer) -> None:
+    @settings(deadline=None, derandomize=True, max_examples=40)
+    @given(steps=STEPS)
+    def hold_to_it(steps: list[tuple[Any, ...]]) -> None:
+        interleave(RedisEngine(redis_server.url), steps)
+
+    hold_to_it()
+
+
+def interleave(engine: Engine, steps: list[tuple[Any, ...]]) -> None:
+    """Three stores on one place stand for three processes; one that crashes leaves its reservations behind."""
+    model = Model()
+    with ExitStack() as stack:
+
+        def begin() -> Any:
+            store = stack.enter_context(closing(engine.open()))
             store.open_accounts(LIMITS)
             return store
 
@@ -116,7 +126,8 @@ def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(
             elif what in ("crash", "pass time"):  # either way the store is opened anew
                 if what == "pass time":
                     overdue = tuple(held.id for held in model.orphans)
-                    later(stores[which], 4000, f"id IN {(*overdue, '', '')}")
+                    if overdue:
+                        engine.later(stores[which], 4000, overdue)
                     model.paid += [(held.tags, held.amount) for held in model.orphans]
                     model.orphans = []
                 stores[which].close()
@@ -135,10 +146,10 @@ def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(
         assert stores[0].verify() == ()
 
 
-def test_threads_of_several_stores_that_only_reserve_fill_the_limit_exactly(tmp_path: Path) -> None:
+def test_threads_of_several_stores_that_only_reserve_fill_the_limit_exactly(engine: Engine) -> None:
     limits = {TOTAL: Decimal(1)}
     with ExitStack() as stack:
-        stores = [stack.enter_context(closing(SqliteStore(tmp_path / "s.db"))) for _ in range(3)]
+        stores = [stack.enter_context(closing(engine.open())) for _ in range(3)]
         for store in stores:
             store.open_accounts(limits)
         won: Counter[bool] = Counter()
@@ -159,30 +170,30 @@ def test_threads_of_several_stores_that_only_reserve_fill_the_limit_exactly(tmp_
         assert stores[0].verify() == ()
 
 
-def test_what_a_killed_process_had_reserved_stands(tmp_path: Path) -> None:
+def test_what_a_killed_process_had_reserved_stands(engine: Engine) -> None:
     """kill -9 between the reservation and the bill: the next process starts with it."""
-    path = tmp_path / "s.db"
+    where = engine.where
     code = """
 import os, signal, sys
 from tests.store.test_accounts import LIMITS, hold, bill
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store import open_store
 from decimal import Decimal
-store = SqliteStore(sys.argv[1])
+store = open_store(sys.argv[1])
 store.open_accounts(LIMITS)
 settled = store.reserve(hold(1, "0.5"), LIMITS).result()
 store.write(bill(hold(1, "0.5"), settled.at, Decimal("0.1"))).result()
 store.reserve(hold(2, "0.25"), LIMITS).result()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=60).returncode == -9
-    with closing(SqliteStore(path)) as store:
+    assert subprocess.run([sys.executable, "-c", code, where], timeout=60).returncode == -9
+    with closing(engine.open()) as store:
         assert store.open_accounts([TOTAL])[TOTAL] == Balance(Decimal("0.1"), Decimal("0.25"))
         assert not store.reserve(hold(3, "2.66"), {TOTAL: Decimal(3)}).result(10).granted
         assert store.reserve(hold(4, "2.65"), {TOTAL: Decimal(3)}).result(10).granted
 
 
-def test_an_account_opened_late_finds_what_was_spent_and_held(tmp_path: Path) -> None:
-    with closing(SqliteStore(tmp_path / "s.db")) as store:
+def test_an_account_opened_late_finds_what_was_spent_and_held(engine: Engine) -> None:
+    with closing(engine.open()) as store:
         at = store.reserve(hold(1, "0.5", ("team",)), {}).result(10).at
         store.reserve(hold(2, "0.25", ("team", "x")), {}).result(10)
         store.reserve(hold(3, "0.125"), {}).result(10)
@@ -227,18 +238,18 @@ def test_a_clock_that_was_set_back_stays_in_the_latest_period() -> None:
         assert not store.reserve(hold(3, "0.5"), LIMITS_LONG).result(10).granted
 
 
-def test_amounts_are_rounded_against_the_spender_and_limits_down() -> None:
+def test_amounts_are_rounded_against_the_spender_and_limits_down(engine: Engine) -> None:
     limits = {TOTAL: Decimal("0.0000000000019")}
-    with closing(SqliteStore()) as store:
+    with closing(engine.open()) as store:
         store.open_accounts(limits)
         assert not store.reserve(hold(1, "0.0000000000011"), limits).result(10).granted
         assert store.reserve(hold(2, "0.0000000000009"), limits).result(10).granted
         assert store.balances(limits).result(10)[TOTAL].reserved == Decimal("1e-12")
 
 
-def test_balances_are_exact_beyond_64_bits_of_picodollars() -> None:
+def test_balances_are_exact_beyond_64_bits_of_picodollars(engine: Engine) -> None:
     limits = {TOTAL: Decimal(10) ** 9}
-    with closing(SqliteStore()) as store:
+    with closing(engine.open()) as store:
         store.open_accounts(limits)
         for i in range(3):
             grant = store.reserve(hold(i, "9000000.000000000001"), limits).result(10)
@@ -247,8 +258,8 @@ def test_balances_are_exact_beyond_64_bits_of_picodollars() -> None:
         assert store.verify() == ()
 
 
-def test_settling_or_releasing_twice_ends_it_once() -> None:
-    with closing(SqliteStore()) as store:
+def test_settling_or_releasing_twice_ends_it_once(engine: Engine) -> None:
+    with closing(engine.open()) as store:
         store.open_accounts([TOTAL])
         at = store.reserve(hold(1, 1), {TOTAL: Decimal(3)}).result(10).at
         released = [Release(hold(number, 1), at) for number in (1, 1, 2)]
@@ -267,15 +278,15 @@ def test_a_balance_that_its_rows_do_not_add_up_to_is_found(damage: str) -> None:
         assert "its rows add up to" in problem
 
 
-def test_what_a_dead_process_had_reserved_is_settled_as_an_estimate_once_its_call_must_be_over(tmp_path: Path) -> None:
-    path, timed = tmp_path / "s.db", Reservation("r1", "x", "a", Decimal("0.5"), ("team",), timeout_s=30)
-    with closing(SqliteStore(path)) as store:
+def test_what_a_dead_process_had_reserved_is_settled_as_an_estimate_once_its_call_must_be_over(engine: Engine) -> None:
+    timed = Reservation("r1", "x", "a", Decimal("0.5"), ("team",), timeout_s=30)
+    with closing(engine.open()) as store:
         store.open_accounts(LIMITS)
         assert store.reserve(timed, LIMITS).result(10).granted
         assert store.reserve(hold(2, "0.25"), {TOTAL: Decimal(3)}).result(10).granted
-        later(store, 80)
+        engine.later(store, 80)
     for seconds, spent, held in ((20, "0", "0.75"), (0, "0.5", "0.25"), (0, "0.5", "0.25")):
-        with closing(SqliteStore(path)) as store:
+        with closing(engine.open()) as store:
             balances = store.open_accounts(LIMITS)
             assert balances[TOTAL] == Balance(Decimal(spent), Decimal(held))
             assert {balances[account].spent for account in LIMITS} == {Decimal(spent)}
@@ -284,17 +295,17 @@ def test_what_a_dead_process_had_reserved_is_settled_as_an_estimate_once_its_cal
             assert (row.cost, row.estimated_cost, row.held) == (Decimal(spent), Decimal(spent), Decimal(held))
             assert row.calls == row.estimated == (spent != "0")
             assert store.verify() == ()
-            later(store, seconds)
+            engine.later(store, seconds)
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_a_process_that_was_only_asleep_settles_or_releases_what_was_estimated(tmp_path: Path, released: bool) -> None:
-    path, limits = tmp_path / "s.db", {TOTAL: Decimal(3)}
-    with closing(SqliteStore(path)) as asleep:
+def test_a_process_that_was_only_asleep_settles_or_releases_what_was_estimated(engine: Engine, released: bool) -> None:
+    limits = {TOTAL: Decimal(3)}
+    with closing(engine.open()) as asleep:
         asleep.open_accounts(limits)
         at = asleep.reserve(hold(1, "0.5"), limits).result(10).at
-        later(asleep, 4000)
-        with closing(SqliteStore(path)) as other:
+        engine.later(asleep, 4000)
+        with closing(engine.open()) as other:
             assert other.balances(limits).result(10)[TOTAL] == Balance(Decimal("0.5"), ZERO)
         row = Release(hold(1, "0.5"), at) if released else bill(hold(1, "0.5"), at, Decimal("0.125"))
         asleep.write(row).result(10)

@@ -13,8 +13,9 @@ import pytest
 
 from focalroute.errors import FeedbackConflict, StoreError
 from focalroute.records import Feedback
-from focalroute.store.base import StoredAnswer, StoredProbe
+from focalroute.store.base import Store, StoredAnswer, StoredProbe
 from focalroute.store.sqlite import SqliteStore
+from tests.store.engines import Engine
 from tests.store.made import answer, edit, judge, on_thread, trajectory
 
 Heard = list[str]
@@ -24,33 +25,33 @@ def listener(heard: Heard) -> Callable[[Sequence[tuple[StoredAnswer, Feedback]]]
     return lambda rows: heard.extend(f"{stored.id}/{feedback.source}" for stored, feedback in rows)
 
 
-def fill(store: SqliteStore, *names: str) -> None:
+def fill(store: Store, *names: str) -> None:
     store.write(*(answer(name) for name in names)).result(10)
     for name in names:
         store.write(judge(name)).result(10)
 
 
-def test_own_feedback_is_heard_before_its_future_resolves() -> None:
+def test_own_feedback_is_heard_before_its_future_resolves(engine: Engine) -> None:
     """Whoever awaited the feedback asks with what was learned from it."""
     heard: Heard = []
-    with closing(SqliteStore(poll_s=3600)) as store:
+    with closing(engine.open(poll_s=3600)) as store:
         store.write(answer("x", steps=trajectory())).result(10)
         store.subscribe(listener(heard), last=10)
         for i in range(50):
             call = store.write(judge("x", source=str(i)))
             at_resolving: list[int] = []
-            call.add_done_callback(lambda _, seen=at_resolving: seen.append(len(heard)))  # type: ignore[misc]
+            call.add_done_callback(lambda _, seen=at_resolving: seen.append(len(heard)))
             call.result(10)
             assert len(heard) == i + 1
             assert at_resolving == [i + 1]
 
 
-def test_the_last_ones_come_first_and_then_all_new_ones() -> None:
+def test_the_last_ones_come_first_and_then_all_new_ones(engine: Engine) -> None:
     """Two listeners that joined at different times and depths miss nothing and hear nothing twice."""
     few: Heard = []
     many: Heard = []
     none: Heard = []
-    with closing(SqliteStore()) as store:
+    with closing(engine.open()) as store:
         fill(store, "a", "b", "c")
         store.subscribe(listener(few), last=2)
         assert few == ["b/user", "c/user"]
@@ -63,13 +64,13 @@ def test_the_last_ones_come_first_and_then_all_new_ones() -> None:
     assert none == ["e/user"]
 
 
-def test_a_late_listener_hears_nothing_twice_of_another_process(tmp_path: Path) -> None:
+def test_a_late_listener_hears_nothing_twice_of_another_process(engine: Engine) -> None:
     """Feedback that came from elsewhere and was not yet looked for is among its last ones, and only there."""
     first: Heard = []
     second: Heard = []
     with (
-        closing(SqliteStore(tmp_path / "s.db", poll_s=3600)) as store,
-        closing(SqliteStore(tmp_path / "s.db")) as other,
+        closing(engine.open(poll_s=3600)) as store,
+        closing(engine.open()) as other,
     ):
         store.subscribe(listener(first), last=5)
         fill(other, "a", "b")
@@ -80,10 +81,10 @@ def test_a_late_listener_hears_nothing_twice_of_another_process(tmp_path: Path) 
     assert second == ["b/user", "c/user"]
 
 
-def test_an_identical_repeat_is_done_but_not_heard_again() -> None:
+def test_an_identical_repeat_is_done_but_not_heard_again(engine: Engine) -> None:
     """A lost acknowledgement may be retried; a different reward or label may not."""
     heard: Heard = []
-    with closing(SqliteStore()) as store:
+    with closing(engine.open()) as store:
         store.subscribe(listener(heard), last=5)
         store.write(answer("x")).result(10)
         for _ in range(3):
@@ -95,17 +96,17 @@ def test_an_identical_repeat_is_done_but_not_heard_again() -> None:
     assert heard == ["x/user", "x/judge"]
 
 
-def test_the_feedback_of_a_failed_call_is_not_heard() -> None:
+def test_the_feedback_of_a_failed_call_is_not_heard(engine: Engine) -> None:
     """Nothing is learned that is not committed."""
     heard: Heard = []
-    with closing(SqliteStore()) as store:
+    with closing(engine.open()) as store:
         store.subscribe(listener(heard), last=5)
         assert store.write(answer("x"), judge("x"), judge("nobody")).exception(10)
         fill(store, "y")
     assert heard == ["y/user"]
 
 
-def test_another_process_is_heard_even_while_this_one_is_busy(tmp_path: Path) -> None:
+def test_another_process_is_heard_even_while_this_one_is_busy(engine: Engine) -> None:
     """The thread that never runs out of writes looks around all the same."""
     heard: Heard = []
     arrived, stop = threading.Event(), threading.Event()
@@ -114,15 +115,15 @@ def test_another_process_is_heard_even_while_this_one_is_busy(tmp_path: Path) ->
         listener(heard)(rows)
         arrived.set()
 
-    def be_busy(store: SqliteStore, name: str) -> None:
+    def be_busy(store: Store, name: str) -> None:
         for i in range(100_000):
             if stop.is_set():
                 return
             store.write(answer(f"{name}-{i}")).result(10)
 
     with (
-        closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as store,
-        closing(SqliteStore(tmp_path / "s.db")) as other,
+        closing(engine.open(poll_s=0.01)) as store,
+        closing(engine.open()) as other,
     ):
         store.subscribe(hear, last=5)
         with ThreadPoolExecutor(2) as pool:
@@ -136,13 +137,13 @@ def test_another_process_is_heard_even_while_this_one_is_busy(tmp_path: Path) ->
     assert heard == ["x/user"]
 
 
-def test_feedback_may_be_for_the_answer_of_another_process(tmp_path: Path) -> None:
+def test_feedback_may_be_for_the_answer_of_another_process(engine: Engine) -> None:
     """By its id, in either direction, and both hear it."""
     here: Heard = []
     there: Heard = []
     with (
-        closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as store,
-        closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as other,
+        closing(engine.open(poll_s=0.01)) as store,
+        closing(engine.open(poll_s=0.01)) as other,
     ):
         store.subscribe(listener(here), last=5)
         other.subscribe(listener(there), last=5)
@@ -156,14 +157,16 @@ def test_feedback_may_be_for_the_answer_of_another_process(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_a_listener_that_fails_harms_nobody(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_harms_nobody(
+    engine: Engine, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     """The others hear it, the future resolves, and the log has it."""
     heard: Heard = []
 
     def fail(_: object) -> None:
         raise error("no")
 
-    with closing(SqliteStore()) as store:
+    with closing(engine.open()) as store:
         fill(store, "a")
         store.subscribe(fail, last=5)
         store.subscribe(listener(heard), last=5)
@@ -172,7 +175,7 @@ def test_a_listener_that_fails_harms_nobody(error: type[BaseException], caplog: 
     assert "a listener failed on 1 rows" in caplog.text
 
 
-def test_a_listener_may_read_write_and_close() -> None:
+def test_a_listener_may_read_write_and_close(engine: Engine) -> None:
     """Reading on the store's own thread does not wait for itself."""
     seen: list[object] = []
 
@@ -182,7 +185,7 @@ def test_a_listener_may_read_write_and_close() -> None:
         store.write(answer("from within"))
         store.close()
 
-    store = SqliteStore()
+    store = engine.open()
     store.subscribe(curious, last=5)
     store.write(answer("x"), judge("x")).result(10)
     store.close()
@@ -232,9 +235,9 @@ def probes_heard(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> list[tuple[st
     return [(stored.id, feedback.source, stored.probes) for stored, feedback in rows]
 
 
-def test_a_probe_before_the_feedback_comes_with_it_and_one_after_brings_it_again() -> None:
+def test_a_probe_before_the_feedback_comes_with_it_and_one_after_brings_it_again(engine: Engine) -> None:
     heard: list[tuple[str, str, tuple[StoredProbe, ...]]] = []
-    with closing(SqliteStore(poll_s=3600)) as store:
+    with closing(engine.open(poll_s=3600)) as store:
         store.subscribe(lambda rows: heard.extend(probes_heard(rows)), last=9)
         store.write(answer("x"), answer("y")).result(10)
         store.write(probe("x")).result(10)
@@ -255,7 +258,7 @@ def test_a_probe_before_the_feedback_comes_with_it_and_one_after_brings_it_again
         assert store.verify() == ()
 
 
-def test_a_probe_written_by_another_process_is_heard_with_the_next_poll(tmp_path: Path) -> None:
+def test_a_probe_written_by_another_process_is_heard_with_the_next_poll(engine: Engine) -> None:
     """Whichever of two stores on a file probes, and whichever is told."""
     heard: list[tuple[str, str, tuple[StoredProbe, ...]]] = []
     done = threading.Event()
@@ -265,7 +268,7 @@ def test_a_probe_written_by_another_process_is_heard_with_the_next_poll(tmp_path
         if heard[-1][2]:
             done.set()
 
-    with closing(SqliteStore(tmp_path / "s.db")) as one, closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as other:
+    with closing(engine.open()) as one, closing(engine.open(poll_s=0.01)) as other:
         one.write(answer("x")).result(10)
         other.subscribe(hear, last=9)
         other.write(judge("x")).result(10)
@@ -274,8 +277,8 @@ def test_a_probe_written_by_another_process_is_heard_with_the_next_poll(tmp_path
     assert heard == [("x", "user", ()), ("x", "user", (probe("x"),))]
 
 
-def test_a_probe_of_an_unknown_answer_or_a_second_one_is_refused() -> None:
-    with closing(SqliteStore()) as store:
+def test_a_probe_of_an_unknown_answer_or_a_second_one_is_refused(engine: Engine) -> None:
+    with closing(engine.open()) as store:
         store.write(answer("x"), probe("x")).result(10)
         for row in (probe("nobody"), probe("x")):
             with pytest.raises(StoreError, match="cannot be stored"):

@@ -1,0 +1,67 @@
+"""How a worker comes by the fleet's policy: a copy in its own folder, so that it can start and serve without Redis."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from focalroute.errors import FocalrouteError, StoreError
+from focalroute.policy.named import Named
+from focalroute.policy.publish import install
+from focalroute.policy.slot import PolicySlot
+from focalroute.store import Store
+from focalroute.store.redis_board import Board
+from focalroute.store.redis_store import RedisStore
+
+__all__ = ["Follower", "fetch"]
+
+_LEARNERS_OWN = ("learner.npz",)
+
+_log = logging.getLogger("focalroute")
+
+
+def fetch(store: Store, policy: str | Path | Named | None) -> None:
+    """Put the fleet's current policy into the folder, if there is a fleet, a folder and a policy; else nothing.
+
+    Raises:
+        PolicyError: it does not pass its checks, or cannot be written.
+    """
+    if isinstance(store, RedisStore) and policy is not None and not isinstance(policy, Named):
+        with suppress(StoreError):  # Redis is away: what the folder holds serves
+            _install(store, Path(policy), Board(store).state().current)
+
+
+def _install(store: RedisStore, folder: Path, version: int) -> None:
+    files = Board(store).files(version, without=_LEARNERS_OWN) if version else {}
+    if files:
+        install(folder, version, files)
+
+
+class Follower:
+    """Keeps a folder at the fleet's current policy, and lets the slot serve it. Without a fleet or a folder it is idle.
+
+    A version that fails its checks is not served; the one before stays, and the log says why.
+    """
+
+    def __init__(self, store: Store, slot: PolicySlot, policy: str | Path | Named | None) -> None:
+        self._worker = ThreadPoolExecutor(1, "focalroute-follower")
+        self._slot = slot
+        if isinstance(store, RedisStore) and policy is not None and not isinstance(policy, Named):
+            self._store, self._folder = store, Path(policy)
+            store.follow(self._soon)
+
+    def _soon(self, version: int) -> None:
+        self._worker.submit(self._follow, version)
+
+    def _follow(self, version: int) -> None:
+        try:
+            _install(self._store, self._folder, version)
+        except FocalrouteError as error:
+            _log.error("version %d of the fleet's policy cannot be served, the old one stays: %s", version, error)
+        self._slot.refresh()
+
+    def close(self) -> None:
+        """Wait for a version under way and let go of the thread. Idempotent."""
+        self._worker.shutdown()

@@ -1,0 +1,36 @@
+-- End an update: make a bundle current, if there is one, and take the feedback that it was about off the group's list.
+-- ARGV: token ('' for who is no learner), the version that was current when it began ('0' for none), the new one
+-- ('' for none), how many versions to keep, how many files, of each its name and bytes; then the entries of feedback.
+-- Nothing happens for who lost the lease, nor if another version is current by now. Gives 'done', 'fenced' or 'moved'.
+
+local token, parent, version, keep, files = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local kept = redis.call('HMGET', policy, 'token', 'until', 'current', 'versions')
+if token ~= '' and (kept[1] ~= token or now() >= tonumber(kept[2])) then
+    return 'fenced'
+end
+if (kept[3] or '0') ~= parent then
+    return 'moved'
+end
+if version ~= '' then
+    local names = {}
+    for i = 6, 5 + 2 * files, 2 do
+        names[#names + 1] = ARGV[i]
+        redis.call('HSET', bundles, version .. '/' .. ARGV[i], ARGV[i + 1])
+    end
+    local versions = cjson.decode(kept[4] or '[]')
+    versions[#versions + 1] = {version, names}
+    while #versions > keep do
+        local place = versions[1][1] == parent and 2 or 1
+        for _, name in ipairs(versions[place][2]) do
+            redis.call('HDEL', bundles, versions[place][1] .. '/' .. name)
+        end
+        table.remove(versions, place)
+    end
+    redis.call('HSET', policy, 'current', version, 'versions', cjson.encode(versions))
+end
+for i = 6 + 2 * files, #ARGV do
+    if redis.call('XACK', feedback, 'learner', ARGV[i]) == 1 then
+        redis.call('HINCRBY', policy, 'learned', 1)
+    end
+end
+return 'done'

@@ -1,0 +1,36 @@
+-- Hold an amount back if it fits all limits. A reservation that stands already is granted again.
+-- ARGV: id, micro, pico, seconds until its process must be dead, tags, what it stands in the ledger as if it is; then
+-- of each limit its tag, period, micro and pico. Gives whether, the moment, and the balances.
+
+local id, amount, until_s, tags, text = ARGV[1], {tonumber(ARGV[2]), tonumber(ARGV[3])}, tonumber(ARGV[4]), ARGV[5],
+    ARGV[6]
+local limits = {}
+local at = now()
+for i = 7, #ARGV, 4 do
+    local limit = {tag = ARGV[i], period_s = tonumber(ARGV[i + 1]), usd = {tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])}}
+    limits[#limits + 1] = limit
+    at = math.max(at, current(limit.tag, limit.period_s, 0).period * limit.period_s)
+end
+
+local kept = redis.call('HGET', reservations, id)
+local granted = true
+if kept then
+    at = tonumber(cjson.decode(kept).at)
+else
+    for _, limit in ipairs(limits) do
+        local row = current(limit.tag, limit.period_s, at)
+        granted = granted and at_most(plus(plus(row.spent, row.reserved), amount), limit.usd)
+    end
+end
+local moment = string.format('%.6f', at)
+if granted and not kept then
+    local held = {at = moment, micro = ARGV[2], pico = ARGV[3], tags = tags, row = text}
+    redis.call('HSET', reservations, id, cjson.encode(held))
+    redis.call('ZADD', due, string.format('%.6f', at + until_s), id)
+    move(cjson.decode(tags), tonumber(moment), NOTHING, amount)
+end
+local said = {granted and 1 or 0, moment}
+for _, limit in ipairs(limits) do
+    said[#said + 1] = shown(current(limit.tag, limit.period_s, at))
+end
+return said

@@ -1,0 +1,18 @@
+-- Drop old rows. ARGV: the last entry of the ledger to drop ('' none), how many feedbacks and probes to keep in their
+-- streams, then the entry of each answer whose key follows the fixed keys.
+
+local dropped = 0
+if ARGV[1] ~= '' then
+    local _, ms, seq = nil, string.match(ARGV[1], '^(%d+)-(%d+)$')
+    dropped = redis.call('XTRIM', ledger, 'MINID', '=', ms .. '-' .. whole(tonumber(seq) + 1))
+    if dropped > 0 then
+        redis.call('HSET', policy, 'ledger_dropped', '1')
+    end
+end
+redis.call('XTRIM', feedback, 'MAXLEN', '=', ARGV[2])
+redis.call('XTRIM', probed, 'MAXLEN', '=', ARGV[2])
+for i = 3, #ARGV do
+    redis.call('XDEL', answers, ARGV[i])
+    redis.call('DEL', KEYS[13 + i])
+end
+return #ARGV - 2

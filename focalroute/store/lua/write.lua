@@ -1,0 +1,139 @@
+-- Write the rows of one call: all of them, or none and why.
+-- ARGV: the writer and the number of its call, which must be the next; then each row as its kind, how many fields
+-- follow, and these. A call that was done already is told so: it is sent again whenever its reply was lost.
+
+local writer, number = ARGV[1], tonumber(ARGV[2])
+local done = tonumber(string.match(redis.call('HGET', writers, writer) or '', '^%d+') or '')
+if done and number > done + 1 then
+    return {'early'}
+end
+local again = done ~= nil and number <= done
+local mark = writer .. ' ' .. ARGV[2]
+
+local rows = {}
+local at = 3
+while at <= #ARGV do
+    local row = {kind = ARGV[at]}
+    local count = tonumber(ARGV[at + 1])
+    for i = 1, count do
+        row[i] = ARGV[at + 1 + i]
+    end
+    rows[#rows + 1] = row
+    at = at + 2 + count
+end
+
+local function key_of(row)
+    return KEYS[tonumber(row[1])]
+end
+
+local function refusal()
+    local made, said, backed = {}, {}, {}
+    for _, row in ipairs(rows) do
+        local id = row[2]
+        if row.kind == 'answer' then
+            local by = redis.call('HGET', key_of(row), 'by')
+            if made[id] or (by and not (again and by == mark)) then
+                return {'duplicate', id}
+            end
+            made[id] = true
+        elseif row.kind == 'feedback' then
+            local source, verdict = row[3], row[4]
+            if not made[id] and redis.call('EXISTS', key_of(row)) == 0 then
+                return {'unknown', id}
+            end
+            local earlier = said[id .. '\n' .. source]
+            if not earlier then
+                local kept = redis.call('HGET', key_of(row), 'said:' .. source)
+                earlier = kept and string.match(kept, '^[^\n]*\n[^\n]*\n(.*)$')
+            end
+            if earlier and earlier ~= verdict then
+                return {'conflict', id, source}
+            end
+            said[id .. '\n' .. source] = verdict
+        elseif row.kind == 'probe' then
+            local name = id .. '\n' .. row[3]
+            if not made[id] and redis.call('EXISTS', key_of(row)) == 0 then
+                return {'probe'}
+            end
+            if not again and (backed[name] or redis.call('HEXISTS', key_of(row), 'probe:' .. row[3]) == 1) then
+                return {'probe'}
+            end
+            backed[name] = true
+        end
+    end
+end
+
+local apply = {}
+
+function apply.answer(row)
+    local key = key_of(row)
+    redis.call('HSET', key, 'by', mark, 'id', row[2], 'created_at', row[3], 'record', row[4], 'receipt', row[6])
+    if row[5] ~= '' then
+        redis.call('HSET', key, 'trajectory', row[5])
+    end
+    if row[7] ~= '' then
+        redis.call('HSET', key, 'texts', row[7])
+    end
+    redis.call('HSET', key, 'entry', redis.call('XADD', answers, '*', 'id', row[2]))
+end
+
+function apply.feedback(row)
+    local key, field = key_of(row), 'said:' .. row[3]
+    if redis.call('HEXISTS', key, field) == 0 then
+        local entry = redis.call('XADD', feedback, '*', 'id', row[2], 'source', row[3], 'said', row[4], 'at', row[5])
+        redis.call('HSET', key, field, entry .. '\n' .. row[5] .. '\n' .. row[4])
+    end
+end
+
+function apply.probe(row)
+    redis.call('HSET', key_of(row), 'probe:' .. row[3], row[4])
+    redis.call('XADD', probed, '*', 'id', row[2])
+end
+
+function apply.bill(row)
+    local endpoint, moment, micro, pico, prompt, completion, tags, text, held = unpack(row, 1, 9)
+    redis.call('XADD', ledger, '*', 'at', moment, 'micro', micro, 'pico', pico, 'tags', tags, 'row', text)
+    add_up(endpoint, 1, prompt, completion, micro, pico)
+    local ended, estimated = NOTHING, NOTHING
+    if held ~= '' then
+        ended, estimated = finish(held, endpoint, row[10], row[11])
+    end
+    local spent = micro == '' and NOTHING or {tonumber(micro), tonumber(pico)}
+    move(cjson.decode(tags), tonumber(moment), minus(spent, estimated), minus(NOTHING, ended))
+end
+
+function apply.release(row)
+    local held, endpoint, tags, moment = unpack(row, 1, 4)
+    local kept = redis.call('HGET', reservations, held)
+    if kept then -- its own moment: who gave up waiting for the reservation does not know it
+        moment = cjson.decode(kept).at
+    end
+    local ended, estimated = finish(held, endpoint, row[5], row[6])
+    move(cjson.decode(tags), tonumber(moment), minus(NOTHING, estimated), minus(NOTHING, ended))
+end
+
+local function keep_latest(hash, key, moment, text)
+    local kept = redis.call('HGET', hash, key)
+    if not kept or tonumber(moment) >= tonumber(string.match(kept, '^[^\n]*')) then
+        redis.call('HSET', hash, key, moment .. '\n' .. text)
+    end
+end
+
+function apply.capabilities(row)
+    keep_latest(capabilities, row[1], row[2], row[3])
+end
+
+function apply.health(row)
+    keep_latest(health, row[1], row[2], row[3])
+end
+
+local refused = refusal()
+if not again then
+    if not refused then
+        for _, row in ipairs(rows) do
+            apply[row.kind](row)
+        end
+    end
+    redis.call('HSET', writers, writer, ARGV[2] .. ' ' .. redis.call('TIME')[1])
+end
+return refused or {'done'}

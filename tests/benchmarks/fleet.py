@@ -1,0 +1,431 @@
+"""A fleet on one Redis: workers that ask and give feedback, a learner that is killed, a Redis that is restarted.
+
+``python -m tests.benchmarks.fleet`` starts 8 worker processes with 20,000 asks between them, each with its feedback,
+under one budget, and one learner. The learner is killed twice, Redis is restarted once (its append-only file on). Then,
+with a limit that does not suffice, all workers ask on until it is spent. The run fails if any of it does not hold:
+
+- every ask is answered, and every feedback that was acknowledged is in Redis, once, with what it said;
+- each of them was noted by exactly one update; nothing is left;
+- money: what the simulated providers billed is what Redis says was spent, to the picodollar, nothing is held for ever,
+  and no limit is passed;
+- every worker that is alive serves a new version within a second of its publication.
+
+The same questions asked through one process with a SQLite file, learning as often, say what accuracy to expect.
+``--pairs`` compares the two stores by turns: asks a second and latencies of two processes that do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from focalroute import AsyncEnsemble, Budget, BudgetExceeded, StoreError
+from focalroute.config import load_pool
+from focalroute.fleet.learner import FleetLearner
+from focalroute.sim import SimulatedModel, SimulatedPool, stream
+from focalroute.sim.process import pool_toml
+from focalroute.store.base import PROBE, Account
+from focalroute.store.redis_board import Board
+from focalroute.store.redis_store import RedisStore
+from tests.benchmarks.budgets import _wait_until_idle
+from tests.redis_server import RedisServer, place
+
+CONCURRENCY = 4  # asks at a time in each worker
+EVERY = 250  # feedbacks between two updates
+_MODELS = tuple(
+    SimulatedModel(name, skill=skill, latency_s=0.005, input_usd_per_1m=Decimal(usd), output_usd_per_1m=Decimal(usd))
+    for name, skill, usd in (("small", 0.6, "0.1"), ("middle", 0.75, "0.3"), ("large", 0.9, "2"))
+)
+
+
+# -- one worker --------------------------------------------------------------------------------------------------------
+
+
+async def work(folder: Path, where: str, asks: int, seed: int, limit: str) -> dict[str, Any]:
+    """Ask so many questions, give the right answer to each; what came of it. Somebody else learns."""
+    endpoints = load_pool(folder / "pool.toml").endpoints
+    policy = folder / f"policy-{seed}"
+    said: dict[str, Any] = {"acknowledged": {}, "right": [], "latencies": [], "refused": 0, "again": 0, "versions": []}
+    receipts = Decimal(0)
+    settings: dict[str, Any] = {"policy": policy, "budget": Budget(usd_total=limit), "seed": seed, "deadline_s": 600}
+    async with AsyncEnsemble(endpoints, store=where, **settings) as pool:
+        end = threading.Event()
+        watcher = threading.Thread(target=watch, args=(pool, said["versions"], end))
+        watcher.start()
+
+        async def one(text: str, choices: Sequence[str], right: str) -> None:
+            nonlocal receipts
+            begun = time.perf_counter()
+            answer = await until_there(lambda: pool.ask(text, choices=choices), said)
+            assert answer.durable
+            receipts += answer.cost or 0
+            await until_there(lambda: pool.feedback(answer, label=right), said)
+            said["latencies"].append(time.perf_counter() - begun)
+            said["acknowledged"][answer.id] = right
+            said["right"].append(answer.text == right)
+
+        waiting = iter(stream(asks, seed=seed))
+
+        async def take() -> None:
+            for question in waiting:
+                try:
+                    await one(question.text, question.choices, question.answer)
+                except BudgetExceeded:
+                    said["refused"] += 1
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(take() for _ in range(CONCURRENCY)))
+        said["seconds"] = time.perf_counter() - begun
+        (folder / f"done-{seed}").touch()
+        await asyncio.to_thread(wait_while, folder / "hold")  # until the last version was published
+        end.set()
+        watcher.join()
+    return {**said, "receipts": str(receipts)}
+
+
+def wait_while(path: Path) -> None:
+    """As long as this file is there."""
+    while path.exists():
+        time.sleep(0.05)
+
+
+async def until_there(act: Any, said: dict[str, Any]) -> Any:
+    """As an application does: what could not be done as Redis was away is done again."""
+    while True:
+        try:
+            return await act()
+        except StoreError:
+            said["again"] += 1
+            await asyncio.sleep(0.1)
+
+
+def watch(pool: AsyncEnsemble, versions: list[tuple[float, int]], end: threading.Event) -> None:
+    """Note when which version began to serve."""
+    serving = -1
+    while not end.wait(0.005):
+        if pool._slot.current.version != serving:
+            serving = pool._slot.current.version
+            versions.append((time.time(), serving))
+
+
+# -- the fleet ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        lags: of every version and worker, seconds from its publication until it served.
+        right: of every ask in the order of each worker, whether it was answered rightly.
+    """
+
+    asks: int
+    lost: int
+    doubled: int
+    learned: int
+    left: int
+    versions: int
+    lags: tuple[float, ...]
+    billed: Decimal
+    spent: Decimal
+    reserved: Decimal
+    ledger: Decimal
+    receipts: Decimal
+    probes: Decimal
+    limit: Decimal
+    refused: int
+    right: tuple[tuple[bool, ...], ...] = field(repr=False)
+    again: int
+    seconds: float
+    problems: tuple[str, ...]
+
+    def check(self, *, versions: int = 1) -> None:
+        """Raise AssertionError if anything of it does not hold, or fewer versions were published."""
+        assert self.problems == (), self.problems
+        assert (self.lost, self.doubled, self.left) == (0, 0, 0), self
+        assert self.learned == self.asks, self
+        assert self.versions >= versions, self
+        assert self.billed == self.spent == self.ledger == self.receipts + self.probes, self
+        assert self.reserved == 0, self
+        assert self.spent <= self.limit, self
+        assert self.refused, self
+
+
+Worker = subprocess.Popen[str]
+
+
+class Fleet:
+    """Workers and a learner as processes, on a Redis and a simulated pool of their own."""
+
+    def __init__(self, folder: Path, server: RedisServer, pool: SimulatedPool, stack: ExitStack) -> None:
+        self.folder, self.server, self.pool = folder, server, pool
+        self.where = place(server.url)
+        self._stack = stack
+        self.published: list[tuple[float, int]] = []
+
+    def workers(self, asks: int, seeds: Sequence[int], limit: str) -> list[Worker]:
+        """Start a worker for each seed, with a journal."""
+        where = f"{self.where}&journal={self.folder / 'journal'}"
+        rest = [str(self.folder), where, str(asks)]
+        return [self._start(["--work", *rest, str(seed), limit]) for seed in seeds]
+
+    def learner(self) -> Worker:
+        """Start a learner."""
+        command = ["-m", "focalroute", "update", "--store", self.where, "--policy", str(self.folder / "learner")]
+        return self._start(["--follow", "--every", str(EVERY), "--seed", "0"], command)
+
+    def _start(self, arguments: list[str], program: Sequence[str] = ("-m", "tests.benchmarks.fleet")) -> Worker:
+        process: Worker = subprocess.Popen([sys.executable, *program, *arguments], stdout=subprocess.PIPE, text=True)
+        self._stack.enter_context(process)  # which closes its pipe, and waits for it
+        self._stack.callback(process.kill)
+        return process
+
+    @contextmanager
+    def watched(self, store: RedisStore) -> Iterator[None]:
+        """Note when each version is published."""
+        end, seen = threading.Event(), 0
+
+        def look() -> None:
+            nonlocal seen
+            while not end.wait(0.01):
+                try:
+                    current = Board(store).state().current
+                except StoreError:
+                    continue
+                if current != seen:
+                    seen = current
+                    self.published.append((time.time(), current))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+
+
+def run(*, asks: int, workers: int, kills: int = 2) -> Outcome:
+    """One run; everything that is to go wrong does, at shares of the asks."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "redis").mkdir()
+        server = stack.enter_context(RedisServer(folder / "redis"))
+        pool = stack.enter_context(SimulatedPool(_MODELS))
+        (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
+        fleet = Fleet(folder, server, pool, stack)
+        begun = time.perf_counter()
+        (folder / "hold").touch()
+        with closing(RedisStore(fleet.where, patience_s=60)) as store, fleet.watched(store):
+            learner = fleet.learner()
+            started = fleet.workers(asks // workers, range(workers), "1000")
+            for kill in range(kills):
+                wait_for(store, asks * (kill + 1) / (kills + 2))
+                learner.kill()
+                if not kill:
+                    server.stop()
+                    server.start()
+                learner = fleet.learner()
+            while len(list(folder.glob("done-*"))) < workers:
+                assert all(worker.poll() is None for worker in started), "a worker died"
+                time.sleep(0.05)
+            learner.terminate()
+            learner.wait(60)
+            last(store)
+            time.sleep(1.0)  # that every worker gets to serve it
+        (folder / "hold").unlink()
+        said = [json.loads(worker.communicate(timeout=300)[0]) for worker in started]
+        seconds = time.perf_counter() - begun
+        with closing(RedisStore(fleet.where)) as store:
+            spent = store.open_accounts([Account()])[Account()].spent
+        limit = (spent + spent / asks * workers).quantize(Decimal("1e-12"))
+        more = fleet.workers(10, range(100, 100 + workers), str(limit))
+        spending = [json.loads(worker.communicate(timeout=300)[0]) for worker in more]
+        _wait_until_idle(pool)
+        with closing(RedisStore(fleet.where)) as store:
+            last(store)
+            return measured(store, pool, [*said, *spending], fleet.published, limit, seconds, workers)
+
+
+def last(store: RedisStore) -> None:
+    """Learn from what is left."""
+    learner = FleetLearner(store, every=1, seed=0)
+    give_up = time.monotonic() + 60
+    while Board(store).state().learned < len_of(store, "feedback"):
+        assert time.monotonic() < give_up
+        learner.step()
+        time.sleep(0.05)
+    learner.close()
+
+
+def len_of(store: RedisStore, stream: str) -> int:
+    return int(store.run(lambda link: link.one("XLEN", link.keys[stream])))
+
+
+def wait_for(store: RedisStore, feedbacks: float) -> None:
+    """Until so many are in Redis."""
+    while len_of(store, "feedback") < feedbacks:
+        time.sleep(0.02)
+
+
+def measured(
+    store: RedisStore,
+    pool: SimulatedPool,
+    said: Sequence[dict[str, Any]],
+    published: Sequence[tuple[float, int]],
+    limit: Decimal,
+    seconds: float,
+    workers: int,
+) -> Outcome:
+    """Compare what the workers say with what Redis and the providers do."""
+    kept = {answer.id: feedback for answer, feedback in store.recent(10**6)}
+    acknowledged = {key for one in said for key in one["acknowledged"]}
+    balance = store.balances([Account()]).result()[Account()]
+    state = Board(store).state()
+    lags = [
+        max(0.0, min((at for at, version in one["versions"] if version >= number), default=float("inf")) - when)
+        for when, number in published
+        for one in said[:workers]
+    ]
+    return Outcome(
+        asks=len(acknowledged),
+        lost=sum(not kept.get(key) for key in acknowledged),
+        doubled=sum(len(feedback) > 1 for feedback in kept.values()),
+        learned=state.learned,
+        left=len(Board(store).unlearned(10**6)),
+        versions=state.current,
+        lags=tuple(lags),
+        billed=sum((stats.usd for stats in pool.stats().values()), Decimal(0)),
+        spent=balance.spent,
+        reserved=balance.reserved,
+        ledger=sum((row.cost for row in store.totals().values()), Decimal(0)),
+        receipts=sum((Decimal(one["receipts"]) for one in said), Decimal(0)),
+        probes=probes(store),
+        limit=limit,
+        refused=sum(one["refused"] for one in said),
+        right=tuple(tuple(one["right"]) for one in said[:workers]),
+        again=sum(one["again"] for one in said),
+        seconds=seconds,
+        problems=store.verify(),
+    )
+
+
+def probes(store: RedisStore) -> Decimal:
+    """USD of the ledger's rows that no ask paid for."""
+    rows = store.run(lambda link: link.one("XRANGE", link.keys["ledger"], "-", "+"))
+    found = [json.loads(dict(zip(pairs[::2], pairs[1::2], strict=True))[b"row"]) for _, pairs in rows]
+    return sum((Decimal(row[7]) for row in found if row[0].startswith(PROBE)), Decimal(0)) / 10**12
+
+
+# -- beside one file ---------------------------------------------------------------------------------------------------
+
+
+def alone(asks: int, workers: int) -> tuple[tuple[bool, ...], ...]:
+    """The same questions through one process on one file, which learns as often; what was right."""
+    with tempfile.TemporaryDirectory() as name, SimulatedPool(_MODELS) as pool:
+        folder = Path(name)
+        (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
+        return asyncio.run(work_alone(folder, asks // workers, workers))
+
+
+async def work_alone(folder: Path, asks: int, streams: int) -> tuple[tuple[bool, ...], ...]:
+    """All streams of questions at once in one ensemble."""
+    endpoints = load_pool(folder / "pool.toml").endpoints
+    right: list[list[bool]] = [[] for _ in range(streams)]
+    settings: dict[str, Any] = {"budget": Budget(usd_total=1000), "update_every": EVERY, "seed": 0, "deadline_s": 600}
+    async with AsyncEnsemble(endpoints, store=folder / "s.db", policy=folder / "policy", **settings) as pool:
+
+        async def take(number: int, waiting: Iterator[Any]) -> None:
+            for question in waiting:
+                answer = await pool.ask(question.text, choices=question.choices)
+                await pool.feedback(answer, label=question.answer)
+                right[number].append(answer.text == question.answer)
+
+        jobs = [(number, iter(stream(asks, seed=number))) for number in range(streams)]
+        await asyncio.gather(*(take(number, waiting) for number, waiting in jobs for _ in range(CONCURRENCY)))
+    return tuple(map(tuple, right))
+
+
+def difference(a: Sequence[Sequence[bool]], b: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    """Accuracy of a minus that of b over the second halves, points, and half its 95 % interval, by streams."""
+    gaps = np.array([_late(one) - _late(other) for one, other in zip(a, b, strict=True)])
+    return float(gaps.mean()), float(2.36 * gaps.std(ddof=1) / len(gaps) ** 0.5)
+
+
+def _late(right: Sequence[bool]) -> float:
+    return 100 * float(np.mean(right[len(right) // 2 :]))
+
+
+def paired(pairs: int, asks: int) -> Iterator[tuple[str, float, float, float]]:
+    """By turns, two processes on each store: its name, asks a second, p50 and p99 of an ask with its feedback, ms."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "redis").mkdir()
+        server = stack.enter_context(RedisServer(folder / "redis"))
+        pool = stack.enter_context(SimulatedPool(_MODELS))
+        (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
+        fleet = Fleet(folder, server, pool, stack)
+        for pair in range(pairs):
+            for name, where in (("SQLite", str(folder / f"{pair}.db")), ("Redis", place(server.url))):
+                rest = ["--work", str(folder), where, str(asks)]
+                both = [fleet._start([*rest, str(seed), "1000"]) for seed in (2 * pair, 2 * pair + 1)]
+                said = [json.loads(one.communicate(timeout=600)[0]) for one in both]
+                latencies = 1000 * np.concatenate([one["latencies"] for one in said])
+                speed = 2 * asks / max(one["seconds"] for one in said)
+                yield name, speed, float(np.quantile(latencies, 0.5)), float(np.quantile(latencies, 0.99))
+
+
+def show(got: Outcome) -> None:
+    """As a table."""
+    print("| asks | feedback lost | doubled | noted by updates | versions | served within, s | USD | problems | s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    cells = (got.asks, got.lost, got.doubled, got.learned, got.versions, f"{max(got.lags, default=0):.2f}")
+    print(
+        f"| {' | '.join(map(str, cells))} | {got.spent:f} of {got.limit:f} | {len(got.problems)} | {got.seconds:.0f} |"
+    )
+    print(f"billed {got.billed:f}, held {got.reserved:f}, refused {got.refused}, done again {got.again}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--asks", type=int, default=20_000)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.work:
+        folder, where, asks, seed, limit = given.work
+        report = work(Path(folder), where, int(asks), int(seed), limit)
+        print(json.dumps(asyncio.run(report)))
+        return
+    if given.asks:
+        got = run(asks=given.asks, workers=given.workers)
+        show(got)
+        got.check(versions=2)
+        assert max(got.lags, default=0) <= 1.0, sorted(got.lags)[-10:]
+        gap, half = difference(got.right, alone(given.asks, given.workers))
+        print(f"accuracy of the later half, minus one process's: {gap:+.2f} points (+- {half:.2f})")
+        assert abs(gap) <= max(half, 1.0), (gap, half)
+    print("| store | asks a second | p50, ms | p99, ms |\n|---|---|---|---|")
+    for name, speed, middle, late in paired(given.pairs, 500):
+        print(f"| {name} | {speed:.0f} | {middle:.1f} | {late:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""An ensemble on a Redis store, and the benchmark of a fleet in little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from focalroute import Ensemble
+from focalroute.cli import app
+from focalroute.sim import SimulatedModel, SimulatedPool
+from focalroute.store.redis_store import RedisStore
+from tests.benchmarks.fleet import run
+from tests.redis_server import RedisServer, place
+
+QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44", "52"]
+
+
+def test_an_ensemble_asks_hears_and_learns_through_redis(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Two of them: the answer of one is judged through the other, and both have heard of it."""
+    where = place(redis_server.url)
+    with (
+        SimulatedPool([SimulatedModel("a", skill=0.999), SimulatedModel("b", skill=0.999)]) as pool,
+        Ensemble(pool.endpoints, store=where, policy=tmp_path / "one", seed=0) as one,
+        Ensemble(pool.endpoints, store=where, policy=tmp_path / "other", seed=1) as other,
+    ):
+        answer = one.ask(QUESTION, choices=CHOICES, tags=["team"])
+        assert (answer.text, answer.durable) == ("42", True)
+        other.feedback(answer.id, label="42")
+        assert other.update().status == "insufficient"
+        assert "another process learns" in one.update().reason
+        store = RedisStore(where)
+        assert [(kept.id, said[0].label is not None) for kept, said in store.recent(9)] == [(answer.id, True)]
+        assert store.verify() == ()
+        store.close()
+    spent = CliRunner().invoke(app, ["ledger", "--store", where, "--by", "tag", "--csv"], catch_exceptions=False)
+    assert spent.exit_code == 0
+    assert "team,1," in spent.output
+
+
+def test_a_fleet_in_little() -> None:
+    """Two workers, a learner killed once, Redis restarted once; it checks everything itself."""
+    got = run(asks=160, workers=2, kills=1)
+    got.check(versions=0)  # too little to learn from
+    assert (got.lost, got.doubled) == (0, 0)

@@ -1,0 +1,266 @@
+"""One learner for a fleet: whatever becomes of it, every feedback is learned from, and noted once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from focalroute.cli import app
+from focalroute.errors import PolicyError
+from focalroute.fleet.archive import Archive
+from focalroute.fleet.follower import Follower, fetch
+from focalroute.fleet.learner import FleetLearner
+from focalroute.learn.online import UpdateReport, update_policy
+from focalroute.policy import bundle
+from focalroute.policy.publish import install
+from focalroute.policy.slot import PolicySlot
+from focalroute.records import Usage
+from focalroute.store import open_store
+from focalroute.store.base import LedgerRow, UsageTotal
+from focalroute.store.redis_board import Board
+from focalroute.store.redis_bounds import oldest_answers, oldest_bills
+from focalroute.store.redis_store import RedisStore
+from tests.learn.made import linear_learner, play
+from tests.learn.test_online import fill, put
+from tests.redis_server import RedisServer, place
+from tests.store.made import answer, judge
+
+
+@pytest.fixture
+def where(redis_server: RedisServer) -> str:
+    return place(redis_server.url)
+
+
+@pytest.fixture
+def store(where: str) -> Iterator[RedisStore]:
+    with closing(RedisStore(where, poll_s=0.02)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    """A folder with the policy that the fleet begins with."""
+    folder = tmp_path / "start"
+    put(folder, linear_learner())
+    return folder
+
+
+def played(count: int, seed: int, version: int = 1) -> Any:
+    return play(linear_learner(), count, seed, version=version)
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    give_up = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def published(report: UpdateReport | None) -> int:
+    assert report is not None
+    assert report.status == "published", report.reason
+    return report.version
+
+
+def test_it_learns_once_there_is_enough_and_notes_every_feedback_once(store: RedisStore, start: Path) -> None:
+    learner, board = FleetLearner(store, start=start, every=400, seed=0), Board(store)
+    fill(store, played(399, 0))
+    assert learner.step() is None
+    assert (board.state().current, board.state().learned) == (1, 0)
+    fill(store, played(101, 1))
+    assert published(learner.step()) == 2
+    state = board.state()
+    assert (state.current, state.versions, state.learned) == (2, (1, 2), 500)
+    assert learner.step() is None
+    assert board.unlearned(10_000) == []
+
+
+def test_the_same_seed_and_feedback_give_the_same_policy_as_one_file_does(store: RedisStore, start: Path) -> None:
+    rows = played(500, 0)
+    fill(store, rows)
+    assert published(FleetLearner(store, start=start, every=1, seed=3).step()) == 2
+    with closing(open_store(None)) as alone:
+        fill(alone, rows)
+        update_policy(alone, start, seed=4)  # in a fleet the seed counts from the version
+    shared = Board(store).files(2)
+    here = bundle.folder_of(start, 2)
+    assert shared["decider.onnx"] == (here / "decider.onnx").read_bytes()
+    assert shared["fusion.onnx"] == (here / "fusion.onnx").read_bytes()
+
+
+def test_of_two_candidates_one_learns_and_the_other_takes_over_when_its_lease_ends(
+    store: RedisStore, start: Path
+) -> None:
+    one = FleetLearner(store, start=start, every=1, seed=0, lease_s=1.5)
+    other = FleetLearner(store, start=start, every=1, seed=0, lease_s=1.5)
+    fill(store, played(500, 0))
+    assert published(one.step()) == 2
+    fill(store, played(10, 1))
+    assert other.step() is None
+    assert "another process learns" in other.run().reason
+    until(lambda: other.step() is not None)
+    assert Board(store).state().learned == 510
+    other.close()
+    assert one.run().reason != "another process learns for this fleet now"
+
+
+def test_who_lost_the_lease_publishes_nothing_and_its_feedback_is_left(store: RedisStore, start: Path) -> None:
+    board = Board(store)
+    fill(store, played(5, 0))
+    token = board.lease("take", "asleep", 0.01)
+    entries = board.unlearned(100)
+    until(lambda: bool(board.lease("take", "awake", 5.0)))
+    files = {path.name: path.read_bytes() for path in bundle.folder_of(start, 1).iterdir()}
+    assert board.publish(files, version=1, parent=0, token=token, learned=entries) == "fenced"
+    assert (board.state().current, board.state().learned) == (0, 0)
+    assert board.unlearned(100) == entries
+    assert board.state().token == token + 1
+
+
+def test_a_policy_rolled_back_under_an_update_stays_so(store: RedisStore, start: Path) -> None:
+    learner, board = FleetLearner(store, start=start, every=1, seed=0), Board(store)
+    fill(store, played(500, 0))
+    assert published(learner.step()) == 2
+    fill(store, played(500, 1, version=2))
+    token = board.lease("keep", learner._who, 5.0)
+    entries = board.unlearned(1000)
+    assert board.roll_back(1)
+    assert board.publish({"manifest.json": b""}, version=3, parent=2, token=token, learned=entries) == "moved"
+    assert (board.state().current, board.unlearned(1000)) == (1, entries)
+    assert published(learner.step()) == 3
+    assert board.state().versions == (1, 2, 3)
+
+
+DYING = """
+import os, signal, sys
+from focalroute.fleet import learner
+from focalroute.store.redis_store import RedisStore
+
+def die(*_, **__):
+    print("dies", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+learner.update_policy = die  # at the worst moment: the feedback is taken, nothing is published
+learner.FleetLearner(RedisStore(sys.argv[1]), every=1, lease_s=0.3).step()
+"""
+
+
+def test_a_learner_killed_in_its_update_is_replaced_and_nothing_is_lost(where: str, store: RedisStore) -> None:
+    fill(store, played(500, 0, version=0))
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", DYING, where], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, "dies\n"), done.stderr
+    successor = FleetLearner(store, every=1, seed=0)
+    until(lambda: successor.step() is not None)
+    assert Board(store).state().learned == 500
+    assert Board(store).unlearned(10) == []
+
+
+def test_workers_follow_what_is_published_and_rolled_back(store: RedisStore, where: str, tmp_path: Path) -> None:
+    put(tmp_path / "start", linear_learner())
+    folder = tmp_path / "worker"
+    slot = PolicySlot.open(folder)
+    follower = Follower(store, slot, folder)
+    learner = FleetLearner(store, start=tmp_path / "start", every=1, seed=0)
+    fill(store, played(500, 0))
+    assert published(learner.step()) == 2
+    until(lambda: slot.current.version == 2)
+    assert not (bundle.folder_of(folder, 2) / "learner.npz").exists()
+    runner_output = roll_back(where)
+    until(lambda: slot.current.version == 1)
+    assert runner_output.endswith("version 1 serves now\n")
+    follower.close()
+    slot.close()
+
+
+def roll_back(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["policy", "rollback", *arguments], catch_exceptions=False)
+    return done.output
+
+
+def test_a_worker_starts_with_the_fleets_policy_or_without_redis_with_its_last_one(
+    store: RedisStore, start: Path, tmp_path: Path
+) -> None:
+    fetch(store, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    FleetLearner(store, start=start, every=10**6).step()
+    fetch(store, tmp_path / "worker")
+    assert bundle.load(tmp_path / "worker").version == 1
+    store.close()
+    fetch(store, tmp_path / "worker")
+    assert bundle.load(tmp_path / "worker").version == 1
+
+
+def test_a_bundle_of_other_files_is_not_installed(start: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in bundle.folder_of(start, 1).iterdir()}
+    for wrong in ({}, {**files, "../escaped": b"x"}):
+        with pytest.raises(PolicyError, match="publish it again"):
+            install(tmp_path / "here", 1, wrong)
+    with pytest.raises(PolicyError, match="SHA-256"):
+        install(tmp_path / "here", 1, {**files, "decider.onnx": b"x"})
+    assert bundle.versions(tmp_path / "here") == ()
+    install(tmp_path / "here", 1, files)
+    install(tmp_path / "here", 1, files)
+    assert bundle.load(tmp_path / "here").version == 1
+
+
+def test_the_command_follows_until_it_is_told_to_end(where: str, store: RedisStore, start: Path) -> None:
+    command = [sys.executable, "-m", "focalroute", "update", "--store", where, "--policy", str(start), "--follow"]
+    with subprocess.Popen([*command, "--every", "500", "--seed", "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            until(lambda: Board(store).state().current == 1)
+            fill(store, played(500, 0))
+            assert process.stdout.readline().startswith("published: version 2; ")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+    assert Board(store).lease("take", "next", 5.0)  # it gave it up
+
+
+def test_what_redis_does_not_keep_is_in_the_archive_once(where: str, tmp_path: Path) -> None:
+    """As long as there is an archive, workers leave it twice as much; and taking over twice doubles nothing."""
+    row = LedgerRow("x", "a", 3.5, Usage(1, 2), Decimal("0.001"), "price", ("team",))
+    path = tmp_path / "archive.db"
+    with closing(RedisStore(f"{where}&keep=20")) as store:
+        archive = Archive(store, path)
+        for number in range(40):
+            store.write(answer(f"a{number}"), judge(f"a{number}"), *[row] * 8).result(10)
+        (first,) = store.run(lambda link: oldest_answers(link, 39))
+        archive._take_answer(first[2])  # as if it had been killed before Redis let go of it
+        archive._take_bills(store.run(lambda link: oldest_bills(link, 39)))
+        assert archive.take() == 20
+        assert archive.take() == 0
+        assert [kept.id for kept, _ in store.recent(100)] == [f"a{number}" for number in range(20, 40)]
+        assert store.totals()["a"].calls == 320
+        assert sum(one.calls for one in store.ledger("all")) == 160
+        archive.close()
+    with closing(open_store(path)) as kept:
+        assert [(stored.id, len(said)) for stored, said in kept.recent(100)] == [(f"a{n}", 1) for n in range(20)]
+        assert kept.totals()["a"] == UsageTotal(160, 0, 160, 320, Decimal("0.160"))
+        assert kept.verify() == ()
+
+
+def test_threads_of_one_process_may_all_be_candidates(store: RedisStore, start: Path) -> None:
+    """As workers with ``update_every`` are: each tries, one learns, each feedback counts once."""
+    fill(store, played(500, 0))
+    learners = [FleetLearner(store, start=start, every=1, seed=0) for _ in range(4)]
+    threads = [threading.Thread(target=learner.step) for learner in learners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    state = Board(store).state()
+    assert (state.current, state.learned) == (2, 500)

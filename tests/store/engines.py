@@ -1,0 +1,64 @@
+"""The engines of the store, so that one test can hold both to the same behaviour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from focalroute.store.base import Store
+from focalroute.store.redis_store import RedisStore
+from focalroute.store.sqlite import SqliteStore
+from tests.redis_server import place
+from tests.store.made import on_thread
+
+__all__ = ["Engine", "RedisEngine", "SqliteEngine"]
+
+
+class Engine(Protocol):
+    """A place where rows are kept; ``where`` as `open_store` takes it."""
+
+    @property
+    def where(self) -> str: ...
+
+    def open(self, **settings: Any) -> Any:
+        """A store there; several stand for several processes. Settings: poll_s, keep."""
+
+    def later(self, store: Store, seconds: float, ids: tuple[str, ...] = ()) -> None:
+        """As if these reservations (none named: all) had been made so much earlier."""
+
+
+class SqliteEngine:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def where(self) -> str:
+        return str(self.path)
+
+    def open(self, **settings: Any) -> SqliteStore:
+        return SqliteStore(self.path, **settings)
+
+    def later(self, store: Any, seconds: float, ids: tuple[str, ...] = ()) -> None:
+        which = f"id IN {(*ids, '', '')}" if ids else "1"
+        on_thread(store, lambda db: db.execute(f"UPDATE reservations SET until = until - {seconds} WHERE {which}"))
+
+
+class RedisEngine:
+    def __init__(self, url: str) -> None:
+        self.url = place(url)
+
+    @property
+    def where(self) -> str:
+        return self.url
+
+    def open(self, *, keep: int | None = None, **settings: Any) -> RedisStore:
+        return RedisStore(self.url if keep is None else f"{self.url}&keep={keep}", **settings)
+
+    def later(self, store: Any, seconds: float, ids: tuple[str, ...] = ()) -> None:
+        def change(link: Any) -> None:
+            due = link.keys["due"]
+            for held in link.one("ZRANGE", due, 0, -1):
+                if not ids or held.decode() in ids:
+                    link.one("ZINCRBY", due, -seconds, held)
+
+        store.run(change)
