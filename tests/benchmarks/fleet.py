@@ -154,8 +154,8 @@ class Outcome:
     seconds: float
     problems: tuple[str, ...]
 
-    def check(self, *, versions: int = 1) -> None:
-        """Raise AssertionError if anything of it does not hold, or fewer versions were published."""
+    def check(self, *, versions: int = 1, refused: int = 1) -> None:
+        """Raise AssertionError if anything does not hold, or fewer versions were published or asks refused."""
         assert self.problems == (), self.problems
         assert (self.lost, self.doubled, self.left) == (0, 0, 0), self
         assert self.learned == self.asks, self
@@ -163,7 +163,7 @@ class Outcome:
         assert self.billed == self.spent == self.ledger == self.receipts + self.probes, self
         assert self.reserved == 0, self
         assert self.spent <= self.limit, self
-        assert self.refused, self
+        assert self.refused >= refused, self
 
 
 Worker = subprocess.Popen[str]

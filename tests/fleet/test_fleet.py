@@ -41,5 +41,5 @@ def test_an_ensemble_asks_hears_and_learns_through_redis(redis_server: RedisServ
 def test_a_fleet_in_little() -> None:
     """Two workers, a learner killed once, Redis restarted once; it checks everything itself."""
     got = run(asks=160, workers=2, kills=1)
-    got.check(versions=0)  # too little to learn from
+    got.check(versions=0, refused=0)  # too little to learn from, and chance whether the limit is met
     assert (got.lost, got.doubled) == (0, 0)
