@@ -31,7 +31,7 @@ def test_with_a_third_of_all_calls_faulted_asks_are_answered_and_nothing_is_left
     assert outcome.asks["answered"] >= 116
     assert outcome.struck[0] > 60
     assert outcome.hedges > 0
-    assert outcome.left == {"tasks": 0, "threads": 0, "descriptors": 0}
+    assert max(outcome.left.values()) <= 0  # below it where what other tests left was collected meanwhile
 
 
 def test_when_the_best_endpoint_goes_down_the_others_stand_in_for_it(pool: SimulatedPool) -> None:
