@@ -77,7 +77,7 @@ def ask(
         str | None, typer.Option(help="Kind of a free-form answer: number, short, yes-no, date, math or text.")
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Replies to draw from each member in one call.")] = None,
-    store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in.")] = None,
+    store: Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
     ] = None,
@@ -102,7 +102,7 @@ def ask(
 @app.command()
 def chat(
     pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
-    store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in.")] = None,
+    store: Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
     ] = None,

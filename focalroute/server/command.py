@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import json
 import signal
 import socket
 from pathlib import Path
@@ -32,7 +33,9 @@ def serve(
     policy: Annotated[
         str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
     ] = None,
-    store: Annotated[Path | None, typer.Option(help="SQLite file to keep and learn in; several servers may.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in; several servers may.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8000,
     keys: Annotated[
@@ -44,6 +47,7 @@ def serve(
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="Send OpenTelemetry by OTLP/HTTP; OTEL_* variables say where to.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as JSON, once it does.")] = False,
 ) -> None:
     """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
     callers = Callers.from_environment() if keys is None else Callers.from_toml(keys)
@@ -60,11 +64,16 @@ def serve(
     with contextlib.ExitStack() as stack:
         if telemetry:
             settings["telemetry"] = stack.enter_context(exporting())
-        asyncio.run(_serve(pool, settings, callers, (host, port), shutdown_s))
+        asyncio.run(_serve(pool, settings, callers, (host, port), shutdown_s, as_json))
 
 
 async def _serve(
-    pool: Path, settings: dict[str, Any], callers: Callers | None, address: tuple[str, int], shutdown_s: int
+    pool: Path,
+    settings: dict[str, Any],
+    callers: Callers | None,
+    address: tuple[str, int],
+    shutdown_s: int,
+    as_json: bool,
 ) -> None:
     try:
         import uvicorn
@@ -81,7 +90,7 @@ async def _serve(
             timeout_graceful_shutdown=shutdown_s,
         )
         with _listening(*address) as sock:
-            _greet(len(ensemble.endpoints), sock, callers)
+            _greet(len(ensemble.endpoints), sock, callers, as_json)
             server = uvicorn.Server(config)
             _heed_signals(server)
             await server.serve(sockets=[sock])
@@ -98,11 +107,15 @@ def _heed_signals(server: uvicorn.Server) -> None:
         loop.add_signal_handler(number, server.handle_exit, number, None)
 
 
-def _greet(endpoints: int, sock: socket.socket, callers: Callers | None) -> None:
+def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json: bool) -> None:
     host, port = sock.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    who = "anybody on this machine" if callers is None else f"{len(tuple(callers))} key(s)"
-    typer.echo(f"{endpoints} endpoints as the model focalroute on http://{host}:{port}/v1 for {who}", err=True)
+    url, keys = f"http://{host}:{port}/v1", None if callers is None else len(tuple(callers))
+    if as_json:
+        typer.echo(json.dumps({"url": url, "endpoints": endpoints, "keys": keys}))
+        return
+    who = "anybody on this machine" if keys is None else f"{keys} key(s)"
+    typer.echo(f"{endpoints} endpoints as the model focalroute on {url} for {who}", err=True)
 
 
 def _is_local(host: str) -> bool:
@@ -129,11 +142,15 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def key(
     name: Annotated[str, typer.Argument(help="Whose key it is: a name for the ledger.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print key and table as JSON.")] = False,
 ) -> None:
     """Make a caller's key: its table for serve --keys goes to standard output, the key to standard error, once.
 
     As in: focalroute key alice >> keys.toml
     """
     made, table = new_key(name)
+    if as_json:
+        typer.echo(json.dumps({"key": made, "table": table}))
+        return
     typer.echo(table)
     typer.echo(f"the key, which is kept nowhere: {made}", err=True)

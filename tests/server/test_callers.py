@@ -188,6 +188,20 @@ def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
     assert wrong.returncode == 2
 
 
+def test_keys_and_addresses_come_as_json_where_asked_for(pool_file: Path) -> None:
+    with command("key", "alice", "--json") as made:
+        told, beside = made.communicate()
+    assert json.loads(told)["key"].startswith("fr-")
+    assert "alice" in json.loads(told)["table"]
+    assert beside == ""
+    with command("serve", "--pool", str(pool_file), "--port", "0", "--json") as served:
+        assert served.stdout is not None
+        found = json.loads(served.stdout.readline())
+        assert get(found["url"].removesuffix("/v1") + "/healthz") == (200, {"status": "ok"})
+        assert found["keys"] is None
+        served.terminate()
+
+
 def test_a_key_is_never_written_down(pool_file: Path, tmp_path: Path) -> None:
     """Nor is a wrong one, nor a prompt: not on any output, at any level of the log, nor in the store."""
     prompt, wrong = "violet-walrus-prompt", "fr-wrong-key-never-seen"
