@@ -7,12 +7,8 @@ writer: so what is sent again, because its reply was lost, is not done twice.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
-import queue
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,7 +19,8 @@ from typing import Any, Literal, TypeVar
 from focalroute.errors import StoreError
 from focalroute.records import Feedback
 from focalroute.store import base, redis_bounds, redis_reads
-from focalroute.store.base import Account, Balance, Listener, Release, Reservation, Row, StoredAnswer, StoredProbe
+from focalroute.store.base import Account, Balance, Listener, Release, Reservation, Row, StoredAnswer
+from focalroute.store.desk import Desk
 from focalroute.store.journal import Journal
 from focalroute.store.redis_address import RedisAddress
 from focalroute.store.redis_hearing import Hearing
@@ -40,8 +37,6 @@ T = TypeVar("T")
 _log = logging.getLogger("focalroute.store")
 
 _PATIENCE_S = 5.0  # what a call waits for a Redis that is away
-_MOST_WAITING = 10_000  # beyond it the queue would only eat memory
-_RECENT = 512
 _AT_ONCE = 200  # answers that are read in one go
 _TRIM_EVERY = 500  # calls
 _RETRY_S = 0.05  # looked whether Redis is back so often
@@ -80,10 +75,6 @@ class RedisStore:
         self._patience_s = patience_s
         self._link = Link(self._address)
         self._hearing = Hearing()
-        self._recent: dict[str, StoredAnswer] = {}
-        self._lock = threading.Lock()  # of what any thread may touch: _recent, _closed
-        self._closed = False
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._untrimmed = _TRIM_EVERY  # an earlier process may have left some
         self._followers: list[Callable[[int], None]] = []
         self._version = 0
@@ -91,10 +82,11 @@ class RedisStore:
         folder = self._address.journal
         self._journal = None if folder is None else Journal(folder, writer, sync=self._full)
         self._sender = Sender(self._link, self._hearing, writer, self._journal, patience_s)
+        self._desk: Desk[Job] = Desk(
+            self.name, self._work, keep=self.keep, trouble="is Redis away, or too slow?", held=self._sender.__len__
+        )
         self._first()
-        self._thread = threading.Thread(target=self._work, name="focalroute-store", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        self._desk.open()
 
     def _first(self) -> None:
         """Reach Redis once; say what will not hold with it as it is."""
@@ -138,21 +130,19 @@ class RedisStore:
             refused: Future[None] = Future()
             refused.set_exception(StoreError(f"{self.name}: {error}"))
             return refused
-        self._submit(job)
+        self._submit(job, rows)
         return job.future
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
-        with self._lock:
-            recent = self._recent.get(answer_id)
-        return recent or self._read(lambda link: redis_reads.answer(link, answer_id))
+        return self._desk.answer(answer_id) or self._read(lambda link: redis_reads.answer(link, answer_id))
 
     def subscribe(self, listener: Listener, *, last: int) -> None:
         """See `Store.subscribe`. Of news that come faster than they are looked for, the latest 1,000 are told."""
         try:
             self._read(lambda link: self._hearing.join(link, listener, last))
         except StoreError:
-            if self._journal is None or self._closed:
+            if self._journal is None or self._desk.closed:
                 raise
             self._hearing.join_later(listener, last)  # when Redis is back
 
@@ -208,13 +198,7 @@ class RedisStore:
 
     def close(self) -> None:
         """See `Store.close`. What Redis did not take is in the journal, or lost with an error to whoever waits."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
-        atexit.unregister(self.close)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._desk.close()
 
     # -- for the fleet -----------------------------------------------------------------------------------------------
 
@@ -237,30 +221,12 @@ class RedisStore:
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
-    def _submit(self, job: Job) -> None:
-        job.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only no longer be waited for
+    def _submit(self, job: Job, rows: Iterable[Row] = ()) -> None:
         job.until = time.monotonic() + self._patience_s
-        with self._lock:
-            refused = self._refusal()
-            if refused is None:
-                if isinstance(job, Write):
-                    self._remember(job.rows)
-                self._queue.put(job)
-        if refused is not None:
-            job.future.set_exception(StoreError(f"{self.name}: {refused}"))
-
-    def _refusal(self) -> str | None:
-        """Why no job can be taken now."""
-        if self._closed:
-            return "the store is closed"
-        if not self._thread.is_alive():
-            return "the store was opened before a fork; open it after"
-        if self._queue.qsize() + len(self._sender) >= _MOST_WAITING:
-            return f"{_MOST_WAITING} jobs wait already; is Redis away, or too slow?"
-        return None
+        self._desk.submit(job, rows)
 
     def _read(self, work: Callable[[Link], T]) -> T:
-        if threading.current_thread() is self._thread:  # a listener asks: waiting for itself would never end
+        if self._desk.inside:
             try:
                 return work(self._link)
             except Away as away:
@@ -279,22 +245,13 @@ class RedisStore:
         self._submit(job)
         return job.future
 
-    def _remember(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if isinstance(row, StoredAnswer):
-                self._recent.setdefault(row.id, row)
-            elif isinstance(row, StoredProbe):
-                self._recent.pop(row.answer_id, None)  # it is no longer all there is
-        while len(self._recent) > min(_RECENT, self._address.keep):
-            del self._recent[next(iter(self._recent))]
-
     # -- the store's thread ------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         next_poll = 0.0
         running = True
         while running:
-            jobs = self._jobs(min(next_poll, time.monotonic() + _RETRY_S) if self._sender.away else next_poll)
+            jobs = self._desk.take(min(next_poll, time.monotonic() + _RETRY_S) if self._sender.away else next_poll)
             running = None not in jobs
             work = [job for job in jobs if job is not None]
             if work or self._sender.away:
@@ -313,25 +270,13 @@ class RedisStore:
             self._sender.give_up(error)
         self._forget(jobs)
 
-    def _jobs(self, until: float) -> list[Job | None]:
-        """Wait for work until then; then take all there is."""
-        jobs: list[Job | None] = []
-        with contextlib.suppress(queue.Empty):
-            jobs.append(self._queue.get(timeout=max(until - time.monotonic(), 0.001)))
-            while jobs[-1] is not None:
-                jobs.append(self._queue.get_nowait())
-        return jobs
-
     def _forget(self, jobs: Iterable[Job]) -> None:
         """What was refused can no longer be read; and count what was written."""
         for job in jobs:
             if isinstance(job, Write):
                 self._untrimmed += 1
                 if job.future.done() and job.future.exception() is not None:
-                    with self._lock:
-                        for row in job.rows:
-                            if isinstance(row, StoredAnswer) and self._recent.get(row.id) is row:
-                                del self._recent[row.id]
+                    self._desk.forget(job.rows)
 
     def _poll(self) -> None:
         """Look for news of other processes, and for another policy; keep the streams bounded."""

@@ -7,12 +7,8 @@ that was queued before them.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
-import queue
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,15 +20,8 @@ from focalroute.errors import FocalrouteError, StoreError
 from focalroute.records import Feedback
 from focalroute.store import base, ledger, tables
 from focalroute.store.accounts import Books, settle_overdue
-from focalroute.store.base import (
-    Account,
-    Balance,
-    Listener,
-    Reservation,
-    Row,
-    StoredAnswer,
-    StoredProbe,
-)
+from focalroute.store.base import Account, Balance, Listener, Reservation, Row, StoredAnswer, StoredProbe
+from focalroute.store.desk import Desk
 from focalroute.store.jobs import Read, Write
 from focalroute.store.locking import begin_writing, roll_back
 from focalroute.store.schema import check_ours, check_path, migrate
@@ -45,9 +34,7 @@ T = TypeVar("T")
 _log = logging.getLogger("focalroute.store")
 
 _BUSY_S = 5.0
-_MOST_WAITING = 10_000  # beyond it the queue would only eat memory
 _BATCH = 1000
-_RECENT = 512
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
 
@@ -94,17 +81,14 @@ class SqliteStore:
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         self._connection = self._open(durability)
-        self._queue: queue.SimpleQueue[Write | Read | None] = queue.SimpleQueue()
-        self._recent: dict[str, StoredAnswer] = {}
+        self._desk: Desk[Write | Read] = Desk(
+            self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
+        )
         self._listeners: list[Listener] = []
         self._heard = 0  # number of the last feedback that was delivered
         self._probes_heard = 0  # number of the last probe that was
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left some
-        self._lock = threading.Lock()  # of the two that any thread may touch: _recent, _closed
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="focalroute-store", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        self._desk.open()
         self._change(lambda db, books: settle_overdue(db, books, time.time())).exception()  # a damaged file: see verify
 
     # -- the store's face --------------------------------------------------------------------------------------------
@@ -115,9 +99,7 @@ class SqliteStore:
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
-        with self._lock:
-            recent = self._recent.get(answer_id)
-        return recent or self._read(lambda db: tables.find_answer(db, answer_id))
+        return self._desk.answer(answer_id) or self._read(lambda db: tables.find_answer(db, answer_id))
 
     def subscribe(self, listener: Listener, *, last: int) -> None:
         """See `Store.subscribe`."""
@@ -169,67 +151,25 @@ class SqliteStore:
 
     def close(self) -> None:
         """See `Store.close`."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
-        atexit.unregister(self.close)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._desk.close()
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
-    def _submit(self, job: Write | Read) -> None:
-        job.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only no longer be waited for
-        with self._lock:
-            refusal = self._refusal()
-            if refusal is None:
-                if isinstance(job, Write):
-                    self._remember(job.rows)
-                self._queue.put(job)
-        if refusal is not None:
-            job.future.set_exception(StoreError(f"{self._name}: {refusal}"))
-
-    def _refusal(self) -> str | None:
-        """Why no job can be taken now."""
-        if self._closed:
-            return "the store is closed"
-        if not self._thread.is_alive():
-            return "the store was opened before a fork; open it after"
-        if self._queue.qsize() >= _MOST_WAITING:
-            return f"{_MOST_WAITING} jobs wait already; is the file locked, or its disk too slow?"
-        return None
-
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        if threading.current_thread() is self._thread:  # a listener asks: waiting for itself would never end
+        if self._desk.inside:
             return work(self._connection)
         return self._look_up(work).result()
 
     def _look_up(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         future: Future[T] = Future()
-        self._submit(Read(work, future))
+        self._desk.submit(Read(work, future))
         return future
 
     def _change(self, work: Callable[[sqlite3.Connection, Books], T], rows: tuple[Row, ...] = ()) -> Future[T]:
         """Queue work that writes; ``rows`` of it can be read before it is done."""
         future: Future[T] = Future()
-        self._submit(Write(rows, work, future))
+        self._desk.submit(Write(rows, work, future), rows)
         return future
-
-    def _remember(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if isinstance(row, StoredAnswer):
-                self._recent.setdefault(row.id, row)
-            elif isinstance(row, StoredProbe):
-                self._recent.pop(row.answer_id, None)  # it is no longer all there is
-        while len(self._recent) > min(_RECENT, self._keep or _RECENT):
-            del self._recent[next(iter(self._recent))]
-
-    def _forget(self, rows: Iterable[Row]) -> None:
-        with self._lock:
-            for row in rows:
-                if isinstance(row, StoredAnswer) and self._recent.get(row.id) is row:
-                    del self._recent[row.id]
 
     @property
     def _name(self) -> str:
@@ -285,7 +225,7 @@ class SqliteStore:
         next_poll = time.monotonic() + self._poll_s
         running = True
         while running:
-            jobs = self._jobs(next_poll)
+            jobs = self._desk.take(next_poll, _BATCH)
             running = None not in jobs
             self._commit([job for job in jobs if isinstance(job, Write)])
             for job in jobs:
@@ -295,15 +235,6 @@ class SqliteStore:
                 self._deliver()
                 next_poll = time.monotonic() + self._poll_s
         self._connection.close()
-
-    def _jobs(self, until: float) -> list[Write | Read | None]:
-        """Wait for work until then; then take all there is, up to a batch."""
-        jobs: list[Write | Read | None] = []
-        with contextlib.suppress(queue.Empty):
-            jobs.append(self._queue.get(timeout=max(until - time.monotonic(), 0.001)))
-            while len(jobs) < _BATCH and jobs[-1] is not None:
-                jobs.append(self._queue.get_nowait())
-        return jobs
 
     def _commit(self, jobs: list[Write]) -> None:
         """Commit all calls in one transaction, deliver what feedback there is in it, then tell the futures."""
@@ -324,7 +255,7 @@ class SqliteStore:
             self._deliver()
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, FocalrouteError):
-                self._forget(job.rows)
+                self._desk.forget(job.rows)
                 job.future.set_exception(result)
             else:
                 job.future.set_result(result)

@@ -336,7 +336,7 @@ def test_a_posterior_that_is_no_number_is_refused_alone(store: SqliteStore) -> N
 
 
 def test_a_queue_that_nobody_empties_refuses_more(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("focalroute.store.sqlite._MOST_WAITING", 5)
+    monkeypatch.setattr("focalroute.store.desk._MOST_WAITING", 5)
     with held(store):
         waiting = [store.write(answer(str(number))) for number in range(12)]
         with pytest.raises(StoreError, match="wait already"):
