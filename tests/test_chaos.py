@@ -31,14 +31,14 @@ def test_with_a_third_of_all_calls_faulted_asks_are_answered_and_nothing_is_left
     assert outcome.asks["answered"] >= 116
     assert outcome.struck[0] > 60
     assert outcome.hedges > 0
-    assert max(outcome.left.values()) <= 0  # below it where what other tests left was collected meanwhile
+    assert outcome.left == {"tasks": 0, "threads": 0, "descriptors": 0}
 
 
 def test_when_the_best_endpoint_goes_down_the_others_stand_in_for_it(pool: SimulatedPool) -> None:
     pool.reset()
-    run = outage.run(pool, outage.DOWN["refuses"], before=100, during=60, a_second=100, deadline_s=10, patience_s=15)
+    run = outage.run(pool, outage.DOWN["refuses"], before=200, during=60, a_second=100, deadline_s=10, patience_s=15)
     outcome = asyncio.run(run)
-    assert sum(asked.called for asked in outcome.before) > 20
+    assert sum(asked.called for asked in outcome.before) > 30
     assert sum(asked.called for asked in outcome.during) <= 20
     assert outcome.late_calls == 0
     assert sum(asked.right for asked in outcome.during) > 0.8 * sum(asked.right for asked in outcome.without)

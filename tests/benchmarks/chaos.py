@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import os
 import statistics
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -122,7 +123,7 @@ async def run(pool: SimulatedPool, asks: int, *, deadline_s: float, concurrency:
         struck=(sum(one.faults for one in stats), sum(one.calls for one in stats)),
         errors=watch.errors,
         hedges=watch.hedges,
-        left={what: after[what] - before[what] for what in before},
+        left={what: len(after[what] - before[what]) for what in before},
         megabytes=watch.megabytes,
     )
 
@@ -187,14 +188,22 @@ def quantile(ascending: Sequence[float], share: float) -> float:
     return ascending[min(int(share * len(ascending)), len(ascending) - 1)]
 
 
-def _held() -> dict[str, int]:
+def _held() -> dict[str, set[object]]:
+    """Each by what it is, not by how many: what others let go of meanwhile makes up for nothing."""
     gc.collect()
-    descriptors = Path("/proc/self/fd")
     return {
-        "tasks": len(asyncio.all_tasks()),
-        "threads": threading.active_count(),
-        "descriptors": len(list(descriptors.iterdir())) if descriptors.exists() else 0,
+        "tasks": set(asyncio.all_tasks()),
+        "threads": set(threading.enumerate()),
+        "descriptors": set(_descriptors()),
     }
+
+
+def _descriptors() -> Iterator[tuple[str, str]]:
+    """Number and target (a socket's has a number of its own) of each open file, where the system says."""
+    folder = Path("/proc/self/fd")
+    for path in list(folder.iterdir()) if folder.exists() else ():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            yield path.name, str(path.readlink())
 
 
 def _megabytes() -> float:
