@@ -17,6 +17,7 @@ from pathlib import Path
 from focalroute import Answer, AsyncEnsemble
 from tests.benchmarks import harness
 from tests.benchmarks.harness import PROMPT, Section, Table, Target, p99, quartiles
+from tests.benchmarks.peers import burst
 from tests.benchmarks.server import floor_server
 
 ANSWERS, CROWD, ALONE = 4000, 256, 500
@@ -43,7 +44,7 @@ async def asked(ensemble: AsyncEnsemble, count: int) -> list[Answer]:
     async def ask() -> None:
         answers.append(await ensemble.ask(PROMPT))
 
-    await harness.at_concurrency(ask, 64, count)
+    await burst(ask, count, 64)
     return answers
 
 

@@ -10,26 +10,24 @@ which ``python -m tests.benchmarks`` collects from all of them.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from focalroute import AsyncEnsemble, Budget, Endpoint
+from tests.benchmarks.peers import MESSAGES as MESSAGES
+from tests.benchmarks.peers import PROMPT as PROMPT
+from tests.benchmarks.peers import Call
 from tests.policies import ask_everybody
 
-PROMPT = ("A train leaves at nine and drives for three hours at eighty kilometres an hour. " * 3)[:200]
 CHOICES = ("120 km", "180 km", "240 km", "320 km")
-MESSAGES = [{"role": "user", "content": PROMPT}]
 WARM = 50
-
-Call = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -116,31 +114,6 @@ async def alternately(calls: Sequence[Call], rounds: int) -> list[list[float]]:
 def ratio(mine: Sequence[float], other: Sequence[float]) -> float:
     """The median over the pairs."""
     return statistics.median(a / b for a, b in zip(mine, other, strict=True))
-
-
-@dataclass(frozen=True)
-class Burst:
-    """Many calls at a time: calls a second, each call's seconds, CPU seconds of this process a call."""
-
-    rate: float
-    seconds: Sequence[float]
-    cpu_s: float
-
-
-async def at_concurrency(call: Call, concurrency: int, calls: int) -> Burst:
-    """So many calls, with so many under way at a time."""
-    taken: list[float] = []
-    left = iter(range(calls))
-
-    async def work() -> None:
-        for _ in left:
-            started = time.perf_counter()
-            await call()
-            taken.append(time.perf_counter() - started)
-
-    cpu, started = time.process_time(), time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return Burst(calls / (time.perf_counter() - started), taken, (time.process_time() - cpu) / calls)
 
 
 def ensemble(url: str, size: int, folder: Path, budget: Budget | None = None) -> AsyncEnsemble:
