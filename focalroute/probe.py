@@ -81,20 +81,19 @@ class Prober:
 
 
 def probed(query: Query, reply: Reply) -> StoredProbe | None:
-    """What a probe's reply is kept as; None if there is no answer in it.
+    """What a probe's reply is kept as; None if there was none.
 
     Raises:
         ConfigError: the caller's own normaliser failed.
     """
-    if not reply.ok:
+    if reply.error is not None and reply.error.kind != "unusable":
         return None
     if query.choices:
         candidate = None if reply.choice is None else query.choices[reply.choice]
     else:
         candidate = reply_form(reply, query.answer)
-    if candidate is None:
-        return None
-    return StoredProbe(query.id, reply.endpoint, candidate_key(candidate), reply.length, reply.latency_s, reply.cost)
+    key = None if candidate is None else candidate_key(candidate)
+    return StoredProbe(query.id, reply.endpoint, key, reply.length, reply.latency_s, reply.cost)
 
 
 def _cost(bills: list[Bill]) -> Cost:

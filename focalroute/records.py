@@ -385,17 +385,18 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """How one endpoint took part in one answered query; only usable replies count.
+    """How one endpoint that replied took part in one answered query.
 
     Attributes:
         round: that it was asked in, 1-based; 0: probed after the answer.
-        candidate: index of the candidate it backs.
+        candidate: index of the candidate it backs; None: no answer could be read from its reply, which is wrong then,
+            whatever is right.
         completion_tokens: length of its reply.
         usd: what it cost, None if unknown.
     """
 
     round: int
-    candidate: int
+    candidate: int | None
     completion_tokens: int
     latency_s: float
     usd: Decimal | None

@@ -587,6 +587,26 @@ def test_feedback_teaches_whom_to_believe_and_survives_a_restart(pool: Simulated
     assert kept["new"].seen == 0
 
 
+def test_a_reply_in_which_no_answer_is_found_counts_as_wrong_and_one_that_failed_does_not(tmp_path: Path) -> None:
+    async def handle(_: web.Request, body: Any) -> web.StreamResponse:
+        texts = {"good": "42", "silent": "I would rather not say."}
+        return json_reply(completion(texts.get(body["model"], "")), 503 if body["model"] == "down" else 200)
+
+    with serving(handle) as server:
+        pool = [plain(name, server.url) for name in ("good", "silent", "down")]
+        settings: dict[str, Any] = {"store": tmp_path / "s.db", "policy": ask_everybody(tmp_path / "policy")}
+        with Ensemble(pool, explore=False, attempts=1, probe_share=0, **settings) as ensemble:
+            for number in range(3):
+                answer = ensemble.ask(f"{QUESTION} ({number})", choices=CHOICES)
+                ensemble.feedback(answer, **({"label": "42"} if number else {"reward": True}))
+            learned = ensemble.stats().endpoints
+        with Ensemble(pool, **settings) as ensemble:
+            kept = ensemble.stats().endpoints
+    for stats in (learned, kept):
+        assert [stats[name].seen for name in ("good", "silent", "down")] == [3, 3, 0]
+        assert stats["silent"].accuracy < stats["down"].accuracy < stats["good"].accuracy
+
+
 def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_along(
     pool: SimulatedPool, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def recorded(table: Table, rows: I64, *, show_task: bool = False) -> Recorded:
         names=table.names,
         prices=np.array([np.nan if price is None else price for price in prices]),
         there=there,
+        replied=there & ~table.failed[rows],
         candidate=table.candidate[rows],
         size=table.size[rows],
         closed=np.array([table.queries[row].choices is not None for row in rows.tolist()]),

@@ -234,7 +234,9 @@ def _askable(query: Query) -> Query:
 def _reply(name: str, heard: Heard, turn: Turn) -> Reply:
     output = heard.output
     usable = heard.candidate >= 0
-    failure = None if usable else Failure("unusable", output.error or "no answer in the reply")
+    failure = None if usable else Failure("unusable", "no answer in the reply")
+    if output.error is not None:
+        failure = Failure("connection", output.error)
     text = output.answer if isinstance(output.answer, str) else name
     return Reply(
         endpoint=name,

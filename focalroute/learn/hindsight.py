@@ -77,16 +77,17 @@ def look_back(
         every: rows that share what is known of pairs, that is focal diversity and standings; the observer renews it
             with every row, which here would take longer than all else.
     """
-    known = (first | later) & recorded.usable
+    known = (first | later) & recorded.replied
+    answered = known & recorded.usable & (recorded.tokens > 0)
     sums = {
         "n": known,
         "right": known * recorded.value,
         "usd": known * recorded.usd,
         "timed": known & (recorded.latency_s > 0),
         "latency": known * recorded.latency_s,
-        "lengths": known & (recorded.tokens > 0),
-        "tokens": known * recorded.tokens,
-        "squares": known * recorded.tokens.astype(np.float64) ** 2,
+        "lengths": answered,
+        "tokens": answered * recorded.tokens,
+        "squares": answered * recorded.tokens.astype(np.float64) ** 2,
     }
     seen = {name: _windowed(array.astype(np.float64), window) for name, array in sums.items()}
     pairs, together, ahead = _pairs(recorded, known, window, every)
@@ -109,7 +110,7 @@ def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
     """
     past = recorded if memory is None else memory.take(spread(len(memory)))
     told = past.vectors.any(axis=1, keepdims=True)
-    known = (past.there & past.usable & told).astype(np.float32)
+    known = (past.replied & told).astype(np.float32)
     both = np.concatenate([known * past.value, known], axis=1)
     size = len(recorded.names)
     sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)

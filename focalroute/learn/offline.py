@@ -335,7 +335,7 @@ def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Mask
 def _experience(recorded: Recorded) -> Experience:
     """The long run, and queries that have a text."""
     accuracy, prior = long_run(recorded, np.arange(len(recorded)))
-    values = np.where(recorded.there & recorded.usable, recorded.value, np.nan).astype(np.float32)
+    values = np.where(recorded.replied, recorded.value, np.nan).astype(np.float32)
     told = np.asarray(recorded.vectors.any(axis=1))
     usd = prior.usd.astype(np.float32)
     some = np.flatnonzero(told)[spread(int(told.sum()))]

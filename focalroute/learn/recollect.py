@@ -71,6 +71,7 @@ def _recorded(names: tuple[str, ...], candidate: I64, worth: F32, sizes: Sequenc
         names=names,
         prices=np.full(n, np.nan),
         there=there,
+        replied=there,
         candidate=candidate,
         size=np.array(sizes, np.int64),
         closed=np.ones(size, np.bool_),

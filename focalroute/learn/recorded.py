@@ -25,6 +25,7 @@ class Recorded:
         names: the endpoints, pool order.
         prices: (N,) expected USD of a typical call by the price list; NaN where unknown.
         there: (T, N) whether the endpoint could be asked.
+        replied: (T, N) whether it replied; a reply without a usable answer is wrong, a call that failed is neither.
         candidate: (T, N) the candidate it backs, -1 without a usable answer.
         size: (T,) number of candidates, K at the most.
         closed: (T,) whether the candidates are the choices of a closed question.
@@ -42,6 +43,7 @@ class Recorded:
     names: tuple[str, ...]
     prices: NDArray[np.float64]
     there: Bools
+    replied: Bools
     candidate: I64
     size: I64
     closed: Bools
@@ -60,7 +62,7 @@ class Recorded:
 
     @property
     def usable(self) -> Bools:
-        """(T, N) whether the endpoint answers, if asked."""
+        """(T, N) whether there is an answer in the endpoint's reply, if it is asked."""
         return self.candidate >= 0
 
     def take(self, rows: NDArray[Any] | slice) -> Recorded:

@@ -110,7 +110,8 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     A reward for what was written from the replies is shared: everybody it was made of is credited with it, as inferred,
     for nobody has earned it alone.
 
-    Endpoints that were probed afterwards are credited alike, in round 0.
+    A reply in which there was no answer is wrong, whatever is said. Endpoints that were probed afterwards are credited
+    alike, in round 0.
     """
     steps = answer.trajectory
     text: dict[str, Any] = {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
@@ -118,7 +119,8 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     answer = _with_probes(answer)
     if feedback.label is not None and answer.kind != SYNTHESIS:
         right = {
-            name: float(answer.keys[member.candidate] == feedback.label) for name, member in answer.members.items()
+            name: float(member.candidate is not None and answer.keys[member.candidate] == feedback.label)
+            for name, member in answer.members.items()
         }
         return Outcome(answer.id, answer.members, right, masses=masses, **text)
     infer = _inference(answer, feedback.reward)
@@ -157,24 +159,33 @@ def _with_probes(answer: StoredAnswer) -> StoredAnswer:
     """As if those probed had been members, too; a free-form answer that only they gave had no mass."""
     if not answer.probes:
         return answer
-    keys = answer.keys + tuple(dict.fromkeys(probe.key for probe in answer.probes if probe.key not in answer.keys))
+    said = [probe.key for probe in answer.probes if probe.key is not None]
+    keys = answer.keys + tuple(dict.fromkeys(key for key in said if key not in answer.keys))
     probed = {
-        probe.endpoint: Member(0, keys.index(probe.key), probe.completion_tokens, probe.latency_s, probe.usd)
+        probe.endpoint: Member(
+            0,
+            None if probe.key is None else keys.index(probe.key),
+            probe.completion_tokens,
+            probe.latency_s,
+            probe.usd,
+        )
         for probe in answer.probes
     }
     mass = answer.probabilities + (0.0,) * (len(keys) - len(answer.keys))
     return replace(answer, keys=keys, probabilities=mass, members={**probed, **answer.members})
 
 
-def _inference(answer: StoredAnswer, reward: float) -> Callable[[int], tuple[float | None, bool]]:
+def _inference(answer: StoredAnswer, reward: float) -> Callable[[int | None], tuple[float | None, bool]]:
     """Candidate -> (value, whether it is known rather than inferred)."""
     agreeing = (reward + 1) / 2
     if answer.kind == SYNTHESIS:
-        return lambda candidate: (agreeing, False)
+        return lambda candidate: (0.0, True) if candidate is None else (agreeing, False)
     closed = answer.kind == "choice"
     rest = 1 - answer.probabilities[answer.answered]
 
-    def infer(candidate: int) -> tuple[float | None, bool]:
+    def infer(candidate: int | None) -> tuple[float | None, bool]:
+        if candidate is None:
+            return 0.0, True
         if candidate == answer.answered:
             return agreeing, abs(reward) == 1
         if not closed or abs(reward) != 1:

@@ -33,8 +33,8 @@ Masks = tuple[Bools, Bools]
 
 def long_run(recorded: Recorded, rows: I64) -> tuple[F32, LongRun]:
     """(N,) accuracy of each endpoint over these rows, and the priors that follow from them."""
-    usable = (recorded.usable & recorded.there)[rows]
-    right, count = (usable * recorded.value[rows]).sum(axis=0), usable.sum(axis=0)
+    replied = recorded.replied[rows]
+    right, count = (replied * recorded.value[rows]).sum(axis=0), replied.sum(axis=0)
     overall = right.sum() / max(count.sum(), 1)
     accuracy = ((right + 10 * overall) / (count + 10)).astype(np.float32)
     there = recorded.there[rows]

@@ -66,6 +66,7 @@ def world(rng: np.random.Generator, size: int) -> Recorded:
         names=tuple(f"m{i}" for i in range(n)),
         prices=prices,
         there=there,
+        replied=there,
         candidate=candidate,
         size=sizes,
         closed=np.full(size, questions.kind == "choices"),

@@ -103,7 +103,7 @@ class Sight:
         self._similar = [_bounded(4 * x) for x in similar]
         self._log_pool = _bounded(math.log(len(reading.names)) / 4)
         self._clusters: dict[str, int] = {}
-        self._members: dict[int, tuple[int, int, int, float, Decimal | None]] = {}
+        self._members: dict[int, tuple[int, int | None, int, float, Decimal | None]] = {}
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
         self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
@@ -170,6 +170,8 @@ class Sight:
         if i not in self.asked:
             self.asked.append(i)
         if candidate is None:
+            if reply.error is None or reply.error.kind == "unusable":
+                self._members.setdefault(i, (round, None, reply.length, reply.latency_s, reply.cost))
             return None
         self._evidence = None
         self.backs[i] = candidate
@@ -287,7 +289,7 @@ class Sight:
         return Evidence(seen, candidates, tuple(members))
 
     def members(self) -> dict[str, Member]:
-        """How each member with a usable reply took part, by name in the order of arrival."""
+        """How each member that replied took part, by name in the order of arrival."""
         return {self._reading.names[i]: Member(*member) for i, member in self._members.items()}
 
     def _answer_in(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:

@@ -24,10 +24,10 @@ class Counts(NamedTuple):
     """Integer totals of one endpoint over the window; ``later``: of round 2 or later, which the plain ones include.
 
     Attributes:
-        rows: rows in which it gave a usable reply.
+        rows: rows in which it replied.
         known: rows in which it is known whether it was right; ``right`` of them it was.
         inferred: rows in which that was only inferred from a reward; ``inferred_sum`` in units of 1 / `INFERRED_UNIT`.
-        lengths: replies of known length; ``tokens`` and ``tokens_squared`` sum their completion tokens.
+        lengths: replies with an answer, of known length; ``tokens`` and ``tokens_squared`` sum their completion tokens.
         timed: replies of known latency; ``latency_us`` sums it, microseconds.
         priced: replies of known cost; ``cost_pico`` sums it, 1e-12 USD.
     """
@@ -107,7 +107,7 @@ class Window:
     def push(self, outcome: Outcome) -> tuple[tuple[str, ...], ...]:
         """Take in an outcome; the oldest leaves a full window, and one of the same answer is replaced where it stands.
 
-        Only members (usable replies) count; what ``right`` says of others is passed over.
+        Only members count; what ``right`` says of others is passed over.
 
         Returns:
             The members of each row that changed: those of the outcome, and of the row it drove out, if any.
@@ -208,7 +208,7 @@ def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
             guessed, value = 1, round(right * INFERRED_UNIT)
         else:
             known, one = 1, int(right)
-    tokens = max(member.completion_tokens, 0)
+    tokens = 0 if member.candidate is None else max(member.completion_tokens, 0)
     latency = round(member.latency_s * 1e6) if member.latency_s > 0 else 0
     priced = member.usd is not None
     return Counts(

@@ -209,8 +209,9 @@ class LogLinearOnline(Named):
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
         """One step."""
-        voted = {self._index[n]: m.candidate for n, m in outcome.members.items() if n in self._index}
-        right = {m.candidate: outcome.right[n] for n, m in outcome.members.items() if n in outcome.right}
+        backed = {n: m.candidate for n, m in outcome.members.items() if m.candidate is not None}
+        voted = {self._index[n]: candidate for n, candidate in backed.items() if n in self._index}
+        right = {candidate: outcome.right[n] for n, candidate in backed.items() if n in outcome.right}
         total = sum(right.values())
         if not set(voted.values()) <= right.keys() or (total == 0 and len(right) == candidates):
             return

@@ -179,7 +179,7 @@ def _members(rated: _Rated, names: Sequence[str]) -> tuple[Bools, Bools, Bools]:
 def _vote(answer: StoredAnswer, said: Feedback) -> float:
     if not _has_label(answer, said):
         return math.nan
-    votes = Counter(member.candidate for member in answer.members.values())
+    votes = Counter(member.candidate for member in answer.members.values() if member.candidate is not None)
     most = max(votes.values(), default=0)
     tied = [candidate for candidate, count in votes.items() if count == most]
     return sum(answer.keys[candidate] == said.label for candidate in tied) / max(len(tied), 1)

@@ -51,13 +51,13 @@ class StoredProbe:
 
     Attributes:
         key: the key of the candidate it backs (see `focalroute.answers.candidate_key`), which may be one that no
-            member gave.
+            member gave; None: no answer could be read from its reply.
         usd: what it cost, None if unknown.
     """
 
     answer_id: str
     endpoint: str
-    key: str
+    key: str | None
     completion_tokens: int
     latency_s: float
     usd: Decimal | None
@@ -73,7 +73,7 @@ class StoredAnswer:
             answer: "number", "short", "text", "structured", or "custom" for the caller's own callable; or `SYNTHESIS`.
         answered: index of the candidate given as the answer; one that was put together from several stands last.
         probabilities: the posterior over candidates, length K.
-        members: endpoint -> how it took part, of every member with a usable reply.
+        members: endpoint -> how it took part, of every member that replied.
         trajectory: the policies' steps; None when a fallback or a named policy answered.
         receipt: the receipt as JSON.
         texts: prompt and replies as JSON; None unless the user chose to store text.

@@ -35,6 +35,7 @@ def history(kinds: list[Kind], size: int, *, seed: int, choices: int = 4, texts:
         names=tuple(f"e{i}" for i in range(n)),
         prices=usd.copy(),
         there=np.ones((size, n), np.bool_),
+        replied=np.ones((size, n), np.bool_),
         candidate=np.where(right, label[:, None], off),
         size=np.full(size, choices),
         closed=np.ones(size, np.bool_),
@@ -57,6 +58,7 @@ def random_history(size: int = 60, n: int = 4, *, seed: int = 0, most: int = 5) 
     there[~there.any(axis=1), 0] = True
     said = (rng.random((size, n)) * count[:, None]).astype(np.int64)
     candidate = np.where(there & (rng.random((size, n)) < 0.9), said, -1)
+    failed = (candidate < 0) & (rng.random((size, n)) < 0.5)
     label = rng.integers(0, count)
     mass = rng.random((size, n, most)).astype(np.float32)
     mass *= np.arange(most) < count[:, None, None]
@@ -69,6 +71,7 @@ def random_history(size: int = 60, n: int = 4, *, seed: int = 0, most: int = 5) 
         names=tuple(f"e{i}" for i in range(n)),
         prices=rng.random(n),
         there=there,
+        replied=there & ~failed,
         candidate=candidate,
         size=count,
         closed=closed,

@@ -32,7 +32,7 @@ def _sums(log: Recorded, first: np.ndarray, later: np.ndarray, t: int, i: int) -
     """The six sums of `table_of` for one endpoint before row t, added up one by one."""
     sums = [0.0] * 6
     for r in range(max(t - WINDOW, 0), t):
-        if not (first[r, i] or later[r, i]) or log.candidate[r, i] < 0:
+        if not (first[r, i] or later[r, i]) or not log.replied[r, i]:
             continue
         value, usd, latency = float(log.value[r, i]), float(log.usd[r, i]), float(log.latency_s[r, i])
         added = (1, value, 1, usd, latency > 0, latency)
@@ -44,7 +44,7 @@ def _compared(log: Recorded, first: np.ndarray, later: np.ndarray, t: int) -> tu
     """Rows in common, and how much more of them each got right, before row t."""
     together, wins = np.zeros((4, 4)), np.zeros(4)
     for r in range(max(t - WINDOW, 0), t):
-        known = [i for i in range(4) if (first[r, i] or later[r, i]) and log.candidate[r, i] >= 0]
+        known = [i for i in range(4) if (first[r, i] or later[r, i]) and log.replied[r, i]]
         for i in known:
             for j in known:
                 together[i, j] += i != j
@@ -103,7 +103,7 @@ def test_pairs_are_renewed_every_20_rows_from_the_whole_chunks_before() -> None:
     for t in range(130):
         start = t // 20 * 20
         rows = np.arange(max(start - window, 0), start)
-        known = ((first | later) & log.usable)[rows]
+        known = ((first | later) & log.replied)[rows]
         failed = known & (log.value[rows] == 0)
         bits = [(_bits(known[:, i]), _bits(failed[:, i])) for i in range(4)]
         for i in range(4):
@@ -116,7 +116,7 @@ def test_pairs_are_renewed_every_20_rows_from_the_whole_chunks_before() -> None:
 
 def test_graded_values_count_in_the_accuracy_and_not_in_the_pairs() -> None:
     log = random_history(60)
-    graded = replace(log, value=np.where(log.usable, 0.5, 0).astype(np.float32))
+    graded = replace(log, value=np.where(log.replied, 0.5, 0).astype(np.float32))
     first, later = _asked(log)
     found = look_back(graded, first, later, LongRun(np.zeros(4), np.full(4, 10.0), np.ones(4)), window=WINDOW)
     np.testing.assert_allclose(found.rows.accuracy, 0.5, atol=1e-6)
@@ -148,7 +148,7 @@ def test_similar_is_what_a_memory_of_the_same_queries_estimates() -> None:
     past, now = _topical(), _topical(6)
     memory = Memory(4)
     for t in range(len(past)):
-        memory.add(f"{t}", past.vectors[t], np.where(past.usable[t], past.value[t], np.nan).tolist())
+        memory.add(f"{t}", past.vectors[t], np.where(past.replied[t], past.value[t], np.nan).tolist())
     found = similar(now, past)
     for t in range(6):
         np.testing.assert_allclose(found[t], memory.estimate(now.vectors[t]), atol=1e-6)
@@ -162,7 +162,7 @@ def test_in_a_stream_only_the_queries_before_count() -> None:
     strength = SHRINK * max(float(np.median([weights[t, :t].sum() for t in range(50)])), 1e-6)
     told = np.asarray(log.vectors.any(axis=1))
     for t in range(50):
-        known = log.usable[:t] & told[:t, None]
+        known = log.replied[:t] & told[:t, None]
         right, count = (known * log.value[:t]).sum(axis=0), known.sum(axis=0)
         mean = (right + 10 * (right.sum() + 1) / (count.sum() + 2)) / (count + 10)
         w = weights[t, :t, None] * known

@@ -139,6 +139,17 @@ def test_a_label_is_exact_for_every_member(answer: StoredAnswer, right: int) -> 
     assert outcome.inferred == frozenset()
 
 
+@pytest.mark.parametrize("answer", [THREE, FREE], ids=["closed", "free-form"])
+def test_a_reply_without_an_answer_is_wrong_whatever_is_said(answer: StoredAnswer) -> None:
+    silent = replace(answer, members={**answer.members, "silent": Member(1, None, 900, 0.1, Decimal("0.001"))})
+    plain = told(answer, label=answer.keys[1])
+    assert told(silent, label=answer.keys[1]).right == {**plain.right, "silent": 0.0}
+    for reward in (1.0, 0.5, -1.0):
+        plain, outcome = told(answer, reward=reward), told(silent, reward=reward)
+        assert outcome.right == {**plain.right, "silent": 0.0}
+        assert outcome.inferred == plain.inferred
+
+
 def test_a_label_nobody_gave_makes_everybody_wrong() -> None:
     assert told(FREE, reward=-1.0, label=candidate_key("7")).right == {"a": 0.0, "b": 0.0}
 
@@ -249,6 +260,13 @@ def test_a_free_form_answer_that_only_a_probe_gave_is_right_or_wrong_by_the_labe
     assert told(answer, reward=1.0).right == {"a": 1}
 
 
+def test_a_probe_without_an_answer_is_wrong() -> None:
+    answer = replace(FREE, probes=(StoredProbe("id", "silent", None, 7, 0.2, None),))
+    assert told(answer, label=candidate_key("41")).right == {"a": 0, "b": 1, "silent": 0}
+    assert told(answer, reward=1.0).right == {"a": 1, "silent": 0}
+    assert told(answer, label=candidate_key("41")).members["silent"] == Member(0, None, 7, 0.2, None)
+
+
 def test_who_was_asked_is_credited_as_asked() -> None:
     """A probe of a member, which there should not be, changes nothing."""
     assert told(probed(THREE, a="y"), label=candidate_key("y")) == told(THREE, label=candidate_key("y"))
@@ -262,3 +280,6 @@ def test_a_reward_for_what_was_written_from_the_replies_is_shared_as_inferred() 
     assert graded.inferred == {"a", "b"}
     assert label_key(" w ", written) == written.keys[2]
     assert told(written, reward=1.0, label=written.keys[2]).right == {"a": 1.0, "b": 1.0}
+    silent = replace(written, members={**written.members, "c": Member(1, None, 5, 0.1, None)})
+    assert told(silent, reward=0.5).right == {"a": 0.75, "b": 0.75, "c": 0.0}
+    assert told(silent, reward=0.5).inferred == {"a", "b"}

@@ -30,8 +30,8 @@ def test_the_long_run_by_hand() -> None:
     log = random_history(50)
     rows = np.arange(10, 40)
     accuracy, prior = long_run(log, rows)
-    usable = log.usable[rows]
-    right, count = (usable * log.value[rows]).sum(axis=0), usable.sum(axis=0)
+    replied = log.replied[rows]
+    right, count = (replied * log.value[rows]).sum(axis=0), replied.sum(axis=0)
     overall = right.sum() / count.sum()
     np.testing.assert_allclose(accuracy, (right + 10 * overall) / (count + 10), rtol=1e-5)
     np.testing.assert_allclose(prior.offsets, accuracy - accuracy.mean(), atol=1e-6)

@@ -416,7 +416,14 @@ def test_members_are_told_as_the_store_keeps_them() -> None:
     sight = Observer(NAMES, [None] * 4).begin(query())
     sight.add(Reply("b", choice=2, usage=Usage(5, 7), latency_s=0.5, cost=Decimal("0.01")), 2)
     sight.add(Reply("a", error=FAILED), 2)
-    assert sight.members() == {"b": Member(2, 2, 7, 0.5, Decimal("0.01"))}
+    sight.add(Reply("c", error=Failure("unusable", "no answer"), usage=Usage(5, 9), latency_s=0.2), 2)
+    sight.add(Reply("d", text="who knows"), 3)
+    assert sight.members() == {
+        "b": Member(2, 2, 7, 0.5, Decimal("0.01")),
+        "c": Member(2, None, 9, 0.2, None),
+        "d": Member(3, None, 0, 0.0, None),
+    }
+    assert sight.backs == {1: 2}
 
 
 def test_a_reply_without_a_choice_backs_its_most_probable_one() -> None:

@@ -30,7 +30,7 @@ def known(answer_id: str, **right: float) -> Outcome:
 members = st.builds(
     Member,
     round=st.integers(1, 3),
-    candidate=st.integers(0, 3),
+    candidate=st.none() | st.integers(0, 3),
     completion_tokens=st.integers(0, 5000),
     latency_s=st.floats(0, 100),
     usd=st.none() | st.decimals(0, 1, places=6),
@@ -69,7 +69,7 @@ def batch_counts(rows: list[Outcome], name: str) -> Counts:
     taken = [row.members[name] for row in rows if name in row.members]
     sure = [(row.members[name].round > 1, int(row.right[name])) for row in rows if exact(row, name)]
     soft = [(row.members[name].round > 1, round(row.right[name] * INFERRED_UNIT)) for row in rows if guessed(row, name)]
-    tokens = [m.completion_tokens for m in taken if m.completion_tokens]
+    tokens = [m.completion_tokens for m in taken if m.completion_tokens and m.candidate is not None]
     latencies = [us for m in taken if (us := round(m.latency_s * 1e6))]
     costs = [round(m.usd * 10**12) for m in taken if m.usd is not None]
     return Counts(

@@ -227,8 +227,8 @@ def test_feedback_that_could_not_be_read_is_heard_later(caplog: pytest.LogCaptur
 # -- probes ------------------------------------------------------------------------------------------------------------
 
 
-def probe(answer_id: str, endpoint: str = "late") -> StoredProbe:
-    return StoredProbe(answer_id, endpoint, "key1", 7, 0.1 + 0.2, Decimal("0.000123"))
+def probe(answer_id: str, endpoint: str = "late", key: str | None = "key1") -> StoredProbe:
+    return StoredProbe(answer_id, endpoint, key, 7, 0.1 + 0.2, Decimal("0.000123"))
 
 
 def probes_heard(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> list[tuple[str, str, tuple[StoredProbe, ...]]]:
@@ -245,8 +245,8 @@ def test_a_probe_before_the_feedback_comes_with_it_and_one_after_brings_it_again
         store.write(judge("x")).result(10)
         store.write(judge("x", source="judge")).result(10)
         assert heard == [("x", "user", (probe("x"),)), ("x", "judge", (probe("x"),))]
-        store.write(probe("x", "later")).result(10)
-        both = (probe("x"), probe("x", "later"))
+        store.write(probe("x", "later", None)).result(10)
+        both = (probe("x"), probe("x", "later", None))
         assert [(name, said, set(probes)) for name, said, probes in heard[2:]] == [
             ("x", "user", set(both)),
             ("x", "judge", set(both)),
