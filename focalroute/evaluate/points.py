@@ -78,8 +78,13 @@ class Served:
 
     def _settings(self, target: float | None) -> dict[str, Any]:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
-        chosen = {"seed": self.training.seed, "explore": self.explore, "price_of_money": price, "target": target}
-        return {**chosen, "embed": self.table.embed}
+        chosen = {"seed": self.training.seed, "explore": self.explore, "price_of_money": price}
+        return {**chosen, "usd_per_query": self._budget(target), "embed": self.table.embed}
+
+    def _budget(self, target: float | None) -> float | None:
+        """The mean USD of a query that this cost ratio of the test part is; None: there is nothing to hold."""
+        usd = None if target is None else target * float(self.table.usd[self.parts.test].sum(axis=1).mean())
+        return usd or None
 
     def _play(self, strategy: Strategy, rows: I64) -> Played:
         training = self.training

@@ -13,8 +13,6 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
-
 from focalroute.ask import Ask
 from focalroute.budget import BudgetGuard
 from focalroute.config import Endpoint
@@ -44,7 +42,8 @@ class Serving:
         endpoints: the pool.
         seed: of the sampled decisions.
         max_rounds: as in `focalroute.AsyncEnsemble`, and so those that follow.
-        target: the cost ratio to hold in the long run; the price of money then starts as given and is paced.
+        usd_per_query: the mean cost of a query to hold; the price of money then starts as given and is paced. None: it
+            stays.
         detect: whether to look for endpoints that changed; to measure what that is worth.
         embed: makes the features of a query's text.
 
@@ -66,7 +65,7 @@ class Serving:
         explore: bool = True,
         price_of_money: float = 0.1,
         window: int = 500,
-        target: float | None = None,
+        usd_per_query: float | None = None,
         probe_share: float = 0.02,
         detect: bool = True,
         embed: Embedder = text_features,
@@ -81,7 +80,7 @@ class Serving:
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
-        self._pacer = Pacer(None if target is None else Decimal(repr(target)), price_of_money)
+        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), price_of_money)
         self._probing = Probing(self._observer, probe_share)
         self.stored: StoredAnswer | None = None
         self.changes: list[tuple[int, str, Change]] = []
@@ -99,7 +98,7 @@ class Serving:
         answer = self._end(ask, turn)
         if self.stored is not None:
             self.stored = replace(self.stored, probes=self._probed(ask.query, turn))
-        self._pacer.end(self._paid(turn))
+        self._pacer.end(Decimal(float(sum(heard.usd for heard in turn.heard.values()))))
         return answer
 
     def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
@@ -114,15 +113,6 @@ class Serving:
         self._probing.settle(probe, Cost(float(reply.cost or 0), 1))
         row = probed(query, reply)
         return () if row is None else (row,)
-
-    def _paid(self, turn: Turn) -> Decimal | None:
-        """What was paid, of what asking everybody is expected to cost; None where that is nothing, or nobody knows."""
-        expected = self._observer.expected_cost()[list(turn.available)]
-        known = expected[~np.isnan(expected)]
-        if not known.sum() > 0:
-            return None
-        paid = sum(heard.usd for heard in turn.heard.values())
-        return Decimal(repr(float(paid / (known.mean() * len(expected)))))
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, as the ensemble does with feedback."""
