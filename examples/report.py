@@ -6,7 +6,7 @@ from focalroute import Ensemble
 from focalroute.report.command import report_command
 from focalroute.sim import SimulatedPool, stream
 
-STORE, PAGE = Path("asked.db"), Path("report.html")
+STORE, PAGE = "asked.db", Path("report.html")
 
 with SimulatedPool() as pool, Ensemble(pool.endpoints, store=STORE, seed=0) as ensemble:
     for question in stream(60, seed=3):

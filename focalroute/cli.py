@@ -320,7 +320,9 @@ def report(
     evaluation: Annotated[
         Path | None, typer.Argument(metavar="EVAL.json", help="What focalroute eval --json wrote.")
     ] = None,
-    store: Annotated[Path | None, typer.Option(help="Instead: a SQLite file with answers and their feedback.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Instead: a SQLite file, or redis:// address, with answers and their feedback.")
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(help="Folder of policy bundles: shows what its updates did, as well.")
     ] = None,
@@ -354,12 +356,11 @@ def ledger(
     from focalroute.spending import read_savings, show_savings, show_spending
     from focalroute.store import existing, open_store
 
-    existing(store)
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
     form: Literal["csv", "json", "text"] = "csv" if as_csv else "json" if as_json else "text"
     pool = None if saved is None else load_pool(saved)
-    with closing(open_store(store)) as opened:
+    with closing(open_store(existing(store))) as opened:
         if pool is not None:
             typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
         else:

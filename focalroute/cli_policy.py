@@ -16,7 +16,7 @@ policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a
 def compare(
     a: Annotated[str, typer.Argument(help="A policy: a folder, folder@version, or cold for the shipped one.")],
     b: Annotated[str, typer.Argument(help="Another one.")],
-    store: Annotated[Path, typer.Option(help="The SQLite file with the answers and their feedback.")],
+    store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
     seed: Annotated[int, typer.Option(help="Of the parts that the critic is fitted on.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
 ) -> None:

@@ -17,7 +17,9 @@ _Pool = Annotated[Path, typer.Argument(help="The pool file (TOML) that lists the
 @pools.command()
 def check(
     pool: _Pool,
-    store: Annotated[Path | None, typer.Option(help="SQLite file that remembers earlier probes.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="SQLite file, or redis:// address, that remembers earlier probes.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
     """Check that a pool can be asked, without asking it: the file, the keys, the addresses, what each endpoint can do.
@@ -34,7 +36,8 @@ def check(
 def probe(
     pool: _Pool,
     store: Annotated[
-        Path | None, typer.Option(help="SQLite file to keep what was measured in, so that it is not measured again.")
+        str | None,
+        typer.Option(help="SQLite file, or redis:// address, for what was measured, so that it is not measured again."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came back as JSON.")] = False,
 ) -> None:

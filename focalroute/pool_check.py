@@ -23,7 +23,7 @@ from focalroute.ensemble import AsyncEnsemble
 from focalroute.errors import CallFailed, ConfigError
 from focalroute.pool_file import pool_arguments
 from focalroute.prices import NotListed, fetch_models
-from focalroute.store import open_store
+from focalroute.store import existing, open_store
 from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
 from focalroute.sync import Ensemble
 from focalroute.wire import Request
@@ -96,7 +96,7 @@ class Probed:
 # -- check -------------------------------------------------------------------------------------------------------------
 
 
-def check_command(pool: Path, store: Path | None = None, *, as_json: bool = False) -> bool:
+def check_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
     """Check a pool file, and print what was found; whether every endpoint can be asked.
 
     If all have their address and key, an ensemble is made of it, too, which is asked nothing: that checks its settings.
@@ -108,8 +108,8 @@ def check_command(pool: Path, store: Path | None = None, *, as_json: bool = Fals
         ConfigError: the file itself or a setting in it is wrong, or there is no such store.
         StoreError: the store cannot be read.
     """
-    if store is not None and not store.exists():
-        raise ConfigError(f"{store}: there is no such store")
+    if store is not None:
+        existing(store)
     endpoints = load_pool(pool).endpoints
     pool_arguments(AsyncEnsemble, pool, {})
     if store is None:
@@ -192,7 +192,7 @@ def _known(endpoint: Endpoint, store: Store | None) -> tuple[Capabilities | None
 # -- probe -------------------------------------------------------------------------------------------------------------
 
 
-def probe_command(pool: Path, store: Path | None = None, *, as_json: bool = False) -> bool:
+def probe_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
     """Probe a pool, and print what came back; whether every endpoint answered.
 
     Args:

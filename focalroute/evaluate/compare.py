@@ -7,9 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 
-from focalroute.errors import ConfigError
 from focalroute.evaluate.offpolicy import (
     ESTIMATORS,
     MEASURES,
@@ -21,7 +19,7 @@ from focalroute.evaluate.offpolicy import (
 )
 from focalroute.learn.gate import ENOUGH
 from focalroute.policy.command import named
-from focalroute.store import open_store
+from focalroute.store import existing, open_store, shown
 
 __all__ = ["LATEST", "compare_command"]
 
@@ -33,7 +31,7 @@ _TITLES = {"accuracy": "accuracy, points", "cost": "cost, % of asking all", "rew
 _UNITS = {"accuracy": 1.0, "cost": 100.0, "reward": 1.0}
 
 
-def compare_command(a: str, b: str, store: Path, *, seed: int = 0, as_json: bool = False) -> None:
+def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool = False) -> None:
     """Compare two policies (see `focalroute.policy.command.named`) on a store's answers, and print the estimates.
 
     Raises:
@@ -42,16 +40,14 @@ def compare_command(a: str, b: str, store: Path, *, seed: int = 0, as_json: bool
         StoreError: the store cannot be read.
     """
     first, second = named(a), named(b)
-    if not store.exists():
-        raise ConfigError(f"{store}: there is no such store")
-    with closing(open_store(store)) as opened:
+    with closing(open_store(existing(store))) as opened:
         found = compare_policies(opened.recent(LATEST), first, second, seed=seed)
     names = {"a": f"{a} (version {first.version})", "b": f"{b} (version {second.version})"}
     if as_json:
-        said = {"store": str(store), "seed": seed, "policies": names, "verdict": _verdict(found)}
+        said = {"store": shown(store), "seed": seed, "policies": names, "verdict": _verdict(found)}
         print(json.dumps({**said, **dataclasses.asdict(found)}, indent=2, allow_nan=False))
     else:
-        _show(str(store), names, found)
+        _show(shown(store), names, found)
 
 
 def _show(store: str, names: dict[str, str], found: PolicyComparison) -> None:

@@ -14,7 +14,7 @@ from focalroute.policy import bundle
 from focalroute.report.history import read_history
 from focalroute.report.stored import store_page
 from focalroute.report.updates import updates_section
-from focalroute.store import open_store
+from focalroute.store import existing, is_redis, open_store, shown
 
 __all__ = ["LATEST", "report_command"]
 
@@ -26,7 +26,7 @@ _SQLITE = b"SQLite format 3\0"
 
 def report_command(
     evaluation: Path | None,
-    store: Path | None,
+    store: str | None,
     *,
     policy: str | None = None,
     last: int = LATEST,
@@ -38,7 +38,7 @@ def report_command(
 
     Args:
         evaluation: what ``focalroute eval --json`` wrote.
-        store: a SQLite store; one of both is given.
+        store: a SQLite file, or a redis:// address; one of both is given.
         policy: a policy folder, for what its updates did.
         last: of the store, so many of the latest answers.
         out: the page; "-" is standard output, which then has nothing else.
@@ -73,16 +73,15 @@ def report_command(
         print(f"without data, each says what it needs: {', '.join(missing)}")
 
 
-def _page(evaluation: Path | None, store: Path | None, last: int, updates: Section | None) -> Page:
+def _page(evaluation: Path | None, store: str | None, last: int, updates: Section | None) -> Page:
     if (evaluation is None) == (store is None):
         raise ConfigError("report: give EVAL.json, what focalroute eval --json wrote, or --store STORE")
     if evaluation is not None:
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - one of both is there
-    if not store.exists():
-        raise ConfigError(f"{store}: there is no such store")
-    with closing(open_store(store)) as opened:
-        return store_page(read_history(opened.recent(last)), store.name, updates)
+    with closing(open_store(existing(store))) as opened:
+        name = shown(store) if is_redis(store) else Path(store).name
+        return store_page(read_history(opened.recent(last)), name, updates)
 
 
 def _json(file: Path) -> object:

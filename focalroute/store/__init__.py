@@ -7,9 +7,9 @@ from typing import Literal
 
 from focalroute.errors import ConfigError
 from focalroute.store.base import Store
-from focalroute.store.redis_address import is_redis
+from focalroute.store.redis_address import RedisAddress, is_redis
 
-__all__ = ["Store", "existing", "is_redis", "open_store"]
+__all__ = ["Store", "existing", "is_redis", "open_store", "shown"]
 
 
 def open_store(where: str | Path | None, *, durability: Literal["normal", "full"] = "normal") -> Store:
@@ -37,3 +37,8 @@ def existing(where: str) -> str:
     if not is_redis(where) and not Path(where).exists():
         raise ConfigError(f"{where}: there is no such store")
     return where
+
+
+def shown(where: str) -> str:
+    """As it may be printed: an address without its password."""
+    return RedisAddress.of(where).name if is_redis(where) else where

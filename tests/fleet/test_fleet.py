@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from typer.testing import CliRunner
 
-from focalroute import Ensemble
+from focalroute import Endpoint, Ensemble
 from focalroute.cli import app
 from focalroute.sim import SimulatedModel, SimulatedPool
+from focalroute.store.redis_address import RedisAddress
 from focalroute.store.redis_store import RedisStore
 from tests.benchmarks.fleet import run
+from tests.policies import ask_everybody
 from tests.redis_server import RedisServer, place
 
 QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44", "52"]
@@ -36,6 +39,32 @@ def test_an_ensemble_asks_hears_and_learns_through_redis(redis_server: RedisServ
     spent = CliRunner().invoke(app, ["ledger", "--store", where, "--by", "tag", "--csv"], catch_exceptions=False)
     assert spent.exit_code == 0
     assert "team,1," in spent.output
+
+
+def test_what_reads_a_store_takes_the_address_of_one(redis_server: RedisServer, tmp_path: Path) -> None:
+    where, file, page = place(redis_server.url), tmp_path / "pool.toml", tmp_path / "page.html"
+    other = str(ask_everybody(tmp_path / "everybody"))
+    with SimulatedPool([SimulatedModel("a"), SimulatedModel("b")]) as pool:
+        file.write_text("".join(map(_listed, pool.endpoints)))
+        with Ensemble(pool.endpoints, store=where, seed=0) as ensemble:
+            for number in range(60):
+                ensemble.feedback(ensemble.ask(f"{QUESTION} ({number})", choices=CHOICES), label="42")
+        for arguments in (
+            ["report", "--store", where, "--out", str(page)],
+            ["policy", "compare", "cold", other, "--store", where],
+            ["pool", "probe", str(file), "--store", where],
+            ["pool", "check", str(file), "--store", where, "--json"],
+        ):
+            said = CliRunner().invoke(app, arguments, catch_exceptions=False)
+            assert said.exit_code == 0, said.output
+    assert RedisAddress.of(where).name in page.read_text()
+    assert {one["source"] for one in json.loads(said.output)} == {"store"}
+
+
+def _listed(endpoint: Endpoint) -> str:
+    listed = {"name": endpoint.name, "base_url": endpoint.base_url, "model": endpoint.model}
+    prices = {"input_usd_per_1m": 1, "output_usd_per_1m": 1}
+    return "[[endpoint]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**listed, **prices}.items())
 
 
 def test_a_fleet_in_little() -> None:

@@ -203,7 +203,7 @@ def test_the_command_writes_page_and_drawings(
     asked: Asked, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, drawings = tmp_path / "page.html", tmp_path / "drawings"
-    report_command(None, asked.store, policy=folder, out=page, png=drawings, as_json=True)
+    report_command(None, str(asked.store), policy=folder, out=page, png=drawings, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert (said["page"], said["missing"]) == (str(page), {})
     assert sorted(file.stem for file in drawings.iterdir()) == sorted(SECTIONS.keys() - {"figures"})
@@ -250,7 +250,7 @@ def test_what_is_wrong_is_named(
 @pytest.fixture(scope="module")
 def page(asked: Asked, folder: str) -> Path:
     file = asked.store.with_name("page.html")
-    report_command(None, asked.store, policy=folder, out=file)
+    report_command(None, str(asked.store), policy=folder, out=file)
     return file
 
 
