@@ -11,7 +11,7 @@ import numpy as np
 
 from focalroute.evaluate.metrics import Comparison, Score, compare, mixed
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import Played, Strategy, play
+from focalroute.evaluate.replay import Played, play
 from focalroute.evaluate.replayed import Plan, Run
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import I64, Split, Table
@@ -57,7 +57,7 @@ class Served:
     def run(self, target: float | None) -> Run:
         """The test part at one operating point."""
         serving = Serving(self.policy, self.table.endpoints, **self._settings(target))
-        played = self.after_warm(serving)
+        played = self.after_warm(serving, target)
         start = len(self.warm)
         changes = tuple((turn - start, name, change) for turn, name, change in serving.changes if turn >= start)
         return Run(played, serving.history[start:], np.array(serving.confidence[start:]), changes)
@@ -67,29 +67,24 @@ class Served:
         order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
         moved = [plan[n] for n in order]
         settings = self._settings(target)
-        return self.after_warm(
-            Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.warm), **settings)
-        )
+        serving = Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.warm), **settings)
+        return self.after_warm(serving, target)
 
-    def after_warm(self, strategy: Strategy) -> Played:
-        """The test part, once the rows before it are played."""
-        self._play(strategy, self.warm)
-        return self._play(strategy, self.parts.test)
+    def after_warm(self, serving: Serving, target: float | None = None) -> Played:
+        """The test part, once the rows before it are played, each at this cost ratio."""
+        self._play(serving, self.warm, target)
+        return self._play(serving, self.parts.test, target)
 
     def _settings(self, target: float | None) -> dict[str, Any]:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
         chosen = {"seed": self.training.seed, "explore": self.explore, "price_of_money": price}
-        return {**chosen, "usd_per_query": self._budget(target), "embed": self.table.embed}
+        return {**chosen, "embed": self.table.embed}
 
-    def _budget(self, target: float | None) -> float | None:
-        """The mean USD of a query that this cost ratio of the test part is; None: there is nothing to hold."""
-        usd = None if target is None else target * float(self.table.usd[self.parts.test].sum(axis=1).mean())
-        return usd or None
-
-    def _play(self, strategy: Strategy, rows: I64) -> Played:
-        training = self.training
+    def _play(self, serving: Serving, rows: I64, target: float | None) -> Played:
+        training, everybody = self.training, float(self.table.usd[rows].sum())
+        serving.hold(None if target is None or not everybody else target * everybody / len(rows))
         return play(
-            strategy,
+            serving,
             self.table,
             rows,
             feedback=training.feedback,

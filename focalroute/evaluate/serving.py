@@ -42,8 +42,6 @@ class Serving:
         endpoints: the pool.
         seed: of the sampled decisions.
         max_rounds: as in `focalroute.AsyncEnsemble`, and so those that follow.
-        usd_per_query: the mean cost of a query to hold; the price of money then starts as given and is paced. None: it
-            stays.
         detect: whether to look for endpoints that changed; to measure what that is worth.
         embed: makes the features of a query's text.
 
@@ -65,7 +63,6 @@ class Serving:
         explore: bool = True,
         price_of_money: float = 0.1,
         window: int = 500,
-        usd_per_query: float | None = None,
         probe_share: float = 0.02,
         detect: bool = True,
         embed: Embedder = text_features,
@@ -80,10 +77,14 @@ class Serving:
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
-        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), price_of_money)
+        self._pacer = Pacer(None, price_of_money)
         self._probing = Probing(self._observer, probe_share)
         self.stored: StoredAnswer | None = None
         self.changes: list[tuple[int, str, Change]] = []
+
+    def hold(self, usd_per_query: float | None) -> None:
+        """From now on pace the price of money so that a query costs this in the mean; None: it stays as it is."""
+        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.price)
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""

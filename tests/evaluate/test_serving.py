@@ -249,7 +249,8 @@ def test_the_price_of_money_is_paced_to_a_target(tmp_path: Path, target: float) 
     table = table_of(tmp_path, stream(900, dict.fromkeys(prices, 0.7)), prices)
     policy = load(ask_the_affordable(tmp_path / "policy"))
     usd = target * table.usd[300:].sum(axis=1).mean()
-    serving = Serving(policy, table.endpoints, seed=0, explore=False, price_of_money=10.0, usd_per_query=usd)
+    serving = Serving(policy, table.endpoints, seed=0, explore=False, price_of_money=10.0)
+    serving.hold(usd)
     play(serving, table, np.arange(300))
     paid = play(serving, table, np.arange(300, 900)).usd.sum()
     assert paid / table.usd[300:].sum() == pytest.approx(target, rel=0.05)
@@ -261,7 +262,8 @@ def test_pacing_holds_the_mean_where_single_queries_cost_many_times_the_target(t
     table = table_of(tmp_path, stream(1500, dict.fromkeys(prices, 0.7)), prices)
     policy = load(ask_the_affordable(tmp_path / "policy"))
     usd = table.usd[500:].sum(axis=1).mean() / 12
-    serving = Serving(policy, table.endpoints, seed=0, explore=False, usd_per_query=usd)
+    serving = Serving(policy, table.endpoints, seed=0, explore=False)
+    serving.hold(usd)
     play(serving, table, np.arange(500))
     paid = play(serving, table, np.arange(500, 1500)).usd.sum()
     assert paid / table.usd[500:].sum() == pytest.approx(1 / 12, rel=0.05)
@@ -272,7 +274,9 @@ def test_pacing_takes_queries_that_nobody_can_answer_and_pools_without_known_cos
     lines = [closed(99, {}), *stream(20, SKILLS)]
     policy = load(ask_the_affordable(tmp_path / "policy"))
     free = table_of(tmp_path, lines, dict.fromkeys(SKILLS, 0.0))
-    played = play(Serving(policy, free.endpoints, seed=0, explore=False, usd_per_query=0.1), free, np.arange(21))
+    serving = Serving(policy, free.endpoints, seed=0, explore=False)
+    serving.hold(0.1)
+    played = play(serving, free, np.arange(21))
     assert played.usd.sum() == 0
     assert not played.asked[0].any()
     for line in lines:
@@ -282,9 +286,9 @@ def test_pacing_takes_queries_that_nobody_can_answer_and_pools_without_known_cos
     unpriced = tmp_path / "unpriced.toml"
     unpriced.write_text("".join(f'[[endpoint]]\nname = "{name}"\nmodel = "m"\n' for name in SKILLS))
     table = join(read_log(log), load_pool(unpriced), log)
-    assert play(
-        Serving(policy, table.endpoints, seed=0, explore=False, usd_per_query=0.5), table, np.arange(21)
-    ).usd.any()
+    serving = Serving(policy, table.endpoints, seed=0, explore=False)
+    serving.hold(0.5)
+    assert play(serving, table, np.arange(21)).usd.any()
 
 
 def test_the_confidence_of_every_answer_is_kept(tmp_path: Path) -> None:
