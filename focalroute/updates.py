@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from focalroute.errors import ConfigError, FocalrouteError
 from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
-from focalroute.store.base import Store
-from focalroute.store.redis_store import RedisStore
+from focalroute.store import Store, is_shared
 
 if TYPE_CHECKING:
     from focalroute.fleet.learner import FleetLearner
     from focalroute.learn.online import UpdateReport
+    from focalroute.store.redis_store import RedisStore
 
 __all__ = ["Updater", "learned_folder"]
 
@@ -85,7 +85,7 @@ class Updater:
 
         root = learned_folder(self._policy)
         with self._one_at_a_time:
-            if isinstance(self._store, RedisStore):
+            if is_shared(self._store):
                 return self._in_fleet(self._store, root).run()  # the follower serves what it publishes
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
@@ -122,7 +122,7 @@ class Updater:
 
     def _due(self) -> UpdateReport | None:
         """Update; in a fleet only if this process is its learner, and there is enough from all of it."""
-        if not isinstance(self._store, RedisStore):
+        if not is_shared(self._store):
             return self.run()
         with self._one_at_a_time:
             return self._in_fleet(self._store, learned_folder(self._policy)).step()
