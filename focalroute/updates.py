@@ -41,9 +41,11 @@ def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -
 class Updater:
     """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
 
-    On the store of a fleet it is a candidate for its learner instead, which publishes to all workers.
+    It learns in a process of its own where the store is a file (and a Python can be started), else on a thread. On the
+    store of a fleet it is a candidate for its learner instead, which publishes to all workers.
 
     Args:
+        where: what the store was opened with.
         policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
         every: feedbacks between two updates in the background; None: only on demand.
         seed: of the updates, together with their number; None: chance.
@@ -56,6 +58,7 @@ class Updater:
         self,
         store: Store,
         slot: PolicySlot,
+        where: str | Path | None,
         policy: str | Path | Named | None,
         *,
         every: int | None,
@@ -65,6 +68,7 @@ class Updater:
             learned_folder(policy, "update_every")
         self._policy = policy
         self._store = store
+        self._file = None if where is None or is_shared(store) else Path(where).absolute()
         self._slot = slot
         self._every = every
         self._seed = seed
@@ -75,12 +79,13 @@ class Updater:
         self._worker = ThreadPoolExecutor(1, "focalroute-update")
 
     def run(self) -> UpdateReport:
-        """Update now, on the calling thread; tens of milliseconds of work.
+        """Update now; blocks the calling thread for about a second.
 
         Raises:
             ConfigError: there is no policy folder, or a named policy serves.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
+        from focalroute.learn.apart import can_start, update_apart  # on first use: who only asks does not learn
         from focalroute.learn.online import update_policy
 
         root = learned_folder(self._policy)
@@ -89,7 +94,10 @@ class Updater:
                 return self._in_fleet(self._store, root).run()  # the follower serves what it publishes
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
-            report = update_policy(self._store, root, seed=seed)
+            if self._file is not None and can_start():
+                report = update_apart(self._file, root, seed=seed)
+            else:
+                report = update_policy(self._store, root, seed=seed)
         self._slot.refresh()
         return report
 
