@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,7 @@ class Updater:
         self._seed = seed
         self._runs = 0
         self._heard = 0
+        self._latest: Future[None] | None = None  # the update in the background that began, or will, last
         self._learner: FleetLearner | None = None
         self._one_at_a_time = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "focalroute-update")
@@ -110,13 +111,17 @@ class Updater:
         return self._learner
 
     def heard(self, feedbacks: int) -> None:
-        """So many more were committed. Quick: an update that is due runs on the updater's own thread."""
+        """So many more were committed. Quick: an update that is due runs on the updater's own thread.
+
+        While one waits for the one before, no other joins it: it will learn from all that came.
+        """
         if self._every is None:
             return
         self._heard += feedbacks
-        if self._heard >= self._every:
+        waiting = self._latest is not None and not (self._latest.running() or self._latest.done())
+        if self._heard >= self._every and not waiting:
             self._heard = 0
-            self._worker.submit(self._run_quietly)
+            self._latest = self._worker.submit(self._run_quietly)
 
     def _run_quietly(self) -> None:
         try:

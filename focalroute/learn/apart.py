@@ -52,9 +52,10 @@ def update_apart(store: Path, root: str | Path, *, seed: int | None = None) -> U
         if sys.platform != "win32":
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
         report, said = process.communicate()
-    if process.returncode:
-        why = said.strip().removeprefix("error: ") or f"its process ended with code {process.returncode}"
-        raise PolicyError(f"the policies could not be updated: {why}")
-    for line in said.splitlines():
+    lines = said.splitlines()
+    why = lines.pop() if process.returncode and lines else f"its process ended with code {process.returncode}"
+    for line in lines:
         _log.warning("%s", line.removeprefix("WARNING: "))
+    if process.returncode:
+        raise PolicyError(f"the policies could not be updated: {why.removeprefix('error: ')}")
     return TypeAdapter(UpdateReport).validate_json(report)
