@@ -105,7 +105,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # which would take every name for one of these
+if not TYPE_CHECKING:  # or a checker would take any name for a public one
 
     def __getattr__(name: str) -> object:
         """A public name, on its first use (PEP 562)."""

@@ -36,7 +36,8 @@ def update_apart(store: Path, root: str | Path, *, seed: int | None = None) -> U
     options = {"store": store, "policy": Path(root).absolute(), **({} if seed is None else {"seed": seed})}
     command = [sys.executable, "-P", "-m", "focalroute", "update", "--json"]
     command += [f"--{name}={value}" for name, value in options.items()]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # what can be imported here, there as well
+    here = os.pathsep.join(map(str, sys.path))  # what can be imported here can be there
+    environment = {**os.environ, "PYTHONPATH": here}
     try:
         process = subprocess.Popen(  # noqa: S603 - this very Python, by its path
             command,
