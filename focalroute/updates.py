@@ -68,7 +68,8 @@ class Updater:
             learned_folder(policy, "update_every")
         self._policy = policy
         self._store = store
-        self._file = None if where is None or is_shared(store) else Path(where).absolute()
+        file = None if where is None else Path(where).absolute()
+        self._file = file if file is not None and file.is_file() else None  # an address is none, nor is ":memory:"
         self._slot = slot
         self._every = every
         self._seed = seed

@@ -10,6 +10,20 @@ import pytest
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import open_store
 from focalroute.updates import Updater
+from tests.learn.made import linear_learner, play
+from tests.learn.test_online import fill, put
+
+
+@pytest.mark.parametrize("where", [None, ":memory:", "s.db"])
+def test_an_update_sees_the_store_wherever_it_is(
+    where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "policy", linear_learner())
+    with closing(PolicySlot.open(tmp_path / "policy")) as slot, closing(open_store(where)) as store:
+        fill(store, play(linear_learner(), 100, 0, version=1))
+        with closing(Updater(store, slot, where, tmp_path / "policy", every=None, seed=0)) as updater:
+            assert updater.run().episodes == 80
 
 
 def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
