@@ -14,8 +14,8 @@ import typer
 
 from focalroute.cli_policy import policies
 from focalroute.cli_pool import pools
+from focalroute.cli_server import key, serve
 from focalroute.errors import ConfigError, FocalrouteError
-from focalroute.server.command import key, serve
 
 __all__ = ["app", "main"]
 

@@ -41,7 +41,7 @@ __all__ = ["EndpointClient", "HttpClients"]
 
 _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
-_CONNECT = {"connect": 10.0}  # seconds; all else is bounded by `EndpointClient.complete`
+_EXTENSIONS = {"timeout": {"connect": 10.0}}  # seconds; all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
 _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
@@ -217,17 +217,17 @@ class _Http:
         # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
         # them a new connection would cost several times its way.
         self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
-        if self._key:
-            self._headers["Authorization"] = f"Bearer {self._key}"
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
+        self._headers = httpx.Headers(headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {}))
+        self._last = httpx.Headers([*self._headers.multi_items(), ("Connection", "close")])
 
     async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
         """The body of the reply."""
-        async with contextlib.aclosing(await self._post(path, body)) as response:
+        async with contextlib.aclosing(await self._post(path, body, self._headers)) as response:
             return await read_all(_chunks(response), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        response = await (self._post(CHAT, body) if self._keeps else self._post(CHAT, body, Connection="close"))
+        response = await self._post(CHAT, body, self._headers if self._keeps else self._last)
         async with contextlib.aclosing(response), contextlib.aclosing(_chunks(response)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
@@ -236,14 +236,14 @@ class _Http:
             if self._keeps and decoder.done:
                 await _drained(chunks)
 
-    async def _post(self, path: str, body: Mapping[str, Any], **headers: str) -> httpx.Response:
+    async def _post(self, path: str, body: Mapping[str, Any], headers: httpx.Headers) -> httpx.Response:
         import httpx
         from aiohttp import ClientConnectorError, ClientError, ConnectionTimeoutError
 
         sent = _json(body)
-        request = httpx.Request(
-            "POST", self._urls[path], headers=self._headers | headers, content=sent, extensions={"timeout": _CONNECT}
-        )
+        content = httpx.ByteStream(sent)  # as a stream: the transport adds the headers of its length and of the host
+        request = httpx.Request("POST", self._urls[path], headers=headers, stream=content, extensions=_EXTENSIONS)
+        request.read()
         transport = await self._clients.transport(self._proxy)
         try:
             response = await transport.handle_async_request(request)

@@ -52,7 +52,7 @@ class Listener:
         self._updater = updater
         self._window = window
         self._told = told
-        self._sources: dict[str, str] = {}
+        self._sources: OrderedDict[str, str] = OrderedDict()
         self._started = False  # what the store holds from before is known, but not news
         store.subscribe(self._hear, last=window)
         self._started = True
@@ -97,4 +97,4 @@ class Listener:
     def _remember(self, answer_id: str, source: str) -> None:
         self._sources[answer_id] = source
         if len(self._sources) > 2 * self._window:
-            del self._sources[next(iter(self._sources))]
+            self._sources.popitem(last=False)

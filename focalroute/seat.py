@@ -37,6 +37,7 @@ _SIGN_OF_LIFE = Request(({"role": "user", "content": "Answer with the word yes."
 _SIGN_OF_LIFE_S = 10.0
 _BELIEVED_S = 3600.0  # that it lacks something, as it said itself
 _REFUSED = (400, 422, 500, 501)  # for what was asked; some servers break down over it
+_REFUSED_KEPT = 256  # schemas; then they are forgotten
 _UNBOUNDED_TOKENS = 1024  # of a reply whose length nobody bounded, as it counts towards a rate until it is there
 
 
@@ -232,6 +233,8 @@ class Seat:
             except CallFailed as error:
                 if error.failure.status not in _REFUSED:
                     raise
+            if len(self._refused) >= _REFUSED_KEPT:
+                self._refused.clear()
             self._refused.add(schema)
         return await self._attempt(call, plan.otherwise)
 

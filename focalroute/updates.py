@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from focalroute.errors import ConfigError, FocalrouteError
 from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
-from focalroute.store.base import Store
-from focalroute.store.redis_store import RedisStore
+from focalroute.store import Store, is_shared
 
 if TYPE_CHECKING:
     from focalroute.fleet.learner import FleetLearner
     from focalroute.learn.online import UpdateReport
+    from focalroute.store.redis_store import RedisStore
 
 __all__ = ["Updater", "learned_folder"]
 
@@ -41,9 +41,11 @@ def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -
 class Updater:
     """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
 
-    On the store of a fleet it is a candidate for its learner instead, which publishes to all workers.
+    It learns in a process of its own where the store is a file (and a Python can be started), else on a thread. On the
+    store of a fleet it is a candidate for its learner instead, which publishes to all workers.
 
     Args:
+        where: what the store was opened with.
         policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
         every: feedbacks between two updates in the background; None: only on demand.
         seed: of the updates, together with their number; None: chance.
@@ -56,6 +58,7 @@ class Updater:
         self,
         store: Store,
         slot: PolicySlot,
+        where: str | Path | None,
         policy: str | Path | Named | None,
         *,
         every: int | None,
@@ -65,31 +68,38 @@ class Updater:
             learned_folder(policy, "update_every")
         self._policy = policy
         self._store = store
+        file = None if where is None else Path(where).absolute()
+        self._file = file if file is not None and file.is_file() else None  # an address is none, nor is ":memory:"
         self._slot = slot
         self._every = every
         self._seed = seed
         self._runs = 0
         self._heard = 0
+        self._latest: Future[None] | None = None  # the update in the background that began, or will, last
         self._learner: FleetLearner | None = None
         self._one_at_a_time = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "focalroute-update")
 
     def run(self) -> UpdateReport:
-        """Update now, on the calling thread; tens of milliseconds of work.
+        """Update now; blocks the calling thread for about a second.
 
         Raises:
             ConfigError: there is no policy folder, or a named policy serves.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
+        from focalroute.learn.apart import can_start, update_apart  # on first use: who only asks does not learn
         from focalroute.learn.online import update_policy
 
         root = learned_folder(self._policy)
         with self._one_at_a_time:
-            if isinstance(self._store, RedisStore):
+            if is_shared(self._store):
                 return self._in_fleet(self._store, root).run()  # the follower serves what it publishes
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
-            report = update_policy(self._store, root, seed=seed)
+            if self._file is not None and can_start():
+                report = update_apart(self._file, root, seed=seed)
+            else:
+                report = update_policy(self._store, root, seed=seed)
         self._slot.refresh()
         return report
 
@@ -102,13 +112,17 @@ class Updater:
         return self._learner
 
     def heard(self, feedbacks: int) -> None:
-        """So many more were committed. Quick: an update that is due runs on the updater's own thread."""
+        """So many more were committed. Quick: an update that is due runs on the updater's own thread.
+
+        While one waits for the one before, no other joins it: it will learn from all that came.
+        """
         if self._every is None:
             return
         self._heard += feedbacks
-        if self._heard >= self._every:
+        waiting = self._latest is not None and not (self._latest.running() or self._latest.done())
+        if self._heard >= self._every and not waiting:
             self._heard = 0
-            self._worker.submit(self._run_quietly)
+            self._latest = self._worker.submit(self._run_quietly)
 
     def _run_quietly(self) -> None:
         try:
@@ -122,7 +136,7 @@ class Updater:
 
     def _due(self) -> UpdateReport | None:
         """Update; in a fleet only if this process is its learner, and there is enough from all of it."""
-        if not isinstance(self._store, RedisStore):
+        if not is_shared(self._store):
             return self.run()
         with self._one_at_a_time:
             return self._in_fleet(self._store, learned_folder(self._policy)).step()

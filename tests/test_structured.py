@@ -383,6 +383,18 @@ def test_who_refuses_just_this_schema_is_told_it_at_once_and_from_then_on(servic
     assert answers[0].replies[0].attempts == 2
 
 
+def test_of_the_schemas_that_it_refuses_only_so_many_are_remembered(
+    service: Service, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("focalroute.seat._REFUSED_KEPT", 2)
+    schemas = [{"type": "object", "properties": {name: {"type": "string"}}} for name in "abc"]
+    service.refuses.add("m0")
+    with Ensemble(endpoints(service, server, "{}")) as ensemble:
+        for schema in (*schemas, schemas[2], schemas[0]):
+            ensemble.ask("Which team?", answer=schema)
+    assert ["response_format" in call.body for call in server.received] == [*[True, False] * 3, False, True, False]
+
+
 def test_the_callers_own_response_format_is_not_replaced(service: Service, server: Server) -> None:
     own = {"type": "json_object"}
     ask(endpoints(service, server, ticket("billing", True, "a")), params={"response_format": own})

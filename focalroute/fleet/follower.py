@@ -6,14 +6,16 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from focalroute.errors import FocalrouteError, StoreError
 from focalroute.policy.named import Named
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
-from focalroute.store import Store
-from focalroute.store.redis_board import Board
-from focalroute.store.redis_store import RedisStore
+from focalroute.store import Store, is_shared
+
+if TYPE_CHECKING:
+    from focalroute.store.redis_store import RedisStore
 
 __all__ = ["Follower", "fetch"]
 
@@ -28,13 +30,18 @@ def fetch(store: Store, policy: str | Path | Named | None) -> None:
     Raises:
         PolicyError: it does not pass its checks, or cannot be written.
     """
-    if isinstance(store, RedisStore) and policy is not None and not isinstance(policy, Named):
+    if is_shared(store) and policy is not None and not isinstance(policy, Named):
         with suppress(StoreError):  # Redis is away: what the folder holds serves
-            _install(store, Path(policy), Board(store).state().current)
+            _install(store, Path(policy))
 
 
-def _install(store: RedisStore, folder: Path, version: int) -> None:
-    files = Board(store).files(version, without=_LEARNERS_OWN) if version else {}
+def _install(store: RedisStore, folder: Path, version: int | None = None) -> None:
+    """Put a version into the folder, the current one unless said."""
+    from focalroute.store.redis_board import Board  # only a fleet needs anything of Redis
+
+    board = Board(store)
+    version = board.state().current if version is None else version
+    files = board.files(version, without=_LEARNERS_OWN) if version else {}
     if files:
         install(folder, version, files)
 
@@ -48,7 +55,7 @@ class Follower:
     def __init__(self, store: Store, slot: PolicySlot, policy: str | Path | Named | None) -> None:
         self._worker = ThreadPoolExecutor(1, "focalroute-follower")
         self._slot = slot
-        if isinstance(store, RedisStore) and policy is not None and not isinstance(policy, Named):
+        if is_shared(store) and policy is not None and not isinstance(policy, Named):
             self._store, self._folder = store, Path(policy)
             store.follow(self._soon)
 

@@ -1,4 +1,4 @@
-"""``focalroute serve`` and ``focalroute key``."""
+"""What ``focalroute serve`` and ``focalroute key`` do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import ipaddress
 import json
 import signal
 import socket
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from focalroute.config import load_pool
 from focalroute.ensemble import AsyncEnsemble
@@ -23,48 +23,40 @@ from focalroute.telemetry.exporting import exporting
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["key", "serve"]
+__all__ = ["key_command", "serve_command"]
 
 _BACKLOG = 2048
 
 
-def serve(
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
-    policy: Annotated[
-        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
-    ] = None,
-    store: Annotated[
-        str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in; several servers may.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8000,
-    keys: Annotated[
-        Path | None, typer.Option(help=f"File of callers' keys (TOML); else the one key in {KEY_VARIABLE}.")
-    ] = None,
-    shutdown_s: Annotated[
-        int, typer.Option(min=1, help="How long asks under way may take to finish at the end, seconds.")
-    ] = 60,
-    telemetry: Annotated[
-        bool, typer.Option("--telemetry", help="Send OpenTelemetry by OTLP/HTTP; OTEL_* variables say where to.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as JSON, once it does.")] = False,
+def serve_command(
+    pool: Path,
+    given: Mapping[str, str],
+    *,
+    address: tuple[str, int],
+    keys: Path | None,
+    shutdown_s: int,
+    telemetry: bool,
+    as_json: bool,
 ) -> None:
-    """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
+    """Serve a pool, with these settings of its ensemble, until told to end.
+
+    Raises:
+        ConfigError: the pool, a setting or the keys are wrong; or others can reach the address, and there are no keys.
+    """
     callers = Callers.from_environment() if keys is None else Callers.from_toml(keys)
-    local = _is_local(host)
-    if callers is None and not local:
+    host, _ = address
+    if callers is None and not _is_local(host):
         raise ConfigError(
             f"host: {host} can be reached by others, who could spend your money: give --keys, set {KEY_VARIABLE}, or "
             "leave --host out"
         )
-    settings: dict[str, Any] = {"policy": policy, "store": store}
-    settings = {name: value for name, value in settings.items() if value is not None}
+    settings: dict[str, Any] = dict(given)
     if callers is not None:
         settings["budget"] = callers.within(load_pool(pool).budget)
     with contextlib.ExitStack() as stack:
         if telemetry:
             settings["telemetry"] = stack.enter_context(exporting())
-        asyncio.run(_serve(pool, settings, callers, (host, port), shutdown_s, as_json))
+        asyncio.run(_serve(pool, settings, callers, address, shutdown_s, as_json))
 
 
 async def _serve(
@@ -112,10 +104,10 @@ def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json
     host = f"[{host}]" if ":" in host else host
     url, keys = f"http://{host}:{port}/v1", None if callers is None else len(tuple(callers))
     if as_json:
-        typer.echo(json.dumps({"url": url, "endpoints": endpoints, "keys": keys}))
+        print(json.dumps({"url": url, "endpoints": endpoints, "keys": keys}), flush=True)
         return
     who = "anybody on this machine" if keys is None else f"{keys} key(s)"
-    typer.echo(f"{endpoints} endpoints as the model focalroute on {url} for {who}", err=True)
+    print(f"{endpoints} endpoints as the model focalroute on {url} for {who}", file=sys.stderr, flush=True)
 
 
 def _is_local(host: str) -> bool:
@@ -140,17 +132,11 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error.strerror}; give others") from None
 
 
-def key(
-    name: Annotated[str, typer.Argument(help="Whose key it is: a name for the ledger.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print key and table as JSON.")] = False,
-) -> None:
-    """Make a caller's key: its table for serve --keys goes to standard output, the key to standard error, once.
-
-    As in: focalroute key alice >> keys.toml
-    """
+def key_command(name: str, *, as_json: bool) -> None:
+    """Make a caller's key, and print it."""
     made, table = new_key(name)
     if as_json:
-        typer.echo(json.dumps({"key": made, "table": table}))
+        print(json.dumps({"key": made, "table": table}))
         return
-    typer.echo(table)
-    typer.echo(f"the key, which is kept nowhere: {made}", err=True)
+    print(table)
+    print(f"the key, which is kept nowhere: {made}", file=sys.stderr)

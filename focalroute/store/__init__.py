@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 from focalroute.errors import ConfigError
 from focalroute.store.base import Store
 from focalroute.store.redis_address import RedisAddress, is_redis
 
-__all__ = ["Store", "existing", "is_redis", "open_store", "shown"]
+if TYPE_CHECKING:
+    from focalroute.store.redis_store import RedisStore
+
+__all__ = ["Store", "existing", "is_redis", "is_shared", "open_store", "shown"]
 
 
 def open_store(where: str | Path | None, *, durability: Literal["normal", "full"] = "normal") -> Store:
@@ -26,6 +30,12 @@ def open_store(where: str | Path | None, *, durability: Literal["normal", "full"
     from focalroute.store.sqlite import SqliteStore
 
     return SqliteStore(where, durability=durability)
+
+
+def is_shared(store: Store) -> TypeGuard[RedisStore]:
+    """Whether a fleet works on it. Asking loads nothing: there is no such store before its module is there."""
+    module = sys.modules.get("focalroute.store.redis_store")
+    return module is not None and isinstance(store, module.RedisStore)
 
 
 def existing(where: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
@@ -55,7 +56,7 @@ class Desk(Generic[JobT]):
         self._trouble = trouble
         self._held = held
         self._queue: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
-        self._recent: dict[str, StoredAnswer] = {}
+        self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # the first is found at once
         self._lock = threading.Lock()  # of the two that any thread may touch: _recent, _closed
         self._closed = False
         self._thread = threading.Thread(target=work, name="focalroute-store", daemon=True)
@@ -134,4 +135,4 @@ class Desk(Generic[JobT]):
             elif isinstance(row, StoredProbe):
                 self._recent.pop(row.answer_id, None)  # it is no longer all there is
         while len(self._recent) > self._most_recent:
-            del self._recent[next(iter(self._recent))]
+            self._recent.popitem(last=False)

@@ -11,6 +11,7 @@ from typing import Literal, assert_type
 
 from pydantic import BaseModel
 
+import focalroute
 from focalroute import (
     Answer,
     AnswerStream,
@@ -91,6 +92,7 @@ def failing(ensemble: Ensemble) -> None:
 
 def wrong(ensemble: Ensemble, asynchronous: AsyncEnsemble) -> None:
     """What has to be rejected."""
+    focalroute.Ensembles  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
     Endpoint("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Endpoint("a", model="b", dialect="klingon")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Budget(usd_in_total=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

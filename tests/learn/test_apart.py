@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from focalroute.errors import PolicyError
+from focalroute.learn.apart import can_start, update_apart
+from focalroute.learn.online import update_policy
+from focalroute.policy import bundle
+from focalroute.store import open_store
+from tests.learn.made import linear_learner, play
+from tests.learn.test_online import fill, put
+
+
+def stored(folder: Path, answers: int = 500) -> Path:
+    """A store's file with so many rewarded answers of the small world, and its policy beside it."""
+    put(folder / "policy", linear_learner())
+    with closing(open_store(folder / "s.db")) as store:
+        fill(store, play(linear_learner(), answers, 0, version=1))
+    return folder / "s.db"
+
+
+def test_a_process_of_its_own_learns_bit_for_bit_the_same(tmp_path: Path) -> None:
+    file = stored(tmp_path)
+    put(tmp_path / "here", linear_learner())
+    with closing(open_store(file)) as store:
+        here = update_policy(store, tmp_path / "here", seed=3)
+    apart = update_apart(file, tmp_path / "policy", seed=3)
+    assert apart == here
+    assert apart.diagnostics is not None
+    one, other = (bundle.load(tmp_path / name) for name in ("policy", "here"))
+    assert (one.decider_onnx, one.fusion_onnx) == (other.decider_onnx, other.fusion_onnx)
+
+
+def test_too_little_to_learn_from_is_reported(tmp_path: Path) -> None:
+    report = update_apart(stored(tmp_path, answers=3), tmp_path / "policy")
+    assert (report.status, report.version, report.comparison, report.diagnostics) == ("insufficient", 1, None, None)
+
+
+def test_what_fails_there_is_raised_here(tmp_path: Path) -> None:
+    file = stored(tmp_path)
+    (tmp_path / "policy" / "v000001" / "fusion.onnx").write_bytes(b"broken")
+    with pytest.raises(PolicyError, match=r"could not be updated: .*v000001"):
+        update_apart(file, tmp_path / "policy")
+
+
+def test_what_lies_about_in_the_working_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder named like a rule of ours is a folder, and a module named like one of Python's is not found."""
+    file = stored(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / "policy").rename(tmp_path / "plurality")
+    monkeypatch.chdir(tmp_path)
+    assert update_apart(file, "plurality").parent == 1
+
+
+@pytest.mark.parametrize("name", ["", "/bin/uwsgi", "/opt/app/my-app"])
+def test_only_a_python_is_started_once_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_start()
+    monkeypatch.setattr(sys, "executable", name)
+    assert not can_start()

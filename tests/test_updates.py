@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from focalroute.policy.slot import PolicySlot
+from focalroute.store import open_store
+from focalroute.updates import Updater
+from tests.learn.made import linear_learner, play
+from tests.learn.test_online import fill, put
+
+
+@pytest.mark.parametrize("where", [None, ":memory:", "s.db"])
+def test_an_update_sees_the_store_wherever_it_is(
+    where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "policy", linear_learner())
+    with closing(PolicySlot.open(tmp_path / "policy")) as slot, closing(open_store(where)) as store:
+        fill(store, play(linear_learner(), 100, 0, version=1))
+        with closing(Updater(store, slot, where, tmp_path / "policy", every=None, seed=0)) as updater:
+            assert updater.run().episodes == 80
+
+
+def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While one is under way, only one more waits, however much feedback comes."""
+    caplog.set_level(logging.INFO, "focalroute")
+    slot = PolicySlot.open(tmp_path)
+    with closing(slot), closing(open_store(None)) as store:
+        updater = Updater(store, slot, None, tmp_path, every=2, seed=None)
+        go_on = threading.Event()
+        updater._worker.submit(go_on.wait)
+        for _ in range(10):
+            updater.heard(2)
+        go_on.set()
+        updater._worker.submit(int).result()
+        updater.heard(2)
+        updater._worker.submit(int).result()
+        updater.close()
+    assert len([record for record in caplog.records if "update of the policies" in record.message]) == 2
