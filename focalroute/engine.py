@@ -137,7 +137,8 @@ def _ray(address: str) -> Iterator[Any]:
         except ImportError:
             raise ConfigError("engine: Ray is not installed: pip install 'focalroute[ray]'") from None
         except Exception as error:  # noqa: BLE001 - Ray raises that itself where a cluster does not start in time
-            raise ConfigError(f"engine: {address}: {error}") from None
+            said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise ConfigError(f"engine: no Ray cluster at {address}: {said}") from None
         try:
             yield ray
         finally:
