@@ -49,6 +49,11 @@ def common(
     """
 
 
+_Engine = Annotated[
+    str, typer.Option(help="What runs it: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
+]
+
+
 @app.command()
 def demo(
     queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 1200,
@@ -127,10 +132,12 @@ def _given(**settings: object) -> dict[str, object]:
 @app.command()
 def train(
     log: Annotated[
-        Path, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
+        list[Path], typer.Argument(help="Outcome logs (.jsonl or .jsonl.gz): what a pool answered in the past.")
     ],
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) with the endpoints' prices.")],
-    out: Annotated[Path, typer.Option(help="Folder of policy bundles to publish to.")],
+    pool: Annotated[
+        list[Path], typer.Option(help="The pool file (TOML) with the endpoints' prices; of several logs one for each.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of policy bundles to publish to; of several logs OUT/NAME each.")],
     seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
     iterations: Annotated[
@@ -140,12 +147,16 @@ def train(
     device: Annotated[str | None, typer.Option(help="Where torch computes, such as cuda.")] = None,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policy see the log's tasks.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
+    engine: _Engine = "local",
     as_json: Annotated[bool, typer.Option("--json", help="Print how it went as JSON.")] = False,
 ) -> None:
-    """Train a policy on recorded answers and publish it as the next version of a folder."""
-    from focalroute.evaluate.train_command import train_command
+    """Train a policy on recorded answers and publish it as the next version of a folder.
 
-    train_command(
+    With --engine ray logs and seeds are trained at the same time; the policies are the same.
+    """
+    from focalroute.evaluate.train_command import train_logs_command
+
+    train_logs_command(
         log,
         pool,
         out,
@@ -156,6 +167,7 @@ def train(
         device=device,
         show_task=show_task,
         resume=resume,
+        engine=engine,
         as_json=as_json,
     )
 
@@ -173,6 +185,7 @@ def collect(
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
     max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the log already.")] = False,
+    engine: _Engine = "local",
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
 ) -> None:
     """Ask every endpoint a dataset whose answers are known, and write the log that train and eval read.
@@ -191,6 +204,7 @@ def collect(
         concurrency=concurrency,
         max_usd=max_usd,
         resume=resume,
+        engine=engine,
         as_json=as_json,
     )
     if not whole:
@@ -260,6 +274,7 @@ def evaluate(
     preset: Annotated[
         list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
     ] = None,
+    engine: _Engine = "local",
     live: Annotated[
         str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
     ] = "",
@@ -310,6 +325,7 @@ def evaluate(
         feedback=feedback,
         show_task=show_task,
         presets=preset or (),
+        engine=engine,
         json_file=json_file,
         html_file=html_file,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["progress_bar"]
+__all__ = ["gathered", "progress_bar"]
+
+_TELL_EVERY_S = 0.2
 
 
 @contextmanager
@@ -22,3 +25,22 @@ def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Calla
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+@contextmanager
+def gathered(advance: Callable[[int], object]) -> Iterator[Callable[[int], object]]:
+    """Steps added up, and told five times a second at the most, as each telling may have far to go; all in the end."""
+    steps, told = 0, time.monotonic()
+
+    def add(more: int) -> None:
+        nonlocal steps, told
+        steps += more
+        if steps and time.monotonic() - told >= _TELL_EVERY_S:
+            advance(steps)
+            steps, told = 0, time.monotonic()
+
+    try:
+        yield add
+    finally:
+        if steps:
+            advance(steps)

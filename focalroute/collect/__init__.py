@@ -3,8 +3,8 @@
 `harness` makes such a log of what leaderboards publish instead.
 """
 
-from focalroute.collect.collecting import Collected, collect
+from focalroute.collect.collecting import Collected, collect, collect_on
 from focalroute.collect.dataset import Question, read_dataset
 from focalroute.collect.harness import Imported, import_samples
 
-__all__ = ["Collected", "Imported", "Question", "collect", "import_samples", "read_dataset"]
+__all__ = ["Collected", "Imported", "Question", "collect", "collect_on", "import_samples", "read_dataset"]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from focalroute.budget import BudgetGuard
 from focalroute.collect.dataset import Question
 from focalroute.collect.lines import LogFile, line_of, outputs_of
 from focalroute.config import Budget, Endpoint, validate_pool
+from focalroute.engine import Engine
 from focalroute.errors import ConfigError
 from focalroute.many import together
 from focalroute.pool import Pool
@@ -24,8 +25,9 @@ from focalroute.query import make_query
 from focalroute.race import Rules
 from focalroute.store import open_store
 
-__all__ = ["Collected", "collect"]
+__all__ = ["Collected", "collect", "collect_on"]
 
+_PICO = Decimal("1e-12")
 _SPENT = "the budget leaves too little for another question"
 _IN_VAIN = 10  # questions in a row of which every call failed: there is no point in going on
 
@@ -84,30 +86,160 @@ async def collect(
     Raises:
         ConfigError: an argument is wrong, or the file is not this dataset's log.
     """
-    pool_of = validate_pool(endpoints, askable=True)
-    if concurrency < 1:
-        raise ConfigError(f"concurrency: must be at least 1, got {concurrency}")
+    way = _Way(validate_pool(endpoints, askable=True), kind, concurrency, samples, attempts, deadline_s)
     limit = None if max_usd is None else usd(max_usd, "max_usd")
-    with closing(LogFile(Path(out), questions, resume=resume)) as log, closing(open_store(None)) as store:
+    with closing(LogFile(Path(out), questions, resume=resume)) as log:
+        writing = _Writing(log, questions, advance)
+        ended = await _ask_all(way, writing.waiting, None if limit is None else limit - log.spent, writing.take)
+        writing.collected.stopped = ended.stopped
+    return writing.collected
+
+
+def collect_on(
+    engine: Engine,
+    endpoints: Iterable[Endpoint],
+    questions: Sequence[Question],
+    out: str | Path,
+    *,
+    kind: AnswerKind | None = None,
+    concurrency: int = 16,
+    max_usd: Decimal | float | str | None = None,
+    resume: bool = False,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Collected:
+    """As `collect`, on all machines of an engine, each of which asks a share of the questions; the log is written here.
+
+    What may be spent is shared out as well, so that all of them together keep to it without asking each other. What
+    their shares left over is spent by one of them in the end. Each machine takes the keys from its own environment, and
+    keeps the pool's limits of calls for itself.
+
+    Args:
+        concurrency: questions at a time, on each machine.
+
+    Raises:
+        ConfigError: likewise.
+        FocalrouteError: a machine was lost. What it had answered is in the log, so resuming asks the rest; what it
+            had under way may have been paid.
+    """
+    way = _Way(validate_pool(endpoints, askable=True), kind, concurrency)
+    limit = None if max_usd is None else usd(max_usd, "max_usd")
+    with closing(LogFile(Path(out), questions, resume=resume)) as log:
+        writing = _Writing(log, questions, advance)
         left = None if limit is None else limit - log.spent
-        collected = Collected(len(log.done))
+        for machines in (engine.machines, 1):
+            share = None if left is None else (left / machines).quantize(_PICO, ROUND_FLOOR)
+            waiting = list(writing.waiting)
+            shares = [(waiting[start::machines], share) for start in range(machines)]
+            ended = engine.each(_share, way, shares, writing.take, again=False)
+            stopped = next((one.stopped for one in ended if one.stopped is not None), None)
+            writing.collected.stopped = stopped
+            if left is None or stopped != _SPENT or machines == 1:
+                break
+            left -= sum((one.usd for one in ended), Decimal(0))
+    return writing.collected
+
+
+def _share(way: _Way, share: tuple[Sequence[Question], Decimal | None], tell: Callable[[_Asked], object]) -> _Ended:
+    """The questions of one machine, as a job."""
+    questions, left = share
+    return asyncio.run(_ask_all(way, iter(questions), left, tell))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How questions are asked; see `collect`.
+
+    Raises:
+        ConfigError: ``concurrency`` is below 1.
+    """
+
+    pool: tuple[Endpoint, ...]
+    kind: AnswerKind | None
+    concurrency: int
+    samples: int = 10
+    attempts: int = 3
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(f"concurrency: must be at least 1, got {self.concurrency}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question that was asked: its id, what the log says of each endpoint, and what was paid, USD."""
+
+    id: str
+    outputs: Mapping[str, Mapping[str, Any]]
+    usd: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Why it ended before the last question, None if it did not; and what was paid under a limit, USD.
+
+    That is more than the questions cost: what an endpoint can do is tried out first.
+    """
+
+    stopped: str | None
+    usd: Decimal
+
+
+class _Writing:
+    """Writes what was answered, and counts."""
+
+    def __init__(
+        self,
+        log: LogFile,
+        questions: Sequence[Question],
+        advance: Callable[[int], object],
+    ) -> None:
+        self.collected = Collected(len(log.done))
+        self._log = log
+        self._questions = {question.id: question for question in questions}
+        self._advance = advance
         advance(len(log.done))
-        if left is not None and left <= 0:
-            collected.stopped = _SPENT
-            return collected
-        guard = BudgetGuard(None if left is None else Budget(usd_total=left), pool_of, store)
-        pool = Pool(pool_of, store, guard, rules=Rules(attempts), samples=samples)
-        waiting = (question for question in questions if question.id not in log.done)
-        work = _Collecting(pool, guard, log, collected, left, kind, deadline_s, advance)
+
+    @property
+    def waiting(self) -> Iterator[Question]:
+        """Those that are not in the log yet."""
+        done = frozenset(self._log.done)
+        return (question for question in self._questions.values() if question.id not in done)
+
+    def take(self, asked: _Asked) -> None:
+        """Write a line."""
+        question = self._questions[asked.id]
+        self._log.put(asked.id, line_of(question, asked.outputs))
+        self._advance(1)
+        self.collected.usd += asked.usd
+        self.collected.asked += 1
+        for name, output in asked.outputs.items():
+            if "error" in output:
+                self.collected.failed[name] += 1
+            else:
+                self.collected.answered[name] += 1
+                self.collected.right[name] += output["answer"] == question.label
+
+
+async def _ask_all(
+    way: _Way, waiting: Iterator[Question], left: Decimal | None, tell: Callable[[_Asked], object]
+) -> _Ended:
+    """Ask every endpoint these questions, spending no more than is left."""
+    if left is not None and left <= 0:
+        return _Ended(_SPENT, Decimal(0))
+    with closing(open_store(None)) as store:
+        guard = BudgetGuard(None if left is None else Budget(usd_total=left), way.pool, store)
+        pool = Pool(way.pool, store, guard, rules=Rules(way.attempts), samples=way.samples)
+        work = _Asking(way, pool, guard, left, tell)
         try:
-            await together(work.run(waiting, range(len(pool_of))) for _ in range(concurrency))
+            await together(work.run(waiting) for _ in range(way.concurrency))
         finally:
             await pool.aclose()
-    return collected
+        return _Ended(work.stopped, sum((total.cost for total in store.totals().values()), Decimal(0)))
 
 
 @dataclass(slots=True)
-class _Collecting:
+class _Asking:
     """What the workers share.
 
     Attributes:
@@ -116,64 +248,51 @@ class _Collecting:
         in_vain: questions in a row, up to now, of which every call failed.
     """
 
+    way: _Way
     pool: Pool
     guard: BudgetGuard
-    log: LogFile
-    collected: Collected
     left: Decimal | None
-    kind: AnswerKind | None
-    deadline_s: float
-    advance: Callable[[int], object]
+    tell: Callable[[_Asked], object]
     settled: asyncio.Condition = field(default_factory=asyncio.Condition)
+    spent: Decimal = Decimal(0)
     promised: Decimal = Decimal(0)
     in_vain: int = 0
+    stopped: str | None = None
 
-    async def run(self, waiting: Iterator[Question], everybody: Sequence[int]) -> None:
+    async def run(self, waiting: Iterator[Question]) -> None:
         """Ask one after the other of those that are waiting."""
         for question in waiting:
-            if self.collected.stopped is None:
-                await self._one(question, everybody)
+            if self.stopped is None:
+                await self._one(question)
 
-    async def _one(self, question: Question, everybody: Sequence[int]) -> None:
-        kind = self.kind if question.choices is None else None
+    async def _one(self, question: Question) -> None:
+        kind = self.way.kind if question.choices is None else None
         query = make_query(question.messages, choices=question.choices, answer=kind)
-        purse = self.guard.purse(None, query.id, (), self.deadline_s)
+        purse = self.guard.purse(None, query.id, (), self.way.deadline_s)
         bound = sum(await self.pool.upper_bounds(query, purse) or (), Decimal(0))
         if not await self._affordable(bound):
-            self.collected.stopped = _SPENT
+            self.stopped = _SPENT
             return
-        deadline = asyncio.get_running_loop().time() + self.deadline_s
-        replies = await self.pool.ask(everybody, self.pool.terms(query, purse, deadline))
+        deadline = asyncio.get_running_loop().time() + self.way.deadline_s
+        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.terms(query, purse, deadline))
         async with self.settled:
             self.promised -= bound
-            self.collected.usd += purse.spent
+            self.spent += purse.spent
             self.settled.notify_all()
-        outputs = outputs_of(replies, self.kind)
-        self.log.put(question.id, line_of(question, outputs))
-        self._count(question, outputs)
-        self.advance(1)
+        outputs = outputs_of(replies, self.way.kind)
+        self.tell(_Asked(question.id, outputs, purse.spent))
+        self.in_vain = self.in_vain + 1 if all("error" in output for output in outputs.values()) else 0
+        if self.in_vain >= _IN_VAIN:
+            self.stopped = f"of {_IN_VAIN} questions in a row every call failed"
 
     async def _affordable(self, bound: Decimal) -> bool:
         """Promise this much, once it is sure to fit; what others were promised they will not all spend."""
         if self.left is None:
             return True
         async with self.settled:
-            while self.collected.usd + self.promised + bound > self.left:
+            while self.spent + self.promised + bound > self.left:
                 if not self.promised:
                     return False
                 await self.settled.wait()
             self.promised += bound
         return True
-
-    def _count(self, question: Question, outputs: Mapping[str, Mapping[str, Any]]) -> None:
-        collected = self.collected
-        collected.asked += 1
-        for name, output in outputs.items():
-            if "error" in output:
-                collected.failed[name] += 1
-            else:
-                collected.answered[name] += 1
-                collected.right[name] += output["answer"] == question.label
-        self.in_vain = self.in_vain + 1 if all("error" in output for output in outputs.values()) else 0
-        if self.in_vain >= _IN_VAIN:
-            collected.stopped = f"of {_IN_VAIN} questions in a row every call failed"

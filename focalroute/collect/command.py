@@ -7,11 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from focalroute.collect.collecting import Collected, collect
+from focalroute.collect.collecting import Collected, collect, collect_on
 from focalroute.collect.dataset import read_dataset
 from focalroute.collect.harness import import_samples
 from focalroute.config import load_pool
+from focalroute.engine import open_engine
 from focalroute.errors import ConfigError
 from focalroute.progress import progress_bar
 
@@ -29,6 +31,7 @@ def collect_command(
     concurrency: int = 16,
     max_usd: str | None = None,
     resume: bool = False,
+    engine: str = "local",
     as_json: bool = False,
 ) -> bool:
     """Collect with a progress bar and print what came of it; whether every question was asked.
@@ -36,25 +39,21 @@ def collect_command(
     Args:
         dataset: see `read_dataset`; ``columns`` are of the form FIELD=COLUMN.
         limit: only the first so many questions.
+        engine: see `focalroute.engine.open_engine`.
 
     Raises:
-        ConfigError: an argument, the dataset, the pool or the log is wrong.
+        ConfigError: an argument, the dataset, the pool or the log is wrong, or there is no such engine.
+        FocalrouteError: see `collect_on`.
     """
     endpoints = load_pool(pool).endpoints
     questions = read_dataset(dataset, columns=_columns(columns), kind=answer)[:limit]
+    settings: Any = {"kind": answer, "concurrency": concurrency, "max_usd": max_usd, "resume": resume}
     with progress_bar("asking", len(questions), shown=not as_json) as advance:
-        collected = asyncio.run(
-            collect(
-                endpoints,
-                questions,
-                out,
-                kind=answer,
-                concurrency=concurrency,
-                max_usd=max_usd,
-                resume=resume,
-                advance=advance,
-            )
-        )
+        if engine == "local":
+            collected = asyncio.run(collect(endpoints, questions, out, **settings, advance=advance))
+        else:
+            with open_engine(engine) as opened:
+                collected = collect_on(opened, endpoints, questions, out, **settings, advance=advance)
     names = [endpoint.name for endpoint in endpoints]
     if as_json:
         print(json.dumps(_told(collected, out, names), indent=2))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from focalroute.engine import open_engine
 from focalroute.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.replay import FeedbackKind
@@ -31,6 +32,7 @@ def evaluate_command(
     feedback: str = "label",
     show_task: bool = False,
     presets: Sequence[str] = (),
+    engine: str = "local",
     json_file: Path | None = None,
     html_file: Path | None = None,
 ) -> None:
@@ -47,20 +49,22 @@ def evaluate_command(
         check_writable(file)
     if html_file is not None:
         check_extra()
-    report = evaluate(
-        log,
-        pool,
-        split_by=cast(SplitKind, split),  # checked there, like everything else
-        train_fraction=train_fraction,
-        seed=seed,
-        seeds=seeds,
-        operating_points=_ratios(operating_points) if operating_points else None,
-        policy=named(policy) if policy else None,
-        feedback=cast(FeedbackKind, feedback),
-        show_task=show_task,
-        presets=presets,
-        progress=True,
-    )
+    with open_engine(engine) as opened:
+        report = evaluate(
+            log,
+            pool,
+            split_by=cast(SplitKind, split),  # checked there, like everything else
+            train_fraction=train_fraction,
+            seed=seed,
+            seeds=seeds,
+            operating_points=_ratios(operating_points) if operating_points else None,
+            policy=named(policy) if policy else None,
+            feedback=cast(FeedbackKind, feedback),
+            show_task=show_task,
+            presets=presets,
+            engine=opened,
+            progress=True,
+        )
     found = report.to_dict()
     if json_file != STANDARD_OUTPUT:
         show(report)

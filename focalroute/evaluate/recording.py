@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from focalroute.cost import typical_cost
 from focalroute.embedders import TextEmbedder, embedded
+from focalroute.engine import HERE, Engine
 from focalroute.errors import ConfigError
 from focalroute.evaluate.table import I64, Table
 from focalroute.learn.checkpoint import Checkpoint, made_for
@@ -22,9 +23,19 @@ from focalroute.learn.recorded import F32, Recorded
 from focalroute.learn.state import pack
 from focalroute.observe.features import name_of, unit_vector
 from focalroute.policy.publish import publish
-from focalroute.progress import progress_bar
+from focalroute.progress import gathered, progress_bar
 
-__all__ = ["best_of", "discard", "publish_trained", "recorded", "train_each", "train_on", "with_embedder"]
+__all__ = [
+    "Course",
+    "best_of",
+    "course",
+    "discard",
+    "publish_trained",
+    "recorded",
+    "train_each",
+    "train_on",
+    "with_embedder",
+]
 
 
 def with_embedder(table: Table, embedder: TextEmbedder, *, shown: bool = False) -> Table:
@@ -87,59 +98,85 @@ def _masses(table: Table, rows: I64, width: int) -> F32 | None:
     return None if np.isnan(mass).all() else mass
 
 
-def train_each(
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What trainings that differ in their seed alone have in common.
+
+    Attributes:
+        log: what to learn from, its last part to choose by.
+        settings: how.
+        passes: which engine computes.
+        folder: where to keep what outlives a killed process; None: nowhere.
+        resume: go on from what is kept there.
+    """
+
+    log: Recorded
+    settings: OfflineSettings
+    passes: Passes
+    folder: Path | None = None
+    resume: bool = False
+
+
+def course(
     table: Table,
     rows: I64,
     *,
-    seed: int = 0,
-    seeds: int = 1,
     settings: OfflineSettings | None = None,
     passes: Passes = NUMPY,
     show_task: bool = False,
-    advance: Callable[[int], object] = lambda _: None,
     folder: Path | None = None,
     resume: bool = False,
-) -> tuple[Trained, ...]:
-    """Train on these rows of a log, once with each seed.
-
-    Args:
-        table: the log.
-        rows: what to learn from, its last part to choose by.
-        seed: the first of the seeds.
-        seeds: how many.
-        settings: how; None: the defaults.
-        passes: which engine computes.
-        show_task: whether the policy sees the tasks.
-        advance: called with the units of progress made, `OfflineSettings.steps` for each seed.
-        folder: where to keep what outlives a killed process; None: nowhere.
-        resume: go on from what is kept there.
+) -> Course:
+    """To train on these rows of a log; ``show_task``: whether the policy sees the tasks. For the rest see `Course`.
 
     Raises:
-        ConfigError: the log is too short, or what is kept belongs to another training or cannot be written.
+        ConfigError: the log is too short.
     """
     settings = settings or OfflineSettings()
     if len(rows) - int(len(rows) * settings.validation) < 1:
         raise ConfigError(f"settings.validation: {settings.validation} of {len(rows)} queries leaves none to train on")
-    log = recorded(table, rows, show_task=show_task)
-    found = []
-    for number in range(seed, seed + seeds):
-        one = None if folder is None else _checkpoint(folder, log, number, settings, passes)
-        found.append(
-            train(
-                log,
-                seed=number,
-                settings=settings,
-                passes=passes,
-                advance=advance,
-                progress=one.read() if one is not None and resume else None,
-                keep=(lambda _: None) if one is None else one.write,
-            )
+    return Course(recorded(table, rows, show_task=show_task), settings, passes, folder, resume)
+
+
+def train_each(
+    courses: Sequence[Course],
+    seeds: Sequence[int],
+    *,
+    engine: Engine = HERE,
+    advance: Callable[[int], object] = lambda _: None,
+) -> list[list[Trained]]:
+    """Train every course with each of the seeds, by course; the same whichever engine runs them.
+
+    Args:
+        advance: called with the units of progress made, `OfflineSettings.steps` for each course and seed.
+
+    Raises:
+        ConfigError: what is kept belongs to another training, or cannot be written.
+    """
+    inputs = [(number, seed) for number in range(len(courses)) for seed in seeds]
+    found = engine.each(_train, courses, inputs, advance)
+    return [found[start : start + len(seeds)] for start in range(0, len(found), len(seeds))]
+
+
+def _train(courses: Sequence[Course], one: tuple[int, int], tell: Callable[[int], object]) -> Trained:
+    number, seed = one
+    taken = courses[number]
+    kept = None if taken.folder is None else _checkpoint(taken.folder, taken, seed)
+    with gathered(tell) as advance:
+        return train(
+            taken.log,
+            seed=seed,
+            settings=taken.settings,
+            passes=taken.passes,
+            advance=advance,
+            progress=kept.read() if kept is not None and taken.resume else None,
+            keep=(lambda _: None) if kept is None else kept.write,
         )
-    return tuple(found)
 
 
-def _checkpoint(folder: Path, log: Recorded, seed: int, settings: OfflineSettings, passes: Passes) -> Checkpoint:
-    return Checkpoint(_file(folder, seed), made_for(log, seed=seed, settings=settings, engine=passes.name))
+def _checkpoint(folder: Path, taken: Course, seed: int) -> Checkpoint:
+    key = made_for(taken.log, seed=seed, settings=taken.settings, engine=taken.passes.name)
+    return Checkpoint(_file(folder, seed), key)
 
 
 def discard(folder: Path, found: Sequence[Trained]) -> None:
@@ -167,10 +204,10 @@ def train_on(
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Trained:
-    """The best of some trainings (see `train_each`)."""
-    return best_of(
-        train_each(table, rows, seed=seed, seeds=seeds, settings=settings, show_task=show_task, advance=advance)
-    )
+    """The best of some trainings on these rows of a log, ``seed`` being the first of the seeds (see `course`)."""
+    taken = course(table, rows, settings=settings, show_task=show_task)
+    (found,) = train_each([taken], range(seed, seed + seeds), advance=advance)
+    return best_of(found)
 
 
 def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSettings) -> int:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from focalroute.config import load_pool
 from focalroute.embedders import TextEmbedder, embedder_of
+from focalroute.engine import HERE, Engine
 from focalroute.errors import ConfigError
 from focalroute.evaluate.figures import figures
-from focalroute.evaluate.lineup import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.points import OPERATING_POINTS, Point, Served, beside_curve, trained
+from focalroute.evaluate.playing import Stage
+from focalroute.evaluate.points import OPERATING_POINTS, Point, beside_curve
 from focalroute.evaluate.presets.catalogue import presets as find_presets
-from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.recording import with_embedder
-from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
-from focalroute.evaluate.replayed import Plan, Replayed, Run
+from focalroute.evaluate.replay import FeedbackKind
+from focalroute.evaluate.replayed import Replayed
 from focalroute.evaluate.table import Split, join, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline import OfflineSettings
@@ -108,6 +108,7 @@ def evaluate(
     presets: Sequence[str] = (),
     settings: OfflineSettings | None = None,
     embedder: TextEmbedder | None = None,
+    engine: Engine = HERE,
     progress: bool = False,
 ) -> Report:
     """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
@@ -130,6 +131,7 @@ def evaluate(
         settings: how it is trained.
         embedder: what makes the features of a text that focalroute is trained and served with; None: the pool file's,
             or the built-in ones.
+        engine: what runs seeds and operating points; the report is the same.
         progress: whether to show a progress bar.
 
     Raises:
@@ -139,7 +141,6 @@ def evaluate(
     _check(split_by, train_fraction, seeds, feedback)
     targets = _targets(operating_points, policy)
     published = find_presets(presets)
-    settings = settings or OfflineSettings()
     file = load_pool(pool)
     table = join(read_log(log), file, log)
     embedder = embedder or embedder_of(file, pool)
@@ -148,73 +149,24 @@ def evaluate(
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
     first = Training(table, parts.train, seed, feedback, show_task)
     cold = policy is not None and not policy.version
-    warm = parts.train if cold else parts.train[-_WARM:]
-    test = len(parts.test)
-    each = (len(published) + len(BY_CHANCE) + 1) * test + (len(targets) + 1) * (len(warm) + test)
-    training = 0 if policy else settings.steps
-    total = seeds * (each + training) + (len(baselines(first)) - len(BY_CHANCE)) * test
-    ours: list[list[Run]] = [[] for _ in targets]
-    others: dict[str, list[Played]] = {}
-    unfused: dict[str, int] = {}
-    with progress_bar("replaying", total, shown=progress) as advance:
-        for number in range(seed, seed + seeds):
-            served = policy or trained(
-                table, parts.train, seed=number, settings=settings, show_task=show_task, advance=advance
-            )
-            replay = Served(
-                served,
-                table,
-                parts,
-                dataclasses.replace(first, seed=number),
-                warm=warm,
-                explore=cold,
-                advance=advance,
-            )
-            for runs, target in zip(ours, targets, strict=True):
-                runs.append(replay.run(target))
-            shown = _shown(targets)
-            for name, one in _others(replay, ours[shown][-1].plan, targets[shown], published, unfused, others):
-                others.setdefault(name, []).append(one)
-    every = {name: tuple(played) for name, played in others.items()}
+    stage = Stage(
+        table,
+        parts,
+        first,
+        range(seed, seed + seeds),
+        settings or OfflineSettings(),
+        warm=parts.train if cold else parts.train[-_WARM:],
+        explore=cold,
+        presets=published,
+    )
+    shown = _shown(targets)
+    with progress_bar("replaying", stage.steps(len(targets), training=policy is None), shown=progress) as advance:
+        policies = stage.trained(engine, advance) if policy is None else [policy] * seeds
+        ours = stage.ours(engine, policies, targets, advance)
+        others = stage.others(engine, policies, ours[shown], targets[shown], advance)
+    every = {name: tuple(played) for name, played in others.played.items()}
     replayed = Replayed(table, parts.test, tuple(map(tuple, ours)), every, shown)
-    return _report(log, replayed, parts, targets, first, seeds, train_fraction, split_by, policy, unfused)
-
-
-def _others(
-    replay: Served,
-    plan: Plan,
-    target: float | None,
-    published: Mapping[str, Callable[[Training], Strategy]],
-    unfused: dict[str, int],
-    before: Mapping[str, Sequence[Played]],
-) -> Iterator[tuple[str, Played]]:
-    """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled.
-
-    A baseline without chance plays every seed alike: once it has played, that is taken from ``before``.
-    """
-    table, test, training = replay.table, replay.parts.test, replay.training
-
-    def alone(strategy: Strategy) -> Played:
-        return play(
-            strategy,
-            table,
-            test,
-            feedback=training.feedback,
-            show_task=training.show_task,
-            advance=replay.advance,
-        )
-
-    for name, make in {**baselines(training), **published}.items():
-        if name in before and name in BASELINES and name not in BY_CHANCE:
-            yield name, before[name][0]
-            continue
-        strategy = make(training)
-        yield name, alone(strategy)
-        if isinstance(strategy, RlFocal):
-            unfused[name] = unfused.get(name, 0) + strategy.unfused
-    yield "best-single-hindsight", alone(best_in_hindsight(table, test))
-    yield "shuffled", replay.shuffled(plan, target)
-    yield "oracle", oracle(table, test)
+    return _report(log, replayed, parts, targets, first, seeds, train_fraction, split_by, policy, others.unfused)
 
 
 def _shown(targets: Sequence[float | None]) -> int:

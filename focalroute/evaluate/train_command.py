@@ -6,21 +6,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from focalroute.config import load_pool
 from focalroute.embedders import embedder_of
+from focalroute.engine import open_engine
 from focalroute.errors import ConfigError
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import best_of, discard, publish_trained, train_each, with_embedder
+from focalroute.evaluate.recording import Course, best_of, course, discard, publish_trained, train_each, with_embedder
 from focalroute.evaluate.table import join
 from focalroute.learn.offline import OfflineSettings, Point, Trained
-from focalroute.learn.passes import Backend, passes
+from focalroute.learn.passes import Backend, Passes, passes
 from focalroute.progress import progress_bar
 
-__all__ = ["train_command"]
+__all__ = ["train_command", "train_logs_command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,28 @@ class _Seed:
     curve: tuple[Point, ...]
 
 
-def train_command(
-    log: Path,
-    pool: Path,
+def train_command(log: Path, pool: Path, out: Path, **settings: Any) -> None:
+    """As `train_logs_command`, on one log."""
+    train_logs_command([log], [pool], out, **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A log to train on, and the folder that its policy goes to."""
+
+    course: Course
+    out: Path
+    size: int
+
+    @property
+    def held(self) -> int:
+        """Queries of the validation part; all of them, where there is none."""
+        return int(self.size * self.course.settings.validation) or self.size
+
+
+def train_logs_command(
+    logs: Sequence[Path],
+    pools: Sequence[Path],
     out: Path,
     *,
     seed: int = 0,
@@ -45,61 +65,111 @@ def train_command(
     device: str | None = None,
     show_task: bool = False,
     resume: bool = False,
+    engine: str = "local",
     as_json: bool = False,
 ) -> None:
-    """Train on a whole log with a progress bar, publish the best of the seeds, and print how each did.
+    """Train on whole logs with a progress bar, publish the best of the seeds of each, and print how all did.
 
     Args:
-        log: the outcome log.
-        pool: the pool file.
-        out: the folder of bundles; what outlives a killed process is kept there, too.
+        logs: the outcome logs.
+        pools: the pool file of each, or one for all.
+        out: the folder of bundles, and of what outlives a killed process; of several logs one folder each in it, named
+            as the log.
         seed: the first of the seeds.
         seeds: how many.
         iterations: of the policy gradient; None: the default.
         backend: see `focalroute.learn.passes.passes`; ``device`` likewise.
         show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
         resume: go on from what an earlier, killed process kept.
-        as_json: print JSON.
+        engine: see `focalroute.engine.open_engine`; logs and seeds are its jobs.
+        as_json: print JSON: an object, or of several logs a list.
 
     Raises:
-        ConfigError: an argument, the log, the pool or what was kept is wrong.
-        PoolError: the pool's embedder failed.
-        PolicyError: the policy cannot be published.
+        ConfigError: an argument, a log, a pool or what was kept is wrong, or there is no such engine.
+        PoolError: a pool's embedder failed.
+        PolicyError: a policy cannot be published.
     """
     settings = OfflineSettings()
     if iterations is not None:
         settings = replace(settings, iterations=iterations)
     if settings.iterations < 1 or seeds < 1:
         raise ConfigError("iterations and seeds: must be at least 1")
-    engine = passes(cast(Backend, backend), device)  # checked there
+    computes = passes(cast(Backend, backend), device)  # checked there
+    with open_engine(engine) as opened:
+        if resume and not opened.shares_files:
+            raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
+        kept = {"resume": resume, "keep": opened.shares_files}
+        given = [
+            _read(log, pool, folder, settings=settings, passes=computes, show_task=show_task, shown=not as_json, **kept)
+            for log, pool, folder in zip(logs, _each(pools, logs), _folders(out, logs), strict=True)
+        ]
+        steps = len(given) * seeds * settings.steps
+        with progress_bar("training", steps, shown=not as_json) as advance:
+            courses = [one.course for one in given]
+            found = train_each(courses, range(seed, seed + seeds), engine=opened, advance=advance)
+    published = [_publish(one, trained) for one, trained in zip(given, found, strict=True)]
+    if as_json:
+        print(json.dumps(published if len(given) > 1 else published[0], indent=2, allow_nan=False))
+    else:
+        for one, trained, said in zip(given, found, published, strict=True):
+            _show(trained, best_of(trained), said["version"], one.out, one.held)
+
+
+def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
+    """The pool file of each log."""
+    if len(pools) not in (1, len(logs)):
+        raise ConfigError(f"pool: give one for all {len(logs)} logs, or one for each, not {len(pools)}")
+    return pools if len(pools) == len(logs) else list(pools) * len(logs)
+
+
+def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
+    """The folder of each log's policies."""
+    if len(logs) == 1:
+        return [out]
+    names = [log.name.removesuffix(".gz").removesuffix(".jsonl") for log in logs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"log: two are called {twice!r}, and would share a folder; train them one by one")
+    return [out / name for name in names]
+
+
+def _read(
+    log: Path,
+    pool: Path,
+    out: Path,
+    *,
+    settings: OfflineSettings,
+    passes: Passes,
+    show_task: bool,
+    resume: bool,
+    keep: bool,
+    shown: bool,
+) -> _Log:
     file = load_pool(pool)
     table = join(read_log(log), file, log)
     embedder = embedder_of(file, pool)
     if embedder is not None:
-        table = with_embedder(table, embedder, shown=not as_json)
+        table = with_embedder(table, embedder, shown=shown)
     size = len(table.queries)
-    with progress_bar("training", seeds * settings.steps, shown=not as_json) as advance:
-        found = train_each(
-            table,
-            np.arange(size),
-            seed=seed,
-            seeds=seeds,
-            settings=settings,
-            passes=engine,
-            show_task=show_task,
-            advance=advance,
-            folder=out,
-            resume=resume,
-        )
-    best = best_of(found)
-    version = publish_trained(out, best, settings=settings)
-    discard(out, found)
-    held = int(size * settings.validation) or size
-    if as_json:
-        said = {"version": version, "seed": best.seed, "queries": size, "validation": held}
-        print(json.dumps({**said, "seeds": [asdict(_told(one)) for one in found]}, indent=2, allow_nan=False))
-    else:
-        _show(found, best, version, out, held)
+    taken = course(
+        table,
+        np.arange(size),
+        settings=settings,
+        passes=passes,
+        show_task=show_task,
+        folder=out.absolute() if keep else None,
+        resume=resume,
+    )
+    return _Log(taken, out, size)
+
+
+def _publish(one: _Log, trained: Sequence[Trained]) -> dict[str, Any]:
+    """Publish the best of the seeds; what is said of all as JSON."""
+    best = best_of(trained)
+    version = publish_trained(one.out, best, settings=one.course.settings)
+    discard(one.out, trained)
+    said = {"version": version, "seed": best.seed, "queries": one.size, "validation": one.held}
+    return {**said, "seeds": [asdict(_told(each)) for each in trained]}
 
 
 def _told(trained: Trained) -> _Seed:

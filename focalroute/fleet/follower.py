@@ -32,31 +32,32 @@ def fetch(store: Store, policy: str | Path | Named | None) -> None:
     """
     if is_shared(store) and policy is not None and not isinstance(policy, Named):
         with suppress(StoreError):  # Redis is away: what the folder holds serves
-            _install(store, Path(policy))
+            version, files = _files(store)
+            if files:
+                install(policy, version, files)
 
 
-def _install(store: RedisStore, folder: Path, version: int | None = None) -> None:
-    """Put a version into the folder, the current one unless said."""
+def _files(store: RedisStore, version: int | None = None) -> tuple[int, dict[str, bytes]]:
+    """A version, the current one unless said, and its files as workers need them; none where nothing is published."""
     from focalroute.store.redis_board import Board  # only a fleet needs anything of Redis
 
     board = Board(store)
     version = board.state().current if version is None else version
-    files = board.files(version, without=_LEARNERS_OWN) if version else {}
-    if files:
-        install(folder, version, files)
+    return version, board.files(version, without=_LEARNERS_OWN) if version else {}
 
 
 class Follower:
     """Keeps a folder at the fleet's current policy, and lets the slot serve it. Without a fleet or a folder it is idle.
 
-    A version that fails its checks is not served; the one before stays, and the log says why.
+    A version that fails its checks is not served; the one before stays, and the log says why. One that cannot be put
+    into the folder serves all the same.
     """
 
     def __init__(self, store: Store, slot: PolicySlot, policy: str | Path | Named | None) -> None:
         self._worker = ThreadPoolExecutor(1, "focalroute-follower")
         self._slot = slot
         if is_shared(store) and policy is not None and not isinstance(policy, Named):
-            self._store, self._folder = store, Path(policy)
+            self._store = store
             store.follow(self._soon)
 
     def _soon(self, version: int) -> None:
@@ -64,10 +65,12 @@ class Follower:
 
     def _follow(self, version: int) -> None:
         try:
-            _install(self._store, self._folder, version)
+            _, files = _files(self._store, version)
+            if files:
+                self._slot.install(version, files)
         except FocalrouteError as error:
-            _log.error("version %d of the fleet's policy cannot be served, the old one stays: %s", version, error)
-        self._slot.refresh()
+            serves = self._slot.current.version
+            _log.error("version %d of the fleet's policy: %s (version %d serves)", version, error, serves)
 
     def close(self) -> None:
         """Wait for a version under way and let go of the thread. Idempotent."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["clean", "locked", "replace_file", "sync_folder", "temporary", "write_files"]
+__all__ = ["clean", "locked", "replace_file", "sync", "sync_files", "temporary", "write_files"]
 
 _TEMPORARY = ".tmp-"
 
@@ -38,32 +38,32 @@ def clean(root: Path) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make the folder and write the files into it, down to the disk."""
+    """Make the folder and write the files into it; `sync_files` makes them durable."""
     folder.mkdir()
     for name, data in files.items():
-        _write(folder / name, data)
-    sync_folder(folder)
+        (folder / name).write_bytes(data)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file in one step: whoever reads it sees the old content or the new one."""
     new = temporary(path.parent)
-    _write(new, data)
+    new.write_bytes(data)
+    sync(new)
     new.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_files(folder: Path) -> None:
+    """Make a folder durable, its files and their names."""
+    for path in folder.iterdir():
+        sync(path)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -27,6 +27,8 @@ _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 class Session:
     """An opened model that maps named arrays to "logits". Immutable; may run in several threads at once.
 
+    It can be pickled.
+
     Args:
         model: the ONNX file's bytes.
         signature: the inputs the model must have, and "logits".
@@ -35,7 +37,7 @@ class Session:
         PolicyError: it is no model that onnxruntime opens, is not plain (see `_inspect`), or has another signature.
     """
 
-    __slots__ = ("_run",)
+    __slots__ = ("_made_of", "_run")
 
     def __init__(self, model: bytes, signature: Signature) -> None:
         inspect(model)
@@ -46,6 +48,10 @@ class Session:
         if found != dict(signature):
             raise PolicyError(f"has inputs and outputs {found}, expected {dict(signature)}")
         self._run = session.run
+        self._made_of = model, signature
+
+    def __reduce__(self) -> tuple[type[Session], tuple[bytes, Signature]]:
+        return Session, self._made_of
 
     def run(self, inputs: Inputs) -> F32:
         """The logits; PolicyError if onnxruntime fails, or anything in them is not finite."""

@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 from focalroute.errors import PolicyError
 from focalroute.observe.experience import Experience
 from focalroute.policy import _files
-from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, current, digest, folder_of, versions
-from focalroute.policy.der import DER_SLICES, check_folder, load_served
+from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, Policy, current, digest, folder_of, versions
+from focalroute.policy.der import DER_SLICES, Der, check_folder, load_served
 
 __all__ = ["FILES", "bundle_files", "install", "publish", "publish_der", "rollback"]
 
@@ -120,7 +120,14 @@ def _publish(root: Path, files: Callable[[int], dict[str, bytes]], parent: int |
     return version
 
 
-def install(root: str | Path, version: int, files: Mapping[str, bytes], *, keep: int = 10) -> None:
+def install(
+    root: str | Path,
+    version: int,
+    files: Mapping[str, bytes],
+    *,
+    keep: int = 10,
+    serve: Callable[[Policy | Der], object] = lambda _: None,
+) -> None:
     """Make a bundle that was published elsewhere the current one here, under its own version.
 
     What another bundle of that version is here goes; one that is the same stays.
@@ -128,6 +135,8 @@ def install(root: str | Path, version: int, files: Mapping[str, bytes], *, keep:
     Args:
         files: its content by name, the manifest among it. What serves without (``learner.npz``) may be missing.
         keep: how many of the latest versions to keep beside it.
+        serve: is given the policy once it passed its checks; making it durable, which a busy disk may take long
+            for, comes after.
 
     Raises:
         PolicyError: it does not pass its checks, or cannot be written; the current policy stays.
@@ -140,10 +149,12 @@ def install(root: str | Path, version: int, files: Mapping[str, bytes], *, keep:
         with _files.locked(root):
             _files.clean(root)
             folder = folder_of(root, version)
-            if not _holds(folder, files["manifest.json"]):
+            if _holds(folder, files["manifest.json"]):
+                serve(load_served(root, version))
+            else:
                 if folder.exists():
                     folder.rename(_files.temporary(root))
-                _add(root, version, files)
+                _add(root, version, files, serve)
             if not _points(root, version):
                 _point(root, version)
             _prune(root, keep, {version})
@@ -236,17 +247,20 @@ def _archive(arrays: Mapping[str, ArrayLike]) -> bytes:
     return archive.getvalue()
 
 
-def _add(root: Path, version: int, files: Mapping[str, bytes]) -> None:
+def _add(
+    root: Path, version: int, files: Mapping[str, bytes], serve: Callable[[Policy | Der], object] = lambda _: None
+) -> None:
     """Put a bundle in its place, if it passes its checks."""
     new = _files.temporary(root)
     try:
         _files.write_files(new, files)
-        check_folder(new)
+        serve(check_folder(new))
+        _files.sync_files(new)
         new.rename(folder_of(root, version))
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
-    _files.sync_folder(root)
+    _files.sync(root)
 
 
 def _point(root: Path, version: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +16,7 @@ from focalroute.policy.bundle import CURRENT, cold, current, versions
 from focalroute.policy.der import load_served
 from focalroute.policy.fallback import Fallback, Served
 from focalroute.policy.named import Named
+from focalroute.policy.publish import install
 from focalroute.records import Outcome
 
 __all__ = ["PolicySlot"]
@@ -120,6 +121,18 @@ class PolicySlot:
                 return False
             self._seen = stamp
             return self._try(lambda: load_served(root))
+
+    def install(self, version: int, files: Mapping[str, bytes]) -> None:
+        """Serve a bundle that was published elsewhere as soon as it passed its checks, and keep it in the folder.
+
+        Raises:
+            PolicyError: it does not pass them (then the old policy stays), or cannot be written.
+        """
+        if self._path is None:
+            return
+        with self._refreshing:
+            install(self._path.parent, version, files, serve=self.swap)
+            self._seen = self._stamp()
 
     def refresh_soon(self) -> None:
         """Where it is stale, refresh on the slot's own thread; returns at once."""

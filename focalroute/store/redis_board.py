@@ -24,12 +24,14 @@ class BoardState:
 
     Attributes:
         current: the version that serves; 0: none was published yet.
+        since: Unix time of Redis's clock when it became current; 0: there is none.
         versions: those that are kept, oldest first.
         learned: how many feedbacks updates were about, each counted once.
         token: of the latest lease.
     """
 
     current: int
+    since: float
     versions: tuple[int, ...]
     learned: int
     token: int
@@ -51,7 +53,7 @@ class Board:
             kept = pairs(link.one("HGETALL", link.keys[POLICY]))
             versions = tuple(int(version) for version, _ in json.loads(kept.get("versions", b"[]")))
             current, learned, token = (int(kept.get(name, 0)) for name in ("current", "learned", "token"))
-            return BoardState(current, versions, learned, token)
+            return BoardState(current, float(kept.get("since", 0)), versions, learned, token)
 
         return self._store.run(read)
 

@@ -1,7 +1,7 @@
 """What each part of offline training and of the observation is worth, as a Markdown table.
 
     python -m tests.benchmarks.ablation LOG --pool POOL [--seeds N] [--part validation|test|both] [--only NAME...]
-        [--keep FOLDER]
+        [--keep FOLDER] [--engine ENGINE]
 
 The default, `focalroute.learn.offline.train`, and each variant learn from the first 80 % of the log, with the same
 seeds. ``validation``: measured on the last fifth of that part, before anything is learned from it but the share of the
@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.config import load_pool
+from focalroute.engine import open_engine
 from focalroute.evaluate.metrics import BLOCK
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import recorded
@@ -246,6 +247,21 @@ def _kept(path: Path | None, log: Recorded, variant: Variant, seed: int) -> dict
     return curves
 
 
+def _run(
+    shared: tuple[Recorded, Path | None], one: tuple[str, Variant, int], tell: Callable[[str], object]
+) -> dict[str, Curve]:
+    """One variant with one seed, as a job of an engine."""
+    (log, keep), (name, variant, seed) = shared, one
+    began = time.process_time()
+    curves = _kept(keep and keep / f"{name}-{seed}.npz", log, variant, seed)
+    tell(f"{name}, seed {seed}: {time.process_time() - began:.0f} s")
+    return curves
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _curve(arrays: Mapping[str, F64]) -> Curve:
     return Curve(arrays["worth"], arrays["usd"], arrays["calls"], float(arrays["everybody"]))
 
@@ -259,18 +275,18 @@ def main(arguments: Sequence[str] | None = None, variants: Mapping[str, Variant]
     parser.add_argument("--part", choices=(*PARTS, "both"), default="validation")
     parser.add_argument("--only", nargs="+", choices=variants, default=list(variants), metavar="NAME")
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--engine", default="local", help="local, ray or ray://host:port: variants and seeds at once")
     asked = parser.parse_args(arguments)
     table = join(read_log(asked.log), load_pool(asked.pool), asked.log)
     log = recorded(table, np.arange(len(table.queries)))
-    found: dict[str, list[dict[str, Curve]]] = {}
     bases = {name: base(name, variants) for name in asked.only}
     wanted = dict.fromkeys(["default", *bases.values(), *asked.only])
-    for seed in range(asked.seeds):
-        for name in wanted:
-            began = time.process_time()
-            path = asked.keep and asked.keep / f"{name}-{seed}.npz"
-            found.setdefault(name, []).append(_kept(path, log, variants[name], seed))
-            print(f"{name}, seed {seed}: {time.process_time() - began:.0f} s", file=sys.stderr, flush=True)
+    keep = asked.keep and asked.keep.absolute()
+    runs = [(name, variants[name], seed) for seed in range(asked.seeds) for name in wanted]
+    found: dict[str, list[dict[str, Curve]]] = {}
+    with open_engine(asked.engine) as engine:
+        for (name, *_), curves in zip(runs, engine.each(_run, (log, keep), runs, _say), strict=True):
+            found.setdefault(name, []).append(curves)
     for part in PARTS if asked.part == "both" else (asked.part,):
         show(
             part,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ from focalroute.store.base import PROBE, Account
 from focalroute.store.redis_board import Board
 from focalroute.store.redis_store import RedisStore
 from tests.benchmarks.budgets import _wait_until_idle
+from tests.benchmarks.harness import machine
 from tests.redis_server import RedisServer, place
 
 CONCURRENCY = 4  # asks at a time in each worker
@@ -181,35 +183,40 @@ class Fleet:
     def workers(self, asks: int, seeds: Sequence[int], limit: str) -> list[Worker]:
         """Start a worker for each seed, with a journal."""
         where = f"{self.where}&journal={self.folder / 'journal'}"
-        rest = [str(self.folder), where, str(asks)]
-        return [self._start(["--work", *rest, str(seed), limit]) for seed in seeds]
+        return [self.worker(where, asks, seed, limit) for seed in seeds]
+
+    def worker(self, where: str, asks: int, seed: int, limit: str) -> Worker:
+        """Start one on this store."""
+        return self._start(
+            ["-m", "tests.benchmarks.fleet", "--work", str(self.folder), where, str(asks), str(seed), limit]
+        )
 
     def learner(self) -> Worker:
         """Start a learner."""
         command = ["-m", "focalroute", "update", "--store", self.where, "--policy", str(self.folder / "learner")]
-        return self._start(["--follow", "--every", str(EVERY), "--seed", "0"], command)
+        return self._start([*command, "--follow", "--every", str(EVERY), "--seed", "0"])
 
-    def _start(self, arguments: list[str], program: Sequence[str] = ("-m", "tests.benchmarks.fleet")) -> Worker:
-        process: Worker = subprocess.Popen([sys.executable, *program, *arguments], stdout=subprocess.PIPE, text=True)
+    def _start(self, arguments: Sequence[str]) -> Worker:
+        process: Worker = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
         self._stack.enter_context(process)  # which closes its pipe, and waits for it
         self._stack.callback(process.kill)
         return process
 
     @contextmanager
     def watched(self, store: RedisStore) -> Iterator[None]:
-        """Note when each version is published."""
+        """Note when each version was published, by Redis's clock."""
         end, seen = threading.Event(), 0
 
         def look() -> None:
             nonlocal seen
-            while not end.wait(0.01):
+            while not end.wait(0.1):
                 try:
-                    current = Board(store).state().current
+                    state = Board(store).state()
                 except StoreError:
                     continue
-                if current != seen:
-                    seen = current
-                    self.published.append((time.time(), current))
+                if state.current != seen:
+                    seen = state.current
+                    self.published.append((state.since, seen))
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -220,17 +227,24 @@ class Fleet:
             thread.join()
 
 
-def run(*, asks: int, workers: int, kills: int = 2) -> Outcome:
-    """One run; everything that is to go wrong does, at shares of the asks."""
+@contextmanager
+def new_fleet() -> Iterator[Fleet]:
+    """An empty one, on servers of its own."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "redis").mkdir()
         server = stack.enter_context(RedisServer(folder / "redis"))
         pool = stack.enter_context(SimulatedPool(_MODELS))
         (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
-        fleet = Fleet(folder, server, pool, stack)
+        yield Fleet(folder, server, pool, stack)
+
+
+def run(*, asks: int, workers: int, kills: int = 2) -> Outcome:
+    """One run; everything that is to go wrong does, at shares of the asks."""
+    with new_fleet() as fleet:
         begun = time.perf_counter()
-        (folder / "hold").touch()
+        hold, server = fleet.folder / "hold", fleet.server
+        hold.touch()
         with closing(RedisStore(fleet.where, patience_s=60)) as store, fleet.watched(store):
             learner = fleet.learner()
             started = fleet.workers(asks // workers, range(workers), "1000")
@@ -241,14 +255,14 @@ def run(*, asks: int, workers: int, kills: int = 2) -> Outcome:
                     server.stop()
                     server.start()
                 learner = fleet.learner()
-            while len(list(folder.glob("done-*"))) < workers:
+            while len(list(fleet.folder.glob("done-*"))) < workers:
                 assert all(worker.poll() is None for worker in started), "a worker died"
                 time.sleep(0.05)
             learner.terminate()
             learner.wait(60)
             last(store)
             time.sleep(1.0)  # that every worker gets to serve it
-        (folder / "hold").unlink()
+        hold.unlink()
         said = [json.loads(worker.communicate(timeout=300)[0]) for worker in started]
         seconds = time.perf_counter() - begun
         with closing(RedisStore(fleet.where)) as store:
@@ -256,10 +270,10 @@ def run(*, asks: int, workers: int, kills: int = 2) -> Outcome:
         limit = (spent + spent / asks * workers).quantize(Decimal("1e-12"))
         more = fleet.workers(10, range(100, 100 + workers), str(limit))
         spending = [json.loads(worker.communicate(timeout=300)[0]) for worker in more]
-        _wait_until_idle(pool)
+        _wait_until_idle(fleet.pool)
         with closing(RedisStore(fleet.where)) as store:
             last(store)
-            return measured(store, pool, [*said, *spending], fleet.published, limit, seconds, workers)
+            return measured(store, fleet.pool, [*said, *spending], fleet.published, limit, seconds, workers)
 
 
 def last(store: RedisStore) -> None:
@@ -371,38 +385,64 @@ def _late(right: Sequence[bool]) -> float:
     return 100 * float(np.mean(right[len(right) // 2 :]))
 
 
-def paired(pairs: int, asks: int) -> Iterator[tuple[str, float, float, float]]:
-    """By turns, two processes on each store: its name, asks a second, p50 and p99 of an ask with its feedback, ms."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "redis").mkdir()
-        server = stack.enter_context(RedisServer(folder / "redis"))
-        pool = stack.enter_context(SimulatedPool(_MODELS))
-        (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
-        fleet = Fleet(folder, server, pool, stack)
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Two processes on one store that do nothing else: asks a second, p50 and p99 of an ask with its feedback, ms."""
+
+    rate: float
+    p50: float
+    p99: float
+
+
+STORES = ("SQLite", "Redis")
+
+
+def paired(pairs: int, asks: int) -> Iterator[dict[str, Speed]]:
+    """By turns, which of the two stores is first as well."""
+    with new_fleet() as fleet:
         for pair in range(pairs):
-            for name, where in (("SQLite", str(folder / f"{pair}.db")), ("Redis", place(server.url))):
-                rest = ["--work", str(folder), where, str(asks)]
-                both = [fleet._start([*rest, str(seed), "1000"]) for seed in (2 * pair, 2 * pair + 1)]
-                said = [json.loads(one.communicate(timeout=600)[0]) for one in both]
-                latencies = 1000 * np.concatenate([one["latencies"] for one in said])
-                speed = 2 * asks / max(one["seconds"] for one in said)
-                yield name, speed, float(np.quantile(latencies, 0.5)), float(np.quantile(latencies, 0.99))
+            yield {name: speed(fleet, name, pair, asks) for name in (STORES if pair % 2 else STORES[::-1])}
+
+
+def speed(fleet: Fleet, store: str, pair: int, asks: int) -> Speed:
+    """On a new store of this kind."""
+    where = place(fleet.server.url) if store == "Redis" else str(fleet.folder / f"{pair}.db")
+    both = [fleet.worker(where, asks, seed, "1000") for seed in (2 * pair, 2 * pair + 1)]
+    said = [json.loads(one.communicate(timeout=600)[0]) for one in both]
+    p50, p99 = np.quantile([1000 * each for one in said for each in one["latencies"]], (0.5, 0.99)).tolist()
+    return Speed(2 * asks / max(one["seconds"] for one in said), p50, p99)
 
 
 def show(got: Outcome) -> None:
-    """As a table."""
-    print("| asks | feedback lost | doubled | noted by updates | versions | served within, s | USD | problems | s |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    cells = (got.asks, got.lost, got.doubled, got.learned, got.versions, f"{max(got.lags, default=0):.2f}")
-    print(
-        f"| {' | '.join(map(str, cells))} | {got.spent:f} of {got.limit:f} | {len(got.problems)} | {got.seconds:.0f} |"
-    )
-    print(f"billed {got.billed:f}, held {got.reserved:f}, refused {got.refused}, done again {got.again}")
+    """As tables."""
+    print("\n| asks | feedback lost | doubled | noted by updates | versions | problems | s |")
+    print("|---|---|---|---|---|---|---|")
+    cells = (got.asks, got.lost, got.doubled, got.learned, got.versions, len(got.problems), f"{got.seconds:.0f}")
+    print(f"| {' | '.join(map(str, cells))} |")
+    print("\n| billed = spent = ledger, USD | limit | held | refused | asked or judged again |\n|---|---|---|---|---|")
+    print(f"| {got.spent:f} | {got.limit:f} | {got.reserved:f} | {got.refused} | {got.again} |")
+    print("\n| a new version served by a worker | median, s | 95 % within, s | the last, s |\n|---|---|---|---|")
+    lags = np.quantile(got.lags or (0.0,), (0.5, 0.95, 1.0))
+    print(f"| {len(got.lags)} times | {' | '.join(f'{lag:.2f}' for lag in lags)} |", flush=True)
+
+
+def show_paired(found: Sequence[dict[str, Speed]]) -> None:
+    """Each pair, and the ratios."""
+    print("\n| | asks a second | p50, ms | p99, ms |\n|---|---|---|---|")
+    for name in STORES:
+        cells = (", ".join(f"{getattr(one[name], what):.0f}" for one in found) for what in ("rate", "p50", "p99"))
+        print(f"| {name} | {' | '.join(cells)} |")
+    cells = (_ratio([getattr(one["Redis"], what) / getattr(one["SQLite"], what) for one in found])
+             for what in ("rate", "p50", "p99"))  # fmt: skip
+    print(f"| Redis / SQLite: median (least to most) | {' | '.join(cells)} |", flush=True)
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    return f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run and print tables."""
+    """Run and print tables; then fail if anything did not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=8)
@@ -414,17 +454,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report = work(Path(folder), where, int(asks), int(seed), limit)
         print(json.dumps(asyncio.run(report)))
         return
+    print(f"{machine()}, {time.strftime('%Y-%m-%d', time.gmtime())}; load at the start {os.getloadavg()[0]:.1f}")
+    if given.pairs:
+        show_paired(list(paired(given.pairs, 500)))
     if given.asks:
         got = run(asks=given.asks, workers=given.workers)
         show(got)
-        got.check(versions=2)
-        assert max(got.lags, default=0) <= 1.0, sorted(got.lags)[-10:]
         gap, half = difference(got.right, alone(given.asks, given.workers))
-        print(f"accuracy of the later half, minus one process's: {gap:+.2f} points (+- {half:.2f})")
+        print(f"\naccuracy of the later half, minus one process's: {gap:+.2f} points (+- {half:.2f})", flush=True)
+        got.check(versions=2)
+        assert max(got.lags) <= 1.0, sorted(got.lags)[-10:]
         assert abs(gap) <= max(half, 1.0), (gap, half)
-    print("| store | asks a second | p50, ms | p99, ms |\n|---|---|---|---|")
-    for name, speed, middle, late in paired(given.pairs, 500):
-        print(f"| {name} | {speed:.0f} | {middle:.1f} | {late:.1f} |")
 
 
 if __name__ == "__main__":

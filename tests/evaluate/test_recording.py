@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from focalroute.errors import ConfigError
-from focalroute.evaluate.recording import best_of, publish_trained, recorded, train_each, train_on
+from focalroute.evaluate.recording import best_of, course, publish_trained, recorded, train_each, train_on
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
@@ -323,7 +323,7 @@ def test_what_is_published_serves_and_can_be_learned_on_from(table: Table, tmp_p
 
 
 def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: Table) -> None:
-    found = train_each(table, np.arange(100), seed=5, seeds=3, settings=SMALL)
+    (found,) = train_each([course(table, np.arange(100), settings=SMALL)], range(5, 8))
     assert [one.seed for one in found] == [5, 6, 7]
     assert len({one.score for one in found}) > 1
     best = best_of(found)

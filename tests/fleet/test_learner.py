@@ -23,6 +23,7 @@ from focalroute.fleet.follower import Follower, fetch
 from focalroute.fleet.learner import FleetLearner
 from focalroute.learn.online import UpdateReport, update_policy
 from focalroute.policy import bundle
+from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
 from focalroute.records import Usage
@@ -181,6 +182,7 @@ def test_workers_follow_what_is_published_and_rolled_back(store: RedisStore, whe
     until(lambda: slot.current.version == 1)
     assert runner_output.endswith("version 1 serves now\n")
     follower.close()
+    assert bundle.load(folder).version == 1
     slot.close()
 
 
@@ -213,6 +215,35 @@ def test_a_bundle_of_other_files_is_not_installed(start: Path, tmp_path: Path) -
     install(tmp_path / "here", 1, files)
     install(tmp_path / "here", 1, files)
     assert bundle.load(tmp_path / "here").version == 1
+
+
+def test_a_version_serves_before_it_is_kept_and_where_it_cannot_be(start: Path, tmp_path: Path) -> None:
+    """A slow disk delays no swap, a full one prevents none; what fails its checks does not serve."""
+    files = {path.name: path.read_bytes() for path in bundle.folder_of(start, 1).iterdir()}
+    there: list[tuple[int, tuple[int, ...]]] = []
+    install(tmp_path, 1, files, serve=lambda policy: there.append((policy.version, bundle.versions(tmp_path))))
+    install(tmp_path, 1, files, serve=lambda policy: there.append((policy.version, bundle.versions(tmp_path))))
+    assert there == [(1, ()), (1, (1,))]
+    slot = PolicySlot(Fallback(), tmp_path / "worker")
+    with pytest.raises(PolicyError, match="SHA-256"):
+        slot.install(1, {**files, "decider.onnx": b"x"})
+    assert slot.current.version == Fallback.version
+    (tmp_path / "worker" / bundle.CURRENT / "in the way").mkdir(parents=True)
+    with pytest.raises(PolicyError, match="cannot be written"):
+        slot.install(1, files)
+    assert slot.current.version == 1
+    slot.close()
+
+
+def test_redis_says_since_when_a_version_serves(store: RedisStore, start: Path) -> None:
+    board = Board(store)
+    assert board.state().since == 0
+    before = time.time()
+    FleetLearner(store, start=start, every=10**6).step()
+    published = board.state().since
+    assert before <= published <= time.time()
+    assert board.roll_back(1)
+    assert board.state().since > published
 
 
 def test_the_command_follows_until_it_is_told_to_end(where: str, store: RedisStore, start: Path) -> None:

@@ -26,7 +26,7 @@ if version ~= '' then
         end
         table.remove(versions, place)
     end
-    redis.call('HSET', policy, 'current', version, 'versions', cjson.encode(versions))
+    redis.call('HSET', policy, 'current', version, 'since', string.format('%.6f', now()), 'versions', cjson.encode(versions))
 end
 for i = 6 + 2 * files, #ARGV do
     if redis.call('XACK', feedback, 'learner', ARGV[i]) == 1 then

@@ -1,0 +1,214 @@
+"""The engine: what jobs give is the same in this process and as Ray tasks, on a real cluster of two machines' worth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from focalroute import ConfigError
+from focalroute.collect import collect, collect_on, read_dataset
+from focalroute.engine import HERE, Engine, _environment, _private, open_engine
+from focalroute.errors import FocalrouteError
+from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.report import evaluate
+from focalroute.evaluate.train_command import train_logs_command
+from focalroute.learn.offline import OfflineSettings
+from focalroute.policy.bundle import folder_of
+from focalroute.sim import SimulatedPool, stream
+from tests.engine_jobs import die, refuse, times, where
+from tests.evaluate import logs
+from tests.redis_server import free_port
+from tests.test_cli import focalroute
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),  # one cluster for all
+    pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning"),  # Ray's own
+]
+
+ROOT = Path(__file__).resolve().parents[1]
+BRIEF = OfflineSettings(iterations=2, fusion_epochs=1, lookahead_steps=2, finish=1, critic_steps=1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two nodes of one core each, on the loopback interface."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed (pip install 'focalroute[ray]')")
+    with _environment({**_private(), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}):
+        from ray.cluster_utils import Cluster
+
+        port = free_port()
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "ray_client_server_port": port})
+        try:
+            made.add_node(num_cpus=1)
+            yield f"ray://127.0.0.1:{port}"
+        finally:
+            made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray(cluster: str) -> Iterator[Engine]:
+    with open_engine(cluster) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("given")
+    lines = logs.stream(80, {"a": 0.5, "b": 0.9, "c": 0.7})
+    prices = {"a": 1.0, "b": 2.0, "c": 4.0}
+    return logs.write_log(folder / "log.jsonl", lines), logs.write_pool(folder / "pool.toml", prices)
+
+
+# -- the engine ------------------------------------------------------------------------------------------------------
+
+
+def test_here_jobs_run_one_after_the_other() -> None:
+    told: list[tuple[int, int]] = []
+    with open_engine("local") as engine:
+        assert engine is HERE
+        assert engine.each(times, 7, [1, 2], told.append) == [7, 14]
+        assert told == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+        assert engine.each(where, None, [1]) == [os.getpid()]
+        assert (engine.machines, engine.shares_files) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["", "Ray", "dask", "http://127.0.0.1:1"])
+def test_an_engine_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match="engine: must be local, ray or ray://host:port"), open_engine(name):
+        pass
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'focalroute\[ray\]'"), open_engine("ray"):
+        pass
+
+
+def test_jobs_run_elsewhere_and_give_the_same(ray: Engine) -> None:
+    told: list[tuple[int, int]] = []
+    assert (ray.machines, ray.shares_files) == (2, False)
+    assert ray.each(times, 7, [3, 1, 2], told.append) == [21, 7, 14]
+    for one in (1, 2, 3):
+        assert [number for job, number in told if job == one] == [0, 1, 2]
+    assert os.getpid() not in ray.each(where, None, [1, 2])
+    assert ray.each(times, 7, []) == []
+
+
+def test_what_a_job_raises_is_raised_and_what_it_told_is_not_lost(ray: Engine) -> None:
+    told: list[int] = []
+    with pytest.raises(ConfigError, match=r"^one: 5 of 7$"):
+        ray.each(refuse, 7, [5], told.append)
+    assert told == [5]
+    with pytest.raises(FocalrouteError, match="a job was lost"):
+        ray.each(die, 7, [1], again=False)
+    assert ray.each(times, 7, [1]) == [7]
+
+
+# -- what runs on it -------------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """Of the first version, but for the manifest, which has the time in it."""
+    return {path.name: path.read_bytes() for path in folder_of(folder, 1).iterdir() if path.suffix == ".onnx"}
+
+
+def test_training_gives_the_same_files(
+    cluster: str, ray: Engine, given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two logs, two seeds, by command: locally, and on a cluster made for it, silent and without anything kept."""
+    log, pool = given
+    other = logs.write_log(tmp_path / "other.jsonl", logs.stream(60, {"a": 0.8, "b": 0.4, "c": 0.6}, seed=1))
+    settings: dict[str, Any] = {"seeds": 2, "iterations": 2, "as_json": True}
+    train_logs_command([log, other], [pool], tmp_path / "here", **settings)
+    said = json.loads(capsys.readouterr().out)
+    assert [one["queries"] for one in said] == [80, 60]
+    out = ("--out", str(tmp_path / "there"), "--seeds", "2", "--iterations", "2", "--json", "--engine", "ray")
+    done = focalroute("train", str(log), str(other), "--pool", str(pool), *out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == said
+    for name in ("log", "other"):
+        assert _files(tmp_path / "there" / name) == _files(tmp_path / "here" / name)
+        assert not list((tmp_path / "there" / name).glob(".training*"))
+
+
+def test_several_logs_need_folders_and_pools(given: tuple[Path, Path], tmp_path: Path) -> None:
+    log, pool = given
+    with pytest.raises(ConfigError, match="two are called 'log'"):
+        train_logs_command([log, log], [pool], tmp_path)
+    with pytest.raises(ConfigError, match="one for all 3 logs, or one for each, not 2"):
+        train_logs_command([log] * 3, [pool] * 2, tmp_path)
+
+
+def test_an_evaluation_gives_the_same_report(ray: Engine, given: tuple[Path, Path]) -> None:
+    """Seeds, operating points, a preset."""
+    settings: dict[str, Any] = {"seeds": 2, "operating_points": (0.3, 1.0), "presets": ("der",), "settings": BRIEF}
+    here = evaluate(*given, **settings)
+    there = evaluate(*given, **settings, engine=ray)
+    assert there.to_dict() == here.to_dict()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    with SimulatedPool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    rows = [{"id": q.id, "prompt": q.text, "choices": q.choices, "label": q.label} for q in stream(40)]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _answers(log: Path) -> list[tuple[str, dict[str, Any]]]:
+    return [(one.id, {name: output.answer for name, output in one.outputs.items()}) for one in read_log(log)]
+
+
+def _billed(pool: SimulatedPool) -> Decimal:
+    return sum((stats.usd for stats in pool.stats().values()), Decimal(0))
+
+
+def test_many_machines_collect_what_one_does(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
+    """Each question once, in order, for the same money."""
+    questions = read_dataset(dataset)
+    one = asyncio.run(collect(pool.endpoints, questions, tmp_path / "one.jsonl"))
+    steps: list[int] = []
+    many = collect_on(ray, pool.endpoints, questions, tmp_path / "many.jsonl", advance=steps.append)
+    assert _answers(tmp_path / "many.jsonl") == _answers(tmp_path / "one.jsonl")
+    assert (many.asked, many.right, many.usd, many.stopped) == (40, one.right, one.usd, None)
+    assert sum(steps) == 40
+
+
+def test_many_machines_keep_to_one_budget(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
+    """What a share leaves over is spent by one machine in the end, so as little is left as one alone would leave."""
+    questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
+    whole = asyncio.run(collect(pool.endpoints, questions, tmp_path / "whole.jsonl")).usd
+    before = _billed(pool)
+    first = collect_on(ray, pool.endpoints, questions, out, max_usd=whole / 2)
+    assert first.stopped is not None
+    assert 0 < first.asked < 40
+    assert first.usd <= _billed(pool) - before <= whole / 2
+    rest = collect_on(ray, pool.endpoints, questions, out, max_usd=2 * whole, resume=True)
+    assert (rest.before, rest.asked, rest.stopped) == (first.asked, 40 - first.asked, None)
+    assert [one.id for one in read_log(out)] == [question.id for question in questions]
+
+
+def test_on_other_machines_nothing_can_be_resumed(cluster: str, given: tuple[Path, Path], tmp_path: Path) -> None:
+    """In a process of its own, as one process has one connection."""
+    log, pool = given
+    command = [sys.executable, "-m", "focalroute", "train", str(log), "--pool", str(pool), "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--engine", cluster, "--resume"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: resume: nothing is kept of a training on other machines")
