@@ -44,6 +44,7 @@ __all__ = [
     "mean_se",
     "members",
     "options",
+    "parser_of",
     "show",
     "with_outputs",
 ]
@@ -122,11 +123,17 @@ class Options:
         )
 
 
-def options(doc: str) -> Options:
-    """From the command line."""
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """Of a script's command line: what all of them take."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs")
-    parser.add_argument("--quick", action="store_true", help="one run on a small generated log: does it work?")
+    parser.add_argument("--quick", action="store_true", help="as little as shows that it runs")
+    return parser
+
+
+def options(doc: str) -> Options:
+    """From the command line of a script that replays logs."""
+    parser = parser_of(doc)
     parser.add_argument("--data", type=Path, default=_ROOT.parent / "shared" / "data", help="recorded logs")
     parser.add_argument("--figures", type=Path, default=_ROOT / "docs" / "figures", help="where figures go")
     parser.add_argument("--keep", type=Path, help="a folder to keep runs in; what is there is not run again")

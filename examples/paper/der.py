@@ -11,7 +11,6 @@ hops and yes or no, with other seeds.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.paper.common import mean_se, show
+from examples.paper.common import mean_se, parser_of, show
 from focalroute.answers import AnswerKind
 from focalroute.evaluate.sequential import Settings
 from focalroute.live.asking import in_process
@@ -113,13 +112,11 @@ def rows_of(parts: Sequence[Mapping[str, LivePlayed]]) -> list[list[str]]:
 
 def main() -> None:
     """Train, play and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = parser_of(__doc__ or "")
     parser.add_argument("--train", type=int, default=800, help="queries that DER learns from")
     parser.add_argument("--test", type=int, default=300, help="queries that are scored, for each seed")
     parser.add_argument("--task", choices=TASKS, action="append", help="only this one; may be given again")
     parser.add_argument("--json", type=Path, help="write the reports there")
-    parser.add_argument("--quick", action="store_true", help="one seed of a few questions: does it work?")
     options = parser.parse_args()
     plan = Plan()
     if options.quick:
