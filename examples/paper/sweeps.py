@@ -22,8 +22,8 @@ SWEPT: Mapping[str, Sequence[float]] = {
     "window": (10, 100, 300, 500, 1000),
     "gamma": (0.5, 0.8, 0.9, 0.99),
     "alpha": (0.0, 0.1, 0.3, 1.0, 3.0),
-    "passes": (8, 32),
 }
+PASSES = (8, 32)
 #: Published, on GSM8K: accuracy %, cost in cents.
 PUBLISHED: dict[str, dict[float, str]] = {
     "window": {10: "73.79, 762", 100: "77.42, 1404", 300: "73.95, 447", 500: "72.26, 692", 1000: "74.60, 1351"},
@@ -51,16 +51,22 @@ def draw(name: str, played: Mapping[float, Sequence[Played]], everybody: float, 
     other.set(ylabel="cost, asking everybody = 1 (dashed)", ylim=(0, 1))
 
 
+def swept(benchmark: Benchmark, name: str, values: Sequence[float]) -> dict[float, list[Played]]:
+    """Play these values of one setting, and print what came of them."""
+    played = {value: benchmark.rl_focal(**{name: value}) for value in values}
+    rows = [row(benchmark, name, value, runs) for value, runs in played.items()]
+    show(f"{benchmark.name}", [name, "accuracy %", "cost ratio", "calls", "published"], rows)
+    return played
+
+
 def main() -> None:
     """Train, play, print and draw."""
     asked = options(__doc__ or "")
     for benchmark in benchmarks(["ZeroEval"], asked):
         with figure("paper-fig5", asked, len(SWEPT)) as panels:
             for (name, values), axes in zip(SWEPT.items(), panels, strict=True):
-                played = {value: benchmark.rl_focal(**{name: value}) for value in values}
-                rows = [row(benchmark, name, value, runs) for value, runs in played.items()]
-                show(f"{benchmark.name}", [name, "accuracy %", "cost ratio", "calls", "published"], rows)
-                draw(name, played, benchmark.everybody, axes)
+                draw(name, swept(benchmark, name, values), benchmark.everybody, axes)
+        swept(benchmark, "passes", PASSES)
 
 
 if __name__ == "__main__":
