@@ -13,7 +13,7 @@ from focalroute.config import load_pool
 
 PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
 SCRIPTS = {
-    "table1": "**rl-focal**",
+    "table1": "**rl-focal, pools drawn**",
     "fig2": "mean accuracy (control)",
     "fig3": "no metric",
     "fig4": "one head",

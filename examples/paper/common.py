@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from examples.paper.generated import BBH, GPQA, MUSR, Shape, biased_log, simulated_log
 from focalroute.config import PoolFile, load_pool
 from focalroute.evaluate.lineup import BASELINES, BY_CHANCE
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
 from focalroute.evaluate.points import Served, trained
-from focalroute.evaluate.presets.agents import Settings
+from focalroute.evaluate.presets.agents import Agents, Settings
 from focalroute.evaluate.presets.catalogue import PRESETS
-from focalroute.evaluate.presets.rl_focal import rl_focal
+from focalroute.evaluate.presets.recorded import recorded
+from focalroute.evaluate.presets.rl_focal import RlFocal, train
 from focalroute.evaluate.replay import Played, Strategy, play
 from focalroute.evaluate.table import Split, Table, join, split
 from focalroute.evaluate.training import Training
@@ -42,6 +44,7 @@ __all__ = [
     "mean_se",
     "members",
     "options",
+    "parser_of",
     "show",
     "with_outputs",
 ]
@@ -120,11 +123,17 @@ class Options:
         )
 
 
-def options(doc: str) -> Options:
-    """From the command line."""
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """Of a script's command line: what all of them take."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs")
-    parser.add_argument("--quick", action="store_true", help="one run on a small generated log: does it work?")
+    parser.add_argument("--quick", action="store_true", help="as little as shows that it runs")
+    return parser
+
+
+def options(doc: str) -> Options:
+    """From the command line of a script that replays logs."""
+    parser = parser_of(doc)
     parser.add_argument("--data", type=Path, default=_ROOT.parent / "shared" / "data", help="recorded logs")
     parser.add_argument("--figures", type=Path, default=_ROOT / "docs" / "figures", help="where figures go")
     parser.add_argument("--keep", type=Path, help="a folder to keep runs in; what is there is not run again")
@@ -192,10 +201,15 @@ class Benchmark:
         settings = self.options.rl_focal(**changed)
         return [
             self.options.played(
-                self.key(seed, **changed), partial(self._play, partial(rl_focal, self.training(seed), settings))
+                self.key(seed, **changed), partial(self._play, partial(self._trained_rl_focal, seed, settings))
             )
             for seed in range(self.options.seeds)
         ]
+
+    def _trained_rl_focal(self, seed: int, settings: Settings) -> RlFocal:
+        training = self.training(seed)
+        agents = _agents(self, seed, replace(settings, sample=True))
+        return RlFocal(agents, recorded(training), training, settings)
 
     def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> Played:
         """Any strategy on the test part; ``name`` is what it is kept as."""
@@ -223,6 +237,13 @@ class Benchmark:
 
     def _play(self, make: Callable[[], Strategy]) -> Played:
         return play(make(), self.table, self.parts.test)
+
+
+@cache
+def _agents(benchmark: Benchmark, seed: int, settings: Settings) -> Agents:
+    """RL-Focal's networks, which do not depend on whether pools are drawn in service, too."""
+    with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
+        return train(recorded(benchmark.training(seed)), settings, seed)
 
 
 @cache

@@ -9,13 +9,12 @@ right over ten bins of equal width, of the leading choice. A parsed reply counts
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from examples.paper.common import mean_se, show
+from examples.paper.common import mean_se, parser_of, show
 from focalroute.capabilities import Capabilities
 from focalroute.elicit import plan
 from focalroute.query import make_query
@@ -67,10 +66,8 @@ def measured(model: SimulatedModel, questions: Sequence[Question], way: Capabili
 
 def main() -> None:
     """Ask and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__ or "")
     parser.add_argument("--questions", type=int, default=500)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one seed of 20 questions: does it work?")
     asked = parser.parse_args()
     if asked.quick:
         asked.questions, asked.seeds = 20, 1

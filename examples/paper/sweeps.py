@@ -22,8 +22,8 @@ SWEPT: Mapping[str, Sequence[float]] = {
     "window": (10, 100, 300, 500, 1000),
     "gamma": (0.5, 0.8, 0.9, 0.99),
     "alpha": (0.0, 0.1, 0.3, 1.0, 3.0),
-    "passes": (8, 32, 128),
 }
+PASSES = (8, 32)
 #: Published, on GSM8K: accuracy %, cost in cents.
 PUBLISHED: dict[str, dict[float, str]] = {
     "window": {10: "73.79, 762", 100: "77.42, 1404", 300: "73.95, 447", 500: "72.26, 692", 1000: "74.60, 1351"},
@@ -38,28 +38,35 @@ def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[Played]) -
     return [f"{value:g}", accuracy(runs), cost(runs, benchmark.everybody), calls, published]
 
 
-def draw(benchmark: Benchmark, axes: Axes, played: Mapping[float, Sequence[Played]]) -> None:
-    """Accuracy, and dashed the cost, over alpha."""
+def draw(name: str, played: Mapping[float, Sequence[Played]], everybody: float, axes: Axes) -> None:
+    """Accuracy, and dashed the cost, over the values of one setting, evenly spaced."""
+    at = range(len(played))
     right = [100 * np.mean([run.worth.mean() for run in runs]) for runs in played.values()]
-    usd = [np.mean([run.usd.sum() for run in runs]) / benchmark.everybody for runs in played.values()]
-    axes.plot(list(played), right, "o-")
-    axes.set(xlabel="alpha", ylabel="right, %", title=benchmark.name)
+    usd = [np.mean([run.usd.sum() for run in runs]) / everybody for runs in played.values()]
+    axes.plot(at, right, "o-")
+    axes.set(xlabel=name, ylabel="right, %")
+    axes.set_xticks(at, [f"{value:g}" for value in played])
     other = axes.twinx()
-    other.plot(list(played), usd, "s--", color="tab:orange")
+    other.plot(at, usd, "s--", color="tab:orange")
     other.set(ylabel="cost, asking everybody = 1 (dashed)", ylim=(0, 1))
+
+
+def swept(benchmark: Benchmark, name: str, values: Sequence[float]) -> dict[float, list[Played]]:
+    """Play these values of one setting, and print what came of them."""
+    played = {value: benchmark.rl_focal(**{name: value}) for value in values}
+    rows = [row(benchmark, name, value, runs) for value, runs in played.items()]
+    show(f"{benchmark.name}", [name, "accuracy %", "cost ratio", "calls", "published"], rows)
+    return played
 
 
 def main() -> None:
     """Train, play, print and draw."""
     asked = options(__doc__ or "")
     for benchmark in benchmarks(["ZeroEval"], asked):
-        with figure("paper-fig5", asked) as (axes,):
-            for name, values in SWEPT.items():
-                played = {value: benchmark.rl_focal(**{name: value}) for value in values}
-                rows = [row(benchmark, name, value, runs) for value, runs in played.items()]
-                show(f"{benchmark.name}", [name, "accuracy %", "cost ratio", "calls", "published"], rows)
-                if name == "alpha":
-                    draw(benchmark, axes, played)
+        with figure("paper-fig5", asked, len(SWEPT)) as panels:
+            for (name, values), axes in zip(SWEPT.items(), panels, strict=True):
+                draw(name, swept(benchmark, name, values), benchmark.everybody, axes)
+        swept(benchmark, "passes", PASSES)
 
 
 if __name__ == "__main__":

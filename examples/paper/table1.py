@@ -6,7 +6,7 @@ python -m examples.paper.table1 [--seeds 5] [--keep FOLDER]
 from __future__ import annotations
 
 from examples.paper.common import Benchmark, accuracy, benchmarks, cost, options, show
-from focalroute.evaluate.presets.catalogue import PRESETS
+from focalroute.evaluate.replay import Played
 
 #: What the paper reports, in percent: the best single model, and RL-Focal.
 PUBLISHED = {
@@ -18,6 +18,8 @@ PUBLISHED = {
 }
 _BASELINES = ("best-single-train", "plurality", "mean", "log-linear-online", "query-weights", "static-subset")
 _TARGETS = (0.2, 0.5)
+#: RL-Focal's pools in service: drawn, and learned on (Algorithm 2), or the likeliest of what was trained.
+_POOLS = {"rl-focal, pools drawn": True, "rl-focal, likeliest pool": False}
 
 
 def members_of(benchmark: Benchmark) -> list[list[str]]:
@@ -28,13 +30,21 @@ def members_of(benchmark: Benchmark) -> list[list[str]]:
     return [[table.names[i], f"{100 * alone[i]:.2f}", f"{share[i]:.3f}"] for i in table.rank(test)]
 
 
+def ways_of(benchmark: Benchmark) -> dict[str, list[Played]]:
+    """What is set beside the members."""
+    names = [name for name in _BASELINES if any(benchmark.table.texts) or name != "query-weights"]
+    names += [] if "der" in benchmark.options.without else ["der"]
+    ways = {name: benchmark.runs(name) for name in names}
+    if "rl-focal" not in benchmark.options.without:
+        ways |= {name: benchmark.rl_focal(sample=sample) for name, sample in _POOLS.items()}
+    return ways | benchmark.defaults(*_TARGETS)
+
+
 def main() -> None:
     """Play and print."""
     asked = options(__doc__ or "")
-    for benchmark in benchmarks(["GSM8K", "MMLU", "MMLU-Pro", "BBH*", "MUSR*", "GPQA*"], asked):
-        names = [name for name in _BASELINES if any(benchmark.table.texts) or name != "query-weights"]
-        names += [name for name in PRESETS if name not in asked.without]
-        ways = {name: benchmark.runs(name) for name in names} | benchmark.defaults(*_TARGETS)
+    for benchmark in benchmarks(["ZeroEval", "GSM8K", "MMLU", "MMLU-Pro", "BBH*", "MUSR*", "GPQA*"], asked):
+        ways = ways_of(benchmark)
         rows = members_of(benchmark)
         rows += [[f"**{name}**", accuracy(runs), cost(runs, benchmark.everybody)] for name, runs in ways.items()]
         title = f"{benchmark.name}, {len(benchmark.parts.test)} questions after {len(benchmark.parts.train)}"

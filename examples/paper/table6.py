@@ -15,7 +15,6 @@ paired by them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from examples.paper.common import parser_of, show
 from focalroute import Endpoint, Ensemble, Judge
 from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.prose import AXES
@@ -114,22 +114,24 @@ def interval(values: Sequence[float]) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="Alignment selection on three simulated specialists.")
+    parser = parser_of(__doc__ or "")
     parser.add_argument("--requests", type=int, default=900)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="two seeds of 12 requests: does it work?")
     options = parser.parse_args()
     if options.quick:
         options.requests, options.seeds = 12, 2
     with tempfile.TemporaryDirectory() as folder:
         found = [rows_of(seed, options.requests, Path(folder)) for seed in range(options.seeds)]
-    print("| | helpful | unsafe | truthful | average | average minus the best specialist's |")
-    print("|---|---|---|---|---|---|")
     best = [max(rows[name][3] for name in SPECIALISTS) for rows in found]
+    table = []
     for name in found[0]:
         columns = [[rows[name][column] for rows in found] for column in range(4)]
         ahead = [rows[name][3] - most for rows, most in zip(found, best, strict=True)]
-        print(f"| {name} | {' | '.join(map(interval, columns))} | {interval(ahead)} |")
+        table.append([name, *map(interval, columns), interval(ahead)])
+    show(
+        f"Three simulated specialists, {options.requests} requests a seed",
+        ["", "helpful", "unsafe", "truthful", "average", "average minus the best specialist's"],
+        table,
+    )
 
 
 if __name__ == "__main__":

@@ -7,20 +7,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from focalroute.answers import AnswerKind
 from focalroute.config import Endpoint, load_pool
 from focalroute.errors import ConfigError
-from focalroute.evaluate.replay import Played
 from focalroute.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.live.asking import in_process, over_http
-from focalroute.live.playing import joined
-from focalroute.live.queries import LiveQuery, Quality, of_questions, read_queries
+from focalroute.live.playing import LivePlayed, joined
+from focalroute.live.queries import LiveQuery, Quality, read_queries
 from focalroute.live.report import LiveReport, live_report, show_live
 from focalroute.live.strategies import Plan, play_all
 from focalroute.progress import progress_bar
-from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
+from focalroute.sim import SimulatedModel, SimulatedPool, relay_models
 
-__all__ = ["SIMULATED", "evaluate_live", "live_command", "simulated"]
+__all__ = ["SIMULATED", "evaluate_live", "live_command"]
 
 #: What ``--live`` calls the built-in simulated pool.
 SIMULATED = "sim"
@@ -96,7 +94,7 @@ def evaluate_live(
             f"train_fraction: {train_fraction} leaves {at} queries to train on and {len(queries) - at} to test"
         )
     train, test = queries[:at], queries[at:]
-    parts: list[dict[str, Played]] = []
+    parts: list[dict[str, LivePlayed]] = []
     for number in range(seed, seed + seeds):
         with ExitStack() as stack:
             if str(pool) == SIMULATED:
@@ -109,19 +107,6 @@ def evaluate_live(
             parts.append(play_all(endpoints, train, test, ask, plan=plan, seed=number, advance=advance))
     played = {name: joined([part[name] for part in parts]) for name in parts[0]}
     return live_report(title, played, seeds=seeds, scored=scored)
-
-
-def simulated(topic: str, *, train: int, test: int, seeds: Sequence[int], plan: Plan, title: str) -> LiveReport:
-    """The same on simulated questions of one topic, with new questions, models and training for each seed."""
-    parts = []
-    kind: AnswerKind | None = "number" if topic == "multi-hop" else None
-    for number in seeds:
-        asked = of_questions(list(stream(train + test, seed=1000 + number, topics=[topic])), answer=kind)
-        with SimulatedPool(relay_models(number)) as pool:
-            ask = in_process(pool.models, pool.endpoints, asked[:train])
-            parts.append(play_all(pool.endpoints, asked[:train], asked[train:], ask, plan=plan, seed=number))
-    played = {name: joined([part[name] for part in parts]) for name in parts[0]}
-    return live_report(title, played, seeds=len(parts))
 
 
 def _metric(name: str) -> Quality:

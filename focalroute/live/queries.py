@@ -78,9 +78,13 @@ def read_queries(
     return tuple(found)
 
 
-def of_questions(questions: Sequence[Question], *, answer: AnswerKind | None = None) -> tuple[LiveQuery, ...]:
+def of_questions(
+    questions: Sequence[Question], *, answer: AnswerKind | None = None, quality: Quality | None = None
+) -> tuple[LiveQuery, ...]:
     """Simulated questions: with their choices, or free-form where the kind of an ``answer`` is given."""
     return tuple(
-        LiveQuery(make_query(q.text, choices=None if answer else q.choices, answer=answer, task=q.topic), q.answer)
+        LiveQuery(
+            make_query(q.text, choices=None if answer else q.choices, answer=answer, task=q.topic), q.answer, quality
+        )
         for q in questions
     )

@@ -11,9 +11,8 @@ import numpy as np
 
 from focalroute.config import Endpoint
 from focalroute.cost import typical_cost
-from focalroute.evaluate.replay import Played
 from focalroute.evaluate.sequential import Asker, Settings, Step, World, publish_routes, train_routes
-from focalroute.live.playing import cut, play
+from focalroute.live.playing import LivePlayed, cut, play
 from focalroute.live.queries import LiveQuery
 from focalroute.observe import Observer
 from focalroute.observe.features import text_features
@@ -62,7 +61,7 @@ def play_all(
     plan: Plan,
     seed: int,
     advance: Callable[[int], object] = lambda _: None,
-) -> dict[str, Played]:
+) -> dict[str, LivePlayed]:
     """Every strategy on the test queries, by name.
 
     Args:
@@ -70,7 +69,7 @@ def play_all(
         advance: called with the queries played.
     """
     warm = train[-_WARM:]
-    played: dict[str, Played] = {}
+    played: dict[str, LivePlayed] = {}
     for endpoint in endpoints:
         with Ensemble([endpoint], policy="self-correction", max_rounds=plan.most) as ensemble:
             answers = play(ensemble, test, advance)

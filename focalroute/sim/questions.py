@@ -13,6 +13,7 @@ from random import Random
 from focalroute.errors import ConfigError
 from focalroute.sim.families import FAMILIES, Family
 from focalroute.sim.hops import HOPPED
+from focalroute.sim.passages import PASSAGES
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
 from focalroute.sim.stories import STORIES
 
@@ -20,10 +21,10 @@ __all__ = ["ALL_TOPICS", "TOPICS", "Found", "Question", "alternatives", "find", 
 
 #: The topics that a stream mixes where none are named.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)
-#: The names of all topics: those, and the ones made for free-form answers and for asking one model after another.
-ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED)
+#: The names of all topics: those, and the ones made for free-form answers, for chains of models and for texts.
+ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED, *PASSAGES)
 
-_ALL = {**STORIES, **HOPPED, **FAMILIES}  # in the order in which they are looked for
+_ALL = {**STORIES, **HOPPED, **PASSAGES, **FAMILIES}  # in the order in which they are looked for
 
 
 @dataclass(frozen=True, slots=True)

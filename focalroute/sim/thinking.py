@@ -2,7 +2,8 @@
 
 A model of one hop moves mass to the answer shown (`focalroute.sim.models.swayed`). Of two hops it goes through both:
 its X, by its skill at the first hop; then what follows from that X, by its skill at the second. A reply states X, and
-an X that it is shown sways it in the first hop; so does the result in the second, wherever it fits its own X.
+an X that it is shown sways it in the first hop; so does the result in the second, wherever it fits its own X. Of a
+summary it answers each question behind it by itself, and is swayed in each by what it is shown.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 from focalroute.sim.hops import TWO_HOPS, hops
 from focalroute.sim.models import SimulatedModel, distribution, swayed
+from focalroute.sim.passages import FACTS, SUMMARY, fact_in, questions_behind, summed_up
 from focalroute.sim.prompt import Prompt, same
 from focalroute.sim.questions import Found, alternatives, find
 
@@ -20,7 +24,7 @@ __all__ = ["Options", "options"]
 
 _GREETING = "Hello! I am a simulated model. How can I help you?"
 _FREE_CHOICES = 4  # answers a model wavers between where none are offered
-_HOP_CHOICES = 3  # and in each of two hops
+_HOP_CHOICES = 3  # and in each of two hops, or of a summary's facts
 _STATED = re.compile(r"\banswer is:? +(.+?)[.\s]*$", re.IGNORECASE)
 _STATED_X = re.compile(r"\bX is (\S+?)[.,;]?(?=\s|$)")
 _LETTER = re.compile(r"\(?([A-Z])(?:[).:]|$)")
@@ -67,6 +71,8 @@ def options(
         spoken, texts = list(prompt.letters), list(prompt.texts)
     elif found and found.topic == TWO_HOPS:
         return _two_hops(model, found, prompt.earlier, drifted)
+    elif found and found.topic == SUMMARY:
+        return _summary(model, found.question, prompt.earlier, drifted)
     elif found:
         texts = list(alternatives(found, _FREE_CHOICES))
         spoken = [model.ending.replace("{}", text) for text in texts]
@@ -93,6 +99,19 @@ def _two_hops(model: SimulatedModel, found: Found, earlier: str | None, drifted:
         p += [mass * share for share in py]
     said = [match[1] for match in (x_shown, y_shown) if match]
     return Options(tuple(spoken), tuple(p), 0, " ".join(said) if said or earlier is None else "?")
+
+
+def _summary(model: SimulatedModel, request: str, earlier: str | None, drifted: bool) -> Options:
+    shown = {fact: fact_in(earlier or "", fact) for fact in FACTS}
+    asked = questions_behind(request)
+    each = [zip(*_hop(model, find(asked[fact]), shown[fact], drifted), strict=True) for fact in FACTS]
+    combined = [zip(*combination, strict=True) for combination in product(*each)]
+    spoken, p = [], []
+    for texts, masses in combined:
+        spoken.append(summed_up(request, dict(zip(FACTS, texts, strict=True))))
+        p.append(prod(masses))
+    said = [text for text in shown.values() if text is not None]
+    return Options(tuple(spoken), tuple(p), 0, ", ".join(said) if said or earlier is None else "?")
 
 
 def _hop(

@@ -17,7 +17,7 @@ from focalroute.evaluate.replay import Played
 from focalroute.evaluate.sequential import Settings, Step
 from focalroute.live.asking import in_process, over_http
 from focalroute.live.command import evaluate_live, live_command
-from focalroute.live.playing import cut, joined, play
+from focalroute.live.playing import LivePlayed, cut, joined, play
 from focalroute.live.queries import LiveQuery, of_questions, read_queries
 from focalroute.live.report import live_report
 from focalroute.live.strategies import Plan
@@ -111,8 +111,27 @@ def test_der_is_set_beside_a_mixture_of_a_family_s_rows_at_its_own_cost() -> Non
 
 
 def test_plays_of_several_seeds_are_joined_row_by_row() -> None:
-    both = joined([made(1, 1, 2, 10), made(0, 3, 3, 20)])
+    one, other = (
+        LivePlayed(part.worth, part.usd, part.asked, {name: np.full(len(part.worth), 7)})
+        for name, part in (("a", made(1, 1, 2, 10)), ("b", made(0, 3, 3, 20)))
+    )
+    both = joined([one, other])
     assert (len(both.worth), both.usd.sum(), both.asked.sum()) == (30, 70, 80)
+    assert {name: tokens.nonzero()[0].tolist() for name, tokens in both.tokens.items()} == {
+        "a": list(range(10)),
+        "b": list(range(10, 30)),
+    }
+
+
+def test_tokens_are_told_by_endpoint_and_of_the_steps_made(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints[:2], policy="sequential-round-robin", max_rounds=2) as ensemble:
+        answers = play(ensemble, HOPS[:6])
+    first, both = cut(HOPS[:6], answers, 1), cut(HOPS[:6], answers, 2)
+    names = [endpoint.name for endpoint in pool.endpoints[:2]]
+    assert list(first.tokens) == names[:1]
+    assert first.tokens[names[0]].all()
+    assert first.tokens[names[0]].tolist() == both.tokens[names[0]].tolist()
+    assert (both.tokens[names[1]] > first.tokens[names[0]]).all()  # it was shown an answer, too
 
 
 # -- from file to table ------------------------------------------------------------------------------------------------
