@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 
-from examples.tiny_pool.experiment import CHANGING, STEADY, Seed
+from examples.tiny_pool.elicited import Calibration
+from examples.tiny_pool.experiment import CHANGING, STEADY, Seed, elicited
 from focalroute.evaluate.metrics import compare, score
 from focalroute.evaluate.replay import Played
 
@@ -114,16 +116,25 @@ def _changes(seeds: Sequence[Seed]) -> str:
 
 
 def _elicited(seeds: Sequence[Seed]) -> str:
+    found = elicited(seeds)
+    names = ["accuracy", "Brier", "log-loss", "ECE", "ms a call", "tokens back", "USD a call"]
+    formats = [".3f"] * 4 + [".0f", ".1f", ".2e"]
+    scales = [1, 1, 1, 1, 1000, 1, 1]
+
+    def cells(of: Calibration, sign: str = "") -> list[str]:
+        return [
+            format(value * scale, sign + style)
+            for value, scale, style in zip(astuple(of), scales, formats, strict=True)
+        ]
+
+    low, high = cells(found.low, "+"), cells(found.high, "+")
     lines = [
-        ["probabilities from", "seed", "answers", "accuracy", "Brier", "log-loss", "ECE", "ms a call", "USD a call"]
+        ["probabilities from", *names],
+        ["log-probabilities", *cells(found.first)],
+        ["ten samples", *cells(found.second)],
+        ["samples minus the other, 95 %", *(f"{a} to {b}" for a, b in zip(low, high, strict=True))],
     ]
-    for seed in seeds:
-        for name, cell in seed.calibrations().items():
-            numbers = [f"{value:.3f}" for value in (cell.accuracy, cell.brier, cell.log_loss, cell.error)]
-            lines.append(
-                [name, str(seed.seed), str(cell.answers), *numbers, f"{1000 * cell.seconds:.0f}", f"{cell.usd:.2e}"]
-            )
-    return _table(lines)
+    return f"Of {found.answers} answers to {found.questions} questions, for which both gave some.\n\n{_table(lines)}"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
