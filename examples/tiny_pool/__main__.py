@@ -21,7 +21,7 @@ from examples.tiny_pool.training import ready
 from focalroute.report.command import report_command
 from tests.real.build import llama_server_ready
 
-__all__ = ["main", "played"]
+__all__ = ["main", "played", "write"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,14 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.out.exists():
         parser.error(f"{asked.out} is there already; remove it, or give another folder")
     seeds = [played(asked.out / f"seed-{seed}", seed, Sizes(stream=asked.queries)) for seed in range(asked.seeds)]
-    (asked.out / "tables.md").write_text(tables(seeds) + "\n")
-    draw(seeds, asked.out / "accuracy.svg")
-    warm = seeds[0].folder / next(iter(STEADY))
-    report_command(None, warm.with_suffix(".db"), policy=str(warm), out=asked.out / "report.html")
+    write(seeds, asked.out)
     print((asked.out / "tables.md").read_text())
     for path in sorted(asked.out.iterdir()):
         files = path.rglob("*") if path.is_dir() else [path]
         print(f"{path}: {sum(file.stat().st_size for file in files) / 1024:.0f} KB")
+
+
+def write(seeds: Sequence[Seed], folder: Path) -> None:
+    """Tables and figure of all seeds, and the report on what the first one's warm start remembers of its stream."""
+    (folder / "tables.md").write_text(tables(seeds) + "\n")
+    draw(seeds, folder / "accuracy.svg")
+    warm = seeds[0].folder / next(iter(STEADY))
+    report_command(None, warm.with_suffix(".db"), policy=str(warm), out=folder / "report.html")
 
 
 def played(folder: Path, seed: int, sizes: Sizes, roster: Roster = ROSTER) -> Seed:

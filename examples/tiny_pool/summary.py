@@ -69,7 +69,9 @@ def _row(name: str, runs: Sequence[Played], everybody: float, ledger: str) -> li
 
 
 def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str:
-    lines = [["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500"]]
+    lines = [
+        ["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500", "ahead from"]
+    ]
     for name in STEADY:
         runs = [seed.lives[name].played() for seed in seeds]
         cells = [_points(runs, [played[rival] for played in beside]) for rival in _RIVALS]
@@ -78,8 +80,20 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str
             _points([_part(run, part) for run in runs], [_part(run, part) for run in single])
             for part in (slice(None, 500), slice(-500, None))
         ]
-        lines.append([f"focalroute, {name}", *cells, *halves])
-    return "The last two columns are against the best single model.\n\n" + _table(lines)
+        lines.append([f"focalroute, {name}", *cells, *halves, _ahead(runs, single)])
+    return (
+        "The last three columns are against the best single model: where it says 1, the sum of right answers, over all"
+        f" seeds, is above that model's from the first question on.\n\n{_table(lines)}"
+    )
+
+
+def _ahead(runs: Sequence[Played], others: Sequence[Played]) -> str:
+    """The question from which on more of all so far were right, to the end."""
+    lead = np.cumsum([run.worth - other.worth for run, other in zip(runs, others, strict=True)], axis=1).sum(axis=0)
+    behind = np.flatnonzero(lead <= 0)
+    if not len(behind):
+        return "1"
+    return "never" if behind[-1] + 1 == len(lead) else str(behind[-1] + 2)
 
 
 def _points(runs: Sequence[Played], others: Sequence[Played]) -> str:

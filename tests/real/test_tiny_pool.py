@@ -21,8 +21,8 @@ from tests.real.servers import llama_serving
 
 torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
 
-from examples.tiny_pool import elicited, recipe, summary, training  # noqa: E402
-from examples.tiny_pool.__main__ import played  # noqa: E402
+from examples.tiny_pool import elicited, recipe, training  # noqa: E402
+from examples.tiny_pool.__main__ import played, write  # noqa: E402
 from examples.tiny_pool.experiment import CHANGING, STEADY, Sizes  # noqa: E402
 from examples.tiny_pool.gguf_file import CONTEXT, write_gguf  # noqa: E402
 from examples.tiny_pool.wording import prompt, tokenizer, tokens  # noqa: E402
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.real, pytest.mark.xdist_group("tiny-pool")]
 def brief(name: str, topic: str, seed: int) -> recipe.Recipe:
     """A model that learns for a second or two: just that a letter is wanted."""
     shape = recipe.Shape(width=32, blocks=1, heads=2, feed_forward=64)
-    return recipe.Recipe(name, shape, {topic: 1}, 60, seed, Decimal("0.1"), batch=8)
+    return recipe.Recipe(name, shape, {topic: 1}, 60, seed, Decimal("0.1"), alone=10, batch=8)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_two_ways_to_have_probabilities_are_compared_answer_by_answer() -> None:
 
 
 def test_every_step_of_the_loop_runs(cache: Path) -> None:
-    """Collecting, training, all streams with a server killed and one that joins, tables and figure."""
+    """Collecting, training, all streams with a server killed and one that joins; tables, figure and page."""
     models = tuple(brief(name, topic, i) for i, (name, topic) in enumerate((("ann", "logic"), ("ben", "counting"))))
     roster = recipe.Roster(models, "ben", brief("cid", "counting", 7))
     for each in (*models, roster.newcomer):
@@ -114,8 +114,9 @@ def test_every_step_of_the_loop_runs(cache: Path) -> None:
     assert {question.id for question in seed.training}.isdisjoint(question.id for question in seed.stream)
     changing = seed.lives[CHANGING]
     assert not any(changing.asked[n][2] for n in range(12))  # the newcomer is not there yet
-    shown = summary.tables([seed])
+    write([seed], cache)
+    shown = (cache / "tables.md").read_text()
     assert "ben killed" in shown
     assert "ten samples" in shown
-    summary.draw([seed], cache / "accuracy.svg")
     assert (cache / "accuracy.svg").stat().st_size > 1000
+    assert "ann" in (cache / "report.html").read_text()
