@@ -17,14 +17,13 @@ from examples.tiny_pool.gguf_file import write_gguf
 from examples.tiny_pool.network import Llama
 from examples.tiny_pool.recipe import TOPICS, Recipe, cached
 from examples.tiny_pool.wording import END, Tokens, tokenizer, tokens
-from focalroute.sim import Question, generate
+from focalroute.sim import generate
 
 __all__ = ["ready", "right", "train"]
 
 _WARM_UP = 50  # steps until the full rate
-_COOL_DOWN = 100  # and from there to none
+_COOL_DOWN = 0.2  # of all steps, at the end: from the full rate to none
 _LATER = 2  # blocks at the end: to compare the answer with the choices, and to find the letter of the one that fits
-_CHOSEN_OF = 5  # further questions beside the one, at the start
 _VALIDATION = 200  # questions of each topic
 _REPORT_EVERY = 100  # steps, once choices are read
 
@@ -72,11 +71,11 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
     topics, shares = list(recipe.mix), list(recipe.mix.values())
     validation: dict[str, float] = {}
     for step in range(recipe.steps):
-        share = min(step / _WARM_UP, (recipe.steps - step) / _COOL_DOWN, 1)
-        left = max(1 - step / recipe.alone, 0) if recipe.alone else 0
-        drawn = rng.choices(topics, shares, k=2 * recipe.batch if left else recipe.batch)
-        batch = _batch([tokens(made, _short(topic, rng, left)) for topic in drawn])
-        loss = _first_loss(model, batch) if left else _loss(model, judge, batch)
+        share = min(step / _WARM_UP, (1 - step / recipe.steps) / _COOL_DOWN, 1)
+        alone = step < recipe.alone
+        drawn = rng.choices(topics, shares, k=2 * recipe.batch if alone else recipe.batch)
+        batch = _batch([tokens(made, generate(topic, rng)) for topic in drawn])
+        loss = _first_loss(model, batch) if alone else _loss(model, judge, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         for optimiser in optimisers:
@@ -88,12 +87,6 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
             shown = ", ".join(f"{topic} {share:.2f}" for topic, share in validation.items())
             print(f"{recipe.name}: {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True)
     return model.eval(), validation
-
-
-def _short(topic: str, rng: Random, left: float) -> Question:
-    """The shortest of some questions, of one in the end: those of few names or words are learned from first."""
-    drawn = [generate(topic, rng) for _ in range(1 + round(_CHOSEN_OF * left))]
-    return min(drawn, key=lambda question: len(question.text))
 
 
 def _optimisers(model: Llama, judge: Any, rate: float) -> tuple[Any, Any]:

@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.real, pytest.mark.xdist_group("tiny-pool")]
 
 
 def brief(name: str, topic: str, seed: int) -> recipe.Recipe:
-    """A model that learns for a second or two: just that a letter is wanted."""
+    """A model that learns for a second or two: just that a letter is wanted, of two where the choices are two."""
     shape = recipe.Shape(width=32, blocks=1, heads=2, feed_forward=64)
-    return recipe.Recipe(name, shape, {topic: 1}, 60, seed, Decimal("0.1"), alone=10, batch=8)
+    return recipe.Recipe(name, shape, {topic: 1, "logic": 1}, 60, seed, Decimal("0.1"), alone=5, batch=8, rate=3e-3)
 
 
 @pytest.fixture
