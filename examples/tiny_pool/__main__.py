@@ -1,4 +1,4 @@
-"""The whole loop on five language models of half to three quarters of a million parameters each, which learn in minutes.
+"""The whole loop on five language models of half to three quarters of a million parameters, which learn in minutes.
 
     python -m examples.tiny_pool [--seeds N] [--queries N] [--out FOLDER]     (or `make tiny-pool`)
 
