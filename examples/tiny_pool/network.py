@@ -13,7 +13,7 @@ from examples.tiny_pool.recipe import Shape
 __all__ = ["EPSILON", "THETA", "Llama"]
 
 EPSILON = 1e-5  # of the norms
-THETA = 100.0  # base of the rotary embedding: what matters stands a few tokens back
+THETA = 100.0  # base of the rotary embedding; a prompt has some 80 tokens
 
 
 class _Block(nn.Module):  # type: ignore[misc]
