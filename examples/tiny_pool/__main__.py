@@ -1,4 +1,4 @@
-"""The whole loop on five language models of a third to half a million parameters each, which learn in minutes.
+"""The whole loop on five language models of half to three quarters of a million parameters, which learn in minutes.
 
     python -m examples.tiny_pool [--seeds N] [--queries N] [--out FOLDER]     (or `make tiny-pool`)
 
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from examples.tiny_pool.experiment import Seed, Sizes
+from examples.tiny_pool.experiment import STEADY, Seed, Sizes
 from examples.tiny_pool.recipe import ROSTER, Roster
 from examples.tiny_pool.serving import Servers
 from examples.tiny_pool.summary import draw, tables
 from examples.tiny_pool.training import ready
-from focalroute.evaluate.command import evaluate_command
+from focalroute.report.command import report_command
 from tests.real.build import llama_server_ready
 
-__all__ = ["main", "played"]
+__all__ = ["main", "played", "write"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,13 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.out.exists():
         parser.error(f"{asked.out} is there already; remove it, or give another folder")
     seeds = [played(asked.out / f"seed-{seed}", seed, Sizes(stream=asked.queries)) for seed in range(asked.seeds)]
-    (asked.out / "tables.md").write_text(tables(seeds) + "\n")
-    draw(seeds, asked.out / "accuracy.svg")
-    first = seeds[0].folder
-    evaluate_command(  # `focalroute report` of seed-0's store goes here
-        first / "log.jsonl", first / "pool.toml", policy=str(first / "trained"), html_file=asked.out / "report.html"
-    )
+    write(seeds, asked.out)
     print((asked.out / "tables.md").read_text())
+    for path in sorted(asked.out.iterdir()):
+        files = path.rglob("*") if path.is_dir() else [path]
+        print(f"{path}: {sum(file.stat().st_size for file in files) / 1024:.0f} KB")
+
+
+def write(seeds: Sequence[Seed], folder: Path) -> None:
+    """Tables and figure of all seeds, and the report on what the first one's warm start remembers of its stream."""
+    (folder / "tables.md").write_text(tables(seeds) + "\n")
+    draw(seeds, folder / "accuracy.svg")
+    warm = seeds[0].folder / next(iter(STEADY))
+    report_command(None, warm.with_suffix(".db"), policy=str(warm), out=folder / "report.html")
 
 
 def played(folder: Path, seed: int, sizes: Sizes, roster: Roster = ROSTER) -> Seed:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 
-__all__ = ["Calibration", "calibrations"]
+__all__ = ["Calibration", "Compared", "compared"]
+
+F64 = NDArray[np.float64]
 
 _BINS = 10
 _LEAST = 0.01  # mass of the right choice below which the logarithm is cut: ten samples often give it none
+_RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,64 +24,93 @@ class Calibration:
     """How good probabilities are.
 
     Attributes:
-        answers: they were looked at in so many.
         accuracy: of the likeliest choice.
         brier: the mean squared distance from what was right, summed over the choices (Brier 1950); less is better.
         log_loss: the mean of -ln of the right choice's mass, which counts as .01 at least.
         error: expected calibration error of the likeliest choice, in ten bins of equal width (Guo et al. 2017).
         seconds: of a call, the mean. ``usd``: as the endpoint bills it.
+        tokens: that came back, as the endpoint counts them; the mean.
     """
 
-    answers: int
     accuracy: float
     brier: float
     log_loss: float
     error: float
     seconds: float
     usd: float
+    tokens: float
 
 
-def calibrations(ways: Mapping[str, Sequence[LoggedQuery]], names: Sequence[str]) -> dict[str, Calibration]:
-    """Of each way, on the answers for which all ways gave probabilities.
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two ways on the same answers.
+
+    Attributes:
+        answers: how many; ``questions``: to how many different questions.
+        low, high: the 95 % interval of the second minus the first, questions drawn anew with all their answers.
+    """
+
+    answers: int
+    questions: int
+    first: Calibration
+    second: Calibration
+    low: Calibration
+    high: Calibration
+
+
+def compared(
+    first: Sequence[LoggedQuery], second: Sequence[LoggedQuery], names: Sequence[str], *, seed: int = 0
+) -> Compared:
+    """Two ways to have probabilities, on the answers for which both gave some.
 
     Args:
-        ways: the same queries in the same order, with probabilities had in different ways.
+        first: some queries with probabilities had in one way; ``second``: the same queries, in the same order.
         names: the endpoints.
     """
     pairs = [
         (number, name)
-        for number in range(min(map(len, ways.values())))
+        for number, queries in enumerate(zip(first, second, strict=True))
         for name in names
-        if all(queries[number].outputs[name].probabilities is not None for queries in ways.values())
+        if all(query.outputs[name].probabilities is not None for query in queries)
     ]
-    return {
-        way: _calibration([(queries[number], queries[number].outputs[name]) for number, name in pairs])
-        for way, queries in ways.items()
-    }
+    ways = [_facts([(queries[number], queries[number].outputs[name]) for number, name in pairs])
+            for queries in (first, second)]  # fmt: skip
+    numbers, starts = np.unique([number for number, _ in pairs], return_index=True)
+    groups = np.split(np.arange(len(pairs)), starts[1:])
+    rng, differences = np.random.default_rng(seed), []
+    for _ in range(_RESAMPLES):
+        rows = np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])
+        drawn = [np.array(astuple(_calibration(facts[rows]))) for facts in ways]
+        differences.append(drawn[1] - drawn[0])
+    low, high = np.percentile(differences, (2.5, 97.5), axis=0).tolist()
+    one, other = map(_calibration, ways)
+    return Compared(len(pairs), len(numbers), one, other, Calibration(*low), Calibration(*high))
 
 
-def _calibration(rows: Sequence[tuple[LoggedQuery, Output]]) -> Calibration:
+def _facts(rows: Sequence[tuple[LoggedQuery, Output]]) -> F64:
+    """Of each answer: mass of the likeliest choice, whether it is right, Brier's score, log-loss, and what it cost."""
+    return np.array([_fact(int(query.label or 0), output) for query, output in rows])
+
+
+def _fact(label: int, output: Output) -> tuple[float, ...]:
     """Missing mass is shared out among the choices."""
-    masses = [_whole(output.probabilities or ()) for _, output in rows]
-    labels = [int(query.label or 0) for query, _ in rows]
-    sure = np.array([mass.max() for mass in masses])
-    right = np.array([float(mass.argmax() == label) for mass, label in zip(masses, labels, strict=True)])
-    of_right = np.array([mass[label] for mass, label in zip(masses, labels, strict=True)])
-    square = np.array([float(mass @ mass) for mass in masses])
-    bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
-    gaps = [abs(float((sure - right)[bins == i].sum())) for i in range(_BINS)]
-    return Calibration(
-        answers=len(rows),
-        accuracy=float(right.mean()),
-        brier=float((square - 2 * of_right + 1).mean()),
-        log_loss=float(-np.log(np.maximum(of_right, _LEAST)).mean()),
-        error=sum(gaps) / len(rows),
-        seconds=float(np.mean([output.latency_s or 0 for _, output in rows])),
-        usd=float(np.mean([output.cost_usd or 0 for _, output in rows])),
+    given = np.array(output.probabilities or ())
+    mass = given + (1 - given.sum()) / len(given)
+    likeliest = int(mass.argmax())
+    return (
+        float(mass[likeliest]),
+        float(likeliest == label),
+        float(mass @ mass - 2 * mass[label] + 1),
+        float(-np.log(max(mass[label], _LEAST))),
+        output.latency_s or 0.0,
+        output.cost_usd or 0.0,
+        float(output.completion_tokens),
     )
 
 
-def _whole(masses: Sequence[float]) -> NDArray[np.float64]:
-    array = np.array(masses)
-    whole: NDArray[np.float64] = array + (1 - array.sum()) / len(array)
-    return whole
+def _calibration(facts: F64) -> Calibration:
+    sure, right = facts[:, 0], facts[:, 1]
+    bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(bins, weights=sure - right)
+    accuracy, brier, log_loss, seconds, usd, tokens = facts[:, 1:].mean(axis=0).tolist()
+    return Calibration(accuracy, brier, log_loss, float(np.abs(gaps).sum()) / len(facts), seconds, usd, tokens)

@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.tiny_pool.elicited import Calibration, calibrations
+from examples.tiny_pool.elicited import Compared, compared
 from examples.tiny_pool.recipe import ROSTER, TOPICS, Roster
 from examples.tiny_pool.serving import Servers
 from examples.tiny_pool.streams import Feedback, Live, fresh
@@ -30,7 +31,7 @@ from focalroute.evaluate.training import Training
 from focalroute.sim import Question
 from focalroute.sim.process import pool_toml
 
-__all__ = ["CHANGING", "STEADY", "Seed", "Sizes"]
+__all__ = ["CHANGING", "STEADY", "Seed", "Sizes", "elicited"]
 
 #: The streams with five servers: what is told of an answer, and whether the policy was trained on what was collected.
 STEADY: Mapping[str, tuple[Feedback, bool]] = MappingProxyType({
@@ -143,13 +144,6 @@ class Seed:
         played["best-single-hindsight"] = play(best_in_hindsight(self.table, self.rows), self.table, self.rows)
         return played | {"oracle": oracle(self.table, self.rows)}
 
-    def calibrations(self) -> Mapping[str, Calibration]:
-        """Of the same questions, by log-probabilities and by samples."""
-        names = [endpoint.name for endpoint in self.pool]
-        samples = read_log(self.folder / "samples.jsonl")
-        scored = read_log(self.folder / "log.jsonl")[: len(samples)]
-        return calibrations({"log-probabilities": scored, "ten samples": samples}, names)
-
     @property
     def _usd_per_query(self) -> float:
         return self.sizes.cost * float(self.table.usd[: self.sizes.training].sum(axis=1).mean())
@@ -169,6 +163,14 @@ class Seed:
             {"id": q.id, "prompt": q.text, "choices": q.choices, "label": q.label, "task": q.topic} for q in questions
         ]
         (self.folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def elicited(seeds: Sequence[Seed]) -> Compared:
+    """Log-probabilities and ten samples for the same questions, those of all seeds together."""
+    samples = [read_log(seed.folder / "samples.jsonl") for seed in seeds]
+    scored = [read_log(seed.folder / "log.jsonl")[: len(some)] for seed, some in zip(seeds, samples, strict=True)]
+    names = [endpoint.name for endpoint in seeds[0].pool]
+    return compared(list(chain(*scored)), list(chain(*samples)), names)
 
 
 def _write_pool(path: Path, endpoints: Sequence[Endpoint], more: str = "") -> None:

@@ -13,7 +13,7 @@ from examples.tiny_pool.recipe import Shape
 __all__ = ["EPSILON", "THETA", "Llama"]
 
 EPSILON = 1e-5  # of the norms
-THETA = 10_000.0  # base of the rotary embedding
+THETA = 100.0  # base of the rotary embedding; a prompt has some 80 tokens
 
 
 class _Block(nn.Module):  # type: ignore[misc]
@@ -62,11 +62,17 @@ class Llama(nn.Module):  # type: ignore[misc]
                     weights.data.mul_((2 * shape.blocks) ** -0.5)
 
     def forward(self, tokens: Any) -> Any:
+        return self.states(tokens)[-1]
+
+    def states(self, tokens: Any, blocks: int | None = None) -> list[Any]:
+        """What stands behind each of the first ``blocks`` (all by default), each in the form that ``forward`` gives."""
         x = self.embedding(tokens)
         turns = _turns(tokens.shape[1], self.shape.width // self.shape.heads)
-        for block in self.blocks:
+        found = []
+        for block in self.blocks[:blocks]:
             x = block(x, turns)
-        return self.norm(x)
+            found.append(self.norm(x))
+        return found
 
     def logits(self, hidden: Any) -> Any:
         """Of the next token, shape (..., vocabulary)."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 
-from examples.tiny_pool.experiment import CHANGING, STEADY, Seed
+from examples.tiny_pool.elicited import Calibration
+from examples.tiny_pool.experiment import CHANGING, STEADY, Seed, elicited
 from focalroute.evaluate.metrics import compare, score
 from focalroute.evaluate.replay import Played
 
@@ -67,7 +69,9 @@ def _row(name: str, runs: Sequence[Played], everybody: float, ledger: str) -> li
 
 
 def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str:
-    lines = [["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500"]]
+    lines = [
+        ["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500", "ahead from"]
+    ]
     for name in STEADY:
         runs = [seed.lives[name].played() for seed in seeds]
         cells = [_points(runs, [played[rival] for played in beside]) for rival in _RIVALS]
@@ -76,8 +80,20 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str
             _points([_part(run, part) for run in runs], [_part(run, part) for run in single])
             for part in (slice(None, 500), slice(-500, None))
         ]
-        lines.append([f"focalroute, {name}", *cells, *halves])
-    return "The last two columns are against the best single model.\n\n" + _table(lines)
+        lines.append([f"focalroute, {name}", *cells, *halves, _ahead(runs, single)])
+    return (
+        "The last three columns are against the best single model: where it says 1, the sum of right answers, over all"
+        f" seeds, is above that model's from the first question on.\n\n{_table(lines)}"
+    )
+
+
+def _ahead(runs: Sequence[Played], others: Sequence[Played]) -> str:
+    """The question from which on more of all so far were right, to the end."""
+    lead = np.cumsum([run.worth - other.worth for run, other in zip(runs, others, strict=True)], axis=1).sum(axis=0)
+    behind = np.flatnonzero(lead <= 0)
+    if not len(behind):
+        return "1"
+    return "never" if behind[-1] + 1 == len(lead) else str(behind[-1] + 2)
 
 
 def _points(runs: Sequence[Played], others: Sequence[Played]) -> str:
@@ -114,16 +130,25 @@ def _changes(seeds: Sequence[Seed]) -> str:
 
 
 def _elicited(seeds: Sequence[Seed]) -> str:
+    found = elicited(seeds)
+    names = ["accuracy", "Brier", "log-loss", "ECE", "ms a call", "tokens back", "USD a call"]
+    formats = [".3f"] * 4 + [".0f", ".1f", ".2e"]
+    scales = [1, 1, 1, 1, 1000, 1, 1]
+
+    def cells(of: Calibration, sign: str = "") -> list[str]:
+        return [
+            format(value * scale, sign + style)
+            for value, scale, style in zip(astuple(of), scales, formats, strict=True)
+        ]
+
+    low, high = cells(found.low, "+"), cells(found.high, "+")
     lines = [
-        ["probabilities from", "seed", "answers", "accuracy", "Brier", "log-loss", "ECE", "ms a call", "USD a call"]
+        ["probabilities from", *names],
+        ["log-probabilities", *cells(found.first)],
+        ["ten samples", *cells(found.second)],
+        ["samples minus the other, 95 %", *(f"{a} to {b}" for a, b in zip(low, high, strict=True))],
     ]
-    for seed in seeds:
-        for name, cell in seed.calibrations().items():
-            numbers = [f"{value:.3f}" for value in (cell.accuracy, cell.brier, cell.log_loss, cell.error)]
-            lines.append(
-                [name, str(seed.seed), str(cell.answers), *numbers, f"{1000 * cell.seconds:.0f}", f"{cell.usd:.2e}"]
-            )
-    return _table(lines)
+    return f"Of {found.answers} answers to {found.questions} questions, for which both gave some.\n\n{_table(lines)}"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

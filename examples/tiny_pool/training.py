@@ -22,8 +22,10 @@ from focalroute.sim import generate
 __all__ = ["ready", "right", "train"]
 
 _WARM_UP = 50  # steps until the full rate
+_COOL_DOWN = 0.2  # of all steps, at the end: from the full rate to none
+_LATER = 2  # blocks at the end: to compare the answer with the choices, and to find the letter of the one that fits
 _VALIDATION = 200  # questions of each topic
-_REPORTS = 3  # validations while it trains
+_REPORT_EVERY = 100  # steps, once choices are read
 
 
 class _Batch(NamedTuple):
@@ -69,16 +71,18 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
     topics, shares = list(recipe.mix), list(recipe.mix.values())
     validation: dict[str, float] = {}
     for step in range(recipe.steps):
-        share = min(step / _WARM_UP, 1.02 - step / recipe.steps, 1)
-        drawn = [tokens(made, generate(topic, rng)) for topic in rng.choices(topics, shares, k=recipe.batch)]
-        loss = _loss(model, judge, _batch(drawn))
+        share = min(step / _WARM_UP, (1 - step / recipe.steps) / _COOL_DOWN, 1)
+        alone = step < recipe.alone
+        drawn = rng.choices(topics, shares, k=2 * recipe.batch if alone else recipe.batch)
+        batch = _batch([tokens(made, generate(topic, rng)) for topic in drawn])
+        loss = _first_loss(model, batch) if alone else _loss(model, judge, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         for optimiser in optimisers:
             optimiser.param_groups[0]["lr"] = share * optimiser.defaults["lr"]
             optimiser.step()
             optimiser.zero_grad()
-        if (step + 1) % -(-recipe.steps // _REPORTS) == 0 or step + 1 == recipe.steps:
+        if step + 1 == recipe.steps or (step >= recipe.alone and (step + 1) % _REPORT_EVERY == 0):
             validation = right(model)
             shown = ", ".join(f"{topic} {share:.2f}" for topic, share in validation.items())
             print(f"{recipe.name}: {step + 1} steps, {time.process_time():.0f} s of CPU: {shown}", flush=True)
@@ -111,18 +115,35 @@ def right(model: Llama) -> dict[str, float]:
     return shares
 
 
+def _first_loss(model: Llama, batch: _Batch) -> Any:
+    """What there is to learn of the question alone; the choices, most of the text, are not read."""
+    return _guessed(model, model.states(batch.ids[:, : int(batch.asked.max()) + 1], _early(model))[-1], batch)
+
+
 def _loss(model: Llama, judge: Any, batch: _Batch) -> Any:
     """Cross entropy of the letter and of the end behind it.
 
     Two losses beside it say more of each question than its letter does: how the answer begins, where the question
     ends and no choice is read yet; and of each choice, whether it is right.
     """
-    hidden, each = model(batch.ids), torch.arange(len(batch.last))
+    states, each = model.states(batch.ids), torch.arange(len(batch.last))
+    hidden = states[-1]
     answered = functional.cross_entropy(model.logits(hidden[each, batch.last]), batch.letter)
     ended = functional.cross_entropy(model.logits(hidden[each, batch.last + 1]), torch.full_like(batch.letter, END))
-    guessed = functional.cross_entropy(model.logits(hidden[each, batch.asked]), batch.idea)
-    judged = functional.binary_cross_entropy_with_logits(judge(hidden[batch.rows, batch.ends]).squeeze(-1), batch.true)
+    guessed = _guessed(model, states[_early(model) - 1], batch)
+    compared = states[-2:][0][batch.rows, batch.ends]
+    judged = functional.binary_cross_entropy_with_logits(judge(compared).squeeze(-1), batch.true)
     return answered + 0.1 * ended + guessed + judged
+
+
+def _guessed(model: Llama, hidden: Any, batch: _Batch) -> Any:
+    """Cross entropy of how the answer begins, where the question ends."""
+    return functional.cross_entropy(model.logits(hidden[torch.arange(len(batch.asked)), batch.asked]), batch.idea)
+
+
+def _early(model: Llama) -> int:
+    """After so many blocks the answer is to be known: the choices can read only what stands before their own block."""
+    return max(len(model.blocks) - _LATER, 1)
 
 
 def _batch(drawn: Sequence[Tokens]) -> _Batch:

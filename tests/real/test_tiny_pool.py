@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.sim import generate
 from tests.real import build
 from tests.real.conftest import require
@@ -19,8 +21,8 @@ from tests.real.servers import llama_serving
 
 torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
 
-from examples.tiny_pool import recipe, summary, training  # noqa: E402
-from examples.tiny_pool.__main__ import played  # noqa: E402
+from examples.tiny_pool import elicited, recipe, training  # noqa: E402
+from examples.tiny_pool.__main__ import played, write  # noqa: E402
 from examples.tiny_pool.experiment import CHANGING, STEADY, Sizes  # noqa: E402
 from examples.tiny_pool.gguf_file import CONTEXT, write_gguf  # noqa: E402
 from examples.tiny_pool.wording import prompt, tokenizer, tokens  # noqa: E402
@@ -29,9 +31,9 @@ pytestmark = [pytest.mark.real, pytest.mark.xdist_group("tiny-pool")]
 
 
 def brief(name: str, topic: str, seed: int) -> recipe.Recipe:
-    """A model that learns for a second or two: just that a letter is wanted."""
+    """A model that learns for a second or two: just that a letter is wanted, of two where the choices are two."""
     shape = recipe.Shape(width=32, blocks=1, heads=2, feed_forward=64)
-    return recipe.Recipe(name, shape, {topic: 1}, 60, seed, Decimal("0.1"), batch=8)
+    return recipe.Recipe(name, shape, {topic: 1, "logic": 1}, 60, seed, Decimal("0.1"), alone=5, batch=8, rate=3e-3)
 
 
 @pytest.fixture
@@ -74,8 +76,33 @@ def served_answer(client: httpx.Client, text: str) -> tuple[int, float]:
     return first["id"], first["logprob"]
 
 
+def believed(mass: Sequence[float], label: int, tokens: int = 2) -> LoggedQuery:
+    """A question of three choices, and what one endpoint gave for it."""
+    output = Output(max(range(3), key=mass.__getitem__), tuple(mass), None, 60, tokens, 1e-5 * tokens, 0.1, None)
+    return LoggedQuery("q", "counting", (), ("1", "2", "3"), label, {"ann": output}, 1)
+
+
+def test_two_ways_to_have_probabilities_are_compared_answer_by_answer() -> None:
+    """By hand: three quarters right at .75 is calibrated, at 1 it is .25 off; an answer without a pair is left out."""
+    labels = [0, 0, 0, 1] * 20
+    sober = [believed((0.75, 0.25, 0), label) for label in labels]
+    bold = [believed((1, 0, 0), label, tokens=20) for label in labels]
+    silent = replace(bold[0], outputs={"ann": replace(bold[0].outputs["ann"], probabilities=None)})
+    found = elicited.compared([*sober, sober[0]], [*bold, silent], ["ann"])
+    assert (found.answers, found.questions) == (80, 80)
+    assert found.first.accuracy == found.second.accuracy == 0.75
+    assert found.first.error == pytest.approx(0)
+    assert found.second.error == pytest.approx(0.25)
+    assert found.first.brier == pytest.approx(0.75 * 2 * 0.25**2 + 0.25 * 2 * 0.75**2)
+    assert found.second.brier == pytest.approx(0.25 * 2)
+    assert found.second.log_loss == pytest.approx(0.25 * -math.log(0.01))
+    assert found.low.brier < found.second.brier - found.first.brier < found.high.brier
+    assert found.low.brier > 0, "it is surely worse, pair by pair"
+    assert found.low.tokens == found.high.tokens == 18
+
+
 def test_every_step_of_the_loop_runs(cache: Path) -> None:
-    """Collecting, training, all streams with a server killed and one that joins, tables and figure."""
+    """Collecting, training, all streams with a server killed and one that joins; tables, figure and page."""
     models = tuple(brief(name, topic, i) for i, (name, topic) in enumerate((("ann", "logic"), ("ben", "counting"))))
     roster = recipe.Roster(models, "ben", brief("cid", "counting", 7))
     for each in (*models, roster.newcomer):
@@ -87,8 +114,9 @@ def test_every_step_of_the_loop_runs(cache: Path) -> None:
     assert {question.id for question in seed.training}.isdisjoint(question.id for question in seed.stream)
     changing = seed.lives[CHANGING]
     assert not any(changing.asked[n][2] for n in range(12))  # the newcomer is not there yet
-    shown = summary.tables([seed])
+    write([seed], cache)
+    shown = (cache / "tables.md").read_text()
     assert "ben killed" in shown
     assert "ten samples" in shown
-    summary.draw([seed], cache / "accuracy.svg")
     assert (cache / "accuracy.svg").stat().st_size > 1000
+    assert "ann" in (cache / "report.html").read_text()
