@@ -53,7 +53,7 @@ def write(seeds: Sequence[Seed], folder: Path) -> None:
     (folder / "tables.md").write_text(tables(seeds) + "\n")
     draw(seeds, folder / "accuracy.svg")
     warm = seeds[0].folder / next(iter(STEADY))
-    report_command(None, warm.with_suffix(".db"), policy=str(warm), out=folder / "report.html")
+    report_command(None, str(warm.with_suffix(".db")), policy=str(warm), out=folder / "report.html")
 
 
 def played(folder: Path, seed: int, sizes: Sizes, roster: Roster = ROSTER) -> Seed:
