@@ -72,7 +72,7 @@ tiny-pool: $(READY) real ## five small language models, trained and served on th
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test package evaluate money chaos hostile fleet bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
+verify: real test package evaluate money chaos hostile fleet tiny-pool bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -131,8 +131,8 @@ def _changes(seeds: Sequence[Seed]) -> str:
 
 def _elicited(seeds: Sequence[Seed]) -> str:
     found = elicited(seeds)
-    names = ["accuracy", "Brier", "log-loss", "ECE", "ms a call", "tokens back", "USD a call"]
-    formats = [".3f"] * 4 + [".0f", ".1f", ".2e"]
+    names = ["accuracy", "Brier", "log-loss", "ECE", "ms a call", "USD a call", "tokens back"]
+    formats = [".3f"] * 4 + [".0f", ".2e", ".1f"]
     scales = [1, 1, 1, 1, 1000, 1, 1]
 
     def cells(of: Calibration, sign: str = "") -> list[str]:
