@@ -171,5 +171,5 @@ def draw(seeds: Sequence[Seed], path: Path) -> None:
         means = np.convolve(worth, np.full(width, 1 / width), "valid")
         axes.plot(np.arange(width, len(worth) + 1), means, label=name, linewidth=1.2)
     axes.set(xlabel="question", ylabel=f"share right of the last {_SMOOTH}")
-    axes.legend(fontsize=7)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=7)
     figure.savefig(path, format="svg", metadata={"Date": None})
