@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,8 +59,18 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray(cluster: str) -> Iterator[Engine]:
-    with open_engine(cluster) as engine:
-        yield engine
+    with ExitStack() as stack:
+        yield _connected(stack, cluster)
+
+
+def _connected(stack: ExitStack, address: str, tries: int = 3) -> Engine:
+    """On a machine under load Ray may give up on a connection while its cluster is still starting."""
+    try:
+        return stack.enter_context(open_engine(address))
+    except ConfigError:
+        if tries == 1:
+            raise
+        return _connected(stack, address, tries - 1)
 
 
 @pytest.fixture(scope="module")
