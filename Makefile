@@ -65,7 +65,7 @@ paper: $(READY) ## every experiment of the two works (docs/paper.md; some three 
 real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
 	$(BIN)/python tests/real/build.py
 
-tiny-pool: $(READY) real ## five small language models, trained and served on this machine: the whole loop (30 minutes)
+tiny-pool: $(READY) real ## five small language models, trained and served on this machine: the whole loop (15 minutes)
 	@$(BIN)/python -c 'from torch.optim import Muon' 2>/dev/null \
 		|| $(BIN)/python -m pip install --quiet -e '.[train]' 'torch>=2.9'
 	rm -rf build/tiny-pool
