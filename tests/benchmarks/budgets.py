@@ -206,8 +206,9 @@ def run(*, asks: int, processes: int, concurrency: int, kill: bool, limit: Decim
 
 def _probes(path: Path) -> Decimal:
     with closing(sqlite3.connect(path)) as db:
-        probes = "answer_id = ?1 OR answer_id LIKE ?1 || ':%'"  # of a capability or a breaker's, and of an answer
-        pico = db.execute(f"SELECT coalesce(sum(cost_pico), 0) FROM ledger WHERE {probes}", (PROBE,)).fetchone()[0]
+        probes = "answer_id = ? OR answer_id LIKE ?"  # of a capability or a breaker's, and of an answer
+        query = f"SELECT coalesce(sum(cost_pico), 0) FROM ledger WHERE {probes}"
+        pico = db.execute(query, (PROBE, f"{PROBE}:%")).fetchone()[0]
     return Decimal(pico) / 10**12
 
 
