@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from focalroute.errors import ConfigError, FocalrouteError
 
-__all__ = ["HERE", "Engine", "Job", "open_engine"]
+__all__ = ["HERE", "Engine", "Job", "open_engine", "shares_files"]
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -36,12 +36,10 @@ class Engine:
 
     Args:
         ray: Ray, connected; None: jobs run in this process, one after the other.
-        shares_files: whether jobs see the files of this machine.
     """
 
-    def __init__(self, ray: Any = None, *, shares_files: bool = True) -> None:
+    def __init__(self, ray: Any = None) -> None:
         self._ray = ray
-        self.shares_files = shares_files
 
     @property
     def machines(self) -> int:
@@ -117,11 +115,19 @@ def open_engine(where: str = "local") -> Iterator[Engine]:
     if where == "local":
         yield HERE
     elif where == "ray" or where.startswith("ray://"):
-        address = os.environ.get("RAY_ADDRESS") or "local" if where == "ray" else where
-        with _ray(address) as ray:
-            yield Engine(ray, shares_files=address == "local")
+        with _ray(_address(where)) as ray:
+            yield Engine(ray)
     else:
         raise ConfigError(f"engine: must be local, ray or ray://host:port, not {where!r}")
+
+
+def shares_files(where: str) -> bool:
+    """Whether jobs on the engine of this name see the files of this machine; see `open_engine`."""
+    return _address(where) == "local"
+
+
+def _address(where: str) -> str:
+    return os.environ.get("RAY_ADDRESS") or "local" if where == "ray" else where
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 from focalroute.config import load_pool
 from focalroute.embedders import embedder_of
-from focalroute.engine import open_engine
+from focalroute.engine import open_engine, shares_files
 from focalroute.errors import ConfigError
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import Course, best_of, course, discard, publish_trained, train_each, with_embedder
@@ -95,10 +95,10 @@ def train_logs_command(
     if settings.iterations < 1 or seeds < 1:
         raise ConfigError("iterations and seeds: must be at least 1")
     computes = passes(cast(Backend, backend), device)  # checked there
+    kept = {"resume": resume, "keep": shares_files(engine)}
+    if resume and not kept["keep"]:
+        raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
     with open_engine(engine) as opened:
-        if resume and not opened.shares_files:
-            raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
-        kept = {"resume": resume, "keep": opened.shares_files}
         given = [
             _read(log, pool, folder, settings=settings, passes=computes, show_task=show_task, shown=not as_json, **kept)
             for log, pool, folder in zip(logs, _each(pools, logs), _folders(out, logs), strict=True)
