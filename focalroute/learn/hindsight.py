@@ -5,7 +5,6 @@ The same numbers as `focalroute.observe` gives one by one, for a whole log at on
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
-from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk, spread
+from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
 from focalroute.observe.reading import Rows, rows_of, standings, table_of
 
 __all__ = ["Hindsight", "LongRun", "book", "calibration", "log_masses", "look_back", "similar"]
@@ -101,32 +100,22 @@ def look_back(
     return Hindsight(rows, _lengths(recorded, seen), pairs, every)
 
 
-def similar(recorded: Recorded, memory: Recorded | None = None) -> F32:
-    """(T, N) the memory's estimate of how much more than the pool each endpoint is right on every query.
-
-    Args:
-        recorded: the queries asked.
-        memory: what is remembered, in full; None: of the queries before each one, as in a stream.
-    """
-    past = recorded if memory is None else memory.take(spread(len(memory)))
-    told = past.vectors.any(axis=1, keepdims=True)
-    known = (past.replied & told).astype(np.float32)
-    both = np.concatenate([known * past.value, known], axis=1)
+def similar(recorded: Recorded) -> F32:
+    """(T, N) how much more than the pool each endpoint is right, as a memory of the queries before each estimates."""
+    told = np.asarray(recorded.vectors.any(axis=1))
+    known = (recorded.replied & told[:, None]).astype(np.float32)
+    both = np.concatenate([known * recorded.value, known], axis=1)
     size = len(recorded.names)
     sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)
-    everything = np.arange(len(past))
-    remembered = _remembered(len(recorded)) if memory is None else itertools.repeat(everything)
-    for at, rows in zip(range(0, len(recorded), _BLOCK), remembered, strict=False):
-        weights = kernel(recorded.vectors[at : at + _BLOCK] @ past.vectors[rows].T)
-        if memory is None:
-            weights *= rows < np.arange(at, at + len(weights))[:, None]
+    for at, rows in zip(range(0, len(recorded), _BLOCK), _remembered(len(recorded)), strict=True):
+        weights = kernel(recorded.vectors[at : at + _BLOCK] @ recorded.vectors[rows].T)
+        weights *= rows < np.arange(at, at + len(weights))[:, None]
         sums[at : at + _BLOCK] = weights @ both[rows]
         total[at : at + _BLOCK] = weights.sum(axis=1)
     strength = SHRINK * max(float(np.median(total)), 1e-6)
-    mean = _running_mean(both, size) if memory is None else _mean(both.sum(axis=0, keepdims=True), size)
-    estimate = shrunk(sums[:, :size], sums[:, size:], mean, strength)
+    estimate = shrunk(sums[:, :size], sums[:, size:], _running_mean(both, size), strength)
     estimate -= estimate.mean(axis=1, keepdims=True)
-    estimate[~recorded.vectors.any(axis=1)] = 0
+    estimate[~told] = 0
     return estimate
 
 
@@ -197,16 +186,13 @@ def _before(added: Totals) -> Totals:
     return Totals(*(np.cumsum(array, axis=0) - array for array in (added.sums, added.squares)))
 
 
-def _mean(sums: F32, size: int) -> F32:
+def _running_mean(both: F32, size: int) -> F32:
+    """Mean value of each endpoint over the rows before each, shrunk towards the pool's."""
+    sums = (np.cumsum(both.astype(np.float64), axis=0) - both).astype(np.float32)
     right, count = sums[:, :size], sums[:, size:]
     overall = (right.sum(axis=1, keepdims=True) + 1) / (count.sum(axis=1, keepdims=True) + 2)
     mean: F32 = (right + 10 * overall) / (count + 10)
     return mean
-
-
-def _running_mean(both: F32, size: int) -> F32:
-    sums = np.cumsum(both.astype(np.float64), axis=0) - both
-    return _mean(sums.astype(np.float32), size)
 
 
 def _windowed(array: F64, window: int) -> F64:
