@@ -154,9 +154,9 @@ def train(
 
     With --engine ray logs and seeds are trained at the same time; the policies are the same.
     """
-    from focalroute.evaluate.train_command import train_logs_command
+    from focalroute.evaluate.train_command import train_command
 
-    train_logs_command(
+    train_command(
         log,
         pool,
         out,

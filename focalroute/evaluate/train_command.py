@@ -21,7 +21,7 @@ from focalroute.learn.offline import OfflineSettings, Point, Trained
 from focalroute.learn.passes import Backend, Passes, passes
 from focalroute.progress import progress_bar
 
-__all__ = ["train_command", "train_logs_command"]
+__all__ = ["train_command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,6 @@ class _Seed:
     score: float
     trust: float
     curve: tuple[Point, ...]
-
-
-def train_command(log: Path, pool: Path, out: Path, **settings: Any) -> None:
-    """As `train_logs_command`, on one log."""
-    train_logs_command([log], [pool], out, **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class _Log:
         return int(self.size * self.course.settings.validation) or self.size
 
 
-def train_logs_command(
+def train_command(
     logs: Sequence[Path],
     pools: Sequence[Path],
     out: Path,

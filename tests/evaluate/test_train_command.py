@@ -68,7 +68,7 @@ def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple
 def test_json_tells_of_every_seed_and_the_best_is_published(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_command(*given, tmp_path, seeds=2, iterations=1, as_json=True)
+    train_command([given[0]], [given[1]], tmp_path, seeds=2, iterations=1, as_json=True)
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (said["version"], said["queries"], said["validation"]) == (1, 60, 12)
     assert [one["seed"] for one in said["seeds"]] == [0, 1]
@@ -85,18 +85,18 @@ def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path],
     log, pool = given
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="at least 1"):
-        train_command(log, pool, out, iterations=0)
+        train_command([log], [pool], out, iterations=0)
     with pytest.raises(ConfigError, match="numpy computes on the processor"):
-        train_command(log, pool, out, device="cuda")
+        train_command([log], [pool], out, device="cuda")
     with pytest.raises(ConfigError, match="backend"):
-        train_command(log, pool, out, backend="jax")
+        train_command([log], [pool], out, backend="jax")
     with pytest.raises(ConfigError, match="cannot be read"):
-        train_command(tmp_path / "none.jsonl", pool, out)
+        train_command([tmp_path / "none.jsonl"], [pool], out)
     assert not out.exists()
     out.mkdir()
     (out / ".training-0.npz").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"\.training-0\.npz: is damaged"):
-        train_command(log, pool, out, iterations=1, resume=True)
+        train_command([log], [pool], out, iterations=1, resume=True)
     assert versions(out) == ()
 
 
@@ -111,7 +111,7 @@ def test_tasks_are_learned_only_where_they_are_shown(
         for said in line["outputs"].values():
             said["probabilities"] = [0.7 if choice == said["answer"] else 0.1 for choice in range(len(line["choices"]))]
     log = write_log(tmp_path / "log.jsonl", lines)
-    train_command(log, given[1], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
+    train_command([log], [given[1]], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
     capsys.readouterr()
     experience = load(tmp_path / "policy").experience
     assert experience is not None
