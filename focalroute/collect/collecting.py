@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
@@ -38,7 +38,7 @@ class Collected:
 
     Attributes:
         before: questions whose lines were there at the start; ``asked``: those that were asked now.
-        usd: what was paid now, as far as it is known.
+        usd: what was paid now, as far as it is known; trying out what an endpoint can do is part of it.
         right: by endpoint, how many of its answers were right; ``answered``: of so many; ``failed``: its failed calls.
         stopped: why it ended before the last question; None if it did not.
     """
@@ -87,12 +87,8 @@ async def collect(
         ConfigError: an argument is wrong, or the file is not this dataset's log.
     """
     way = _Way(validate_pool(endpoints, askable=True), kind, concurrency, samples, attempts, deadline_s)
-    limit = None if max_usd is None else usd(max_usd, "max_usd")
-    with closing(LogFile(Path(out), questions, resume=resume)) as log:
-        writing = _Writing(log, questions, advance)
-        ended = await _ask_all(way, writing.waiting, None if limit is None else limit - log.spent, writing.take)
-        writing.collected.stopped = ended.stopped
-    return writing.collected
+    with _writing(questions, out, max_usd, resume, advance) as (writing, left):
+        return writing.ended(await _ask_all(way, writing.waiting, left, writing.take))
 
 
 def collect_on(
@@ -122,21 +118,31 @@ def collect_on(
             had under way may have been paid.
     """
     way = _Way(validate_pool(endpoints, askable=True), kind, concurrency)
-    limit = None if max_usd is None else usd(max_usd, "max_usd")
-    with closing(LogFile(Path(out), questions, resume=resume)) as log:
-        writing = _Writing(log, questions, advance)
-        left = None if limit is None else limit - log.spent
+    with _writing(questions, out, max_usd, resume, advance) as (writing, left):
         for machines in (engine.machines, 1):
             share = None if left is None else (left / machines).quantize(_PICO, ROUND_FLOOR)
             waiting = list(writing.waiting)
             shares = [(waiting[start::machines], share) for start in range(machines)]
             ended = engine.each(_share, way, shares, writing.take, again=False)
-            stopped = next((one.stopped for one in ended if one.stopped is not None), None)
-            writing.collected.stopped = stopped
-            if left is None or stopped != _SPENT or machines == 1:
+            collected = writing.ended(*ended)
+            if left is None or collected.stopped != _SPENT or machines == 1:
                 break
             left -= sum((one.usd for one in ended), Decimal(0))
-    return writing.collected
+        return collected
+
+
+@contextmanager
+def _writing(
+    questions: Sequence[Question],
+    out: str | Path,
+    max_usd: Decimal | float | str | None,
+    resume: bool,
+    advance: Callable[[int], object],
+) -> Iterator[tuple[_Writing, Decimal | None]]:
+    """The open log, and the USD that are left for it; None: no limit."""
+    limit = None if max_usd is None else usd(max_usd, "max_usd")
+    with closing(LogFile(Path(out), questions, resume=resume)) as log:
+        yield _Writing(log, questions, advance), None if limit is None else limit - log.spent
 
 
 def _share(way: _Way, share: tuple[Sequence[Question], Decimal | None], tell: Callable[[_Asked], object]) -> _Ended:
@@ -167,16 +173,15 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question that was asked: its id, what the log says of each endpoint, and what was paid, USD."""
+    """A question that was asked: its id, and what the log says of each endpoint."""
 
     id: str
     outputs: Mapping[str, Mapping[str, Any]]
-    usd: Decimal
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Why it ended before the last question, None if it did not; and what was paid under a limit, USD.
+    """Why it ended before the last question, None if it did not; and what was paid, USD.
 
     That is more than the questions cost: what an endpoint can do is tried out first.
     """
@@ -211,7 +216,6 @@ class _Writing:
         question = self._questions[asked.id]
         self._log.put(asked.id, line_of(question, asked.outputs))
         self._advance(1)
-        self.collected.usd += asked.usd
         self.collected.asked += 1
         for name, output in asked.outputs.items():
             if "error" in output:
@@ -219,6 +223,12 @@ class _Writing:
             else:
                 self.collected.answered[name] += 1
                 self.collected.right[name] += output["answer"] == question.label
+
+    def ended(self, *shares: _Ended) -> Collected:
+        """What came of it, now that those who asked have ended."""
+        self.collected.usd += sum((one.usd for one in shares), Decimal(0))
+        self.collected.stopped = next((one.stopped for one in shares if one.stopped is not None), None)
+        return self.collected
 
 
 async def _ask_all(
@@ -235,7 +245,8 @@ async def _ask_all(
             await together(work.run(waiting) for _ in range(way.concurrency))
         finally:
             await pool.aclose()
-        return _Ended(work.stopped, sum((total.cost for total in store.totals().values()), Decimal(0)))
+        noted = sum((total.cost for total in store.totals().values()), Decimal(0))
+        return _Ended(work.stopped, noted if left is not None else noted + work.spent)  # without a limit: probes alone
 
 
 @dataclass(slots=True)
@@ -280,7 +291,7 @@ class _Asking:
             self.spent += purse.spent
             self.settled.notify_all()
         outputs = outputs_of(replies, self.way.kind)
-        self.tell(_Asked(question.id, outputs, purse.spent))
+        self.tell(_Asked(question.id, outputs))
         self.in_vain = self.in_vain + 1 if all("error" in output for output in outputs.values()) else 0
         if self.in_vain >= _IN_VAIN:
             self.stopped = f"of {_IN_VAIN} questions in a row every call failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def write_pool(path: Path, prices: Mapping[str, float]) -> Path:
     )
     path.write_text("".join(tables), "utf-8")
     return path
+
+
+def paid_for(log: Path) -> Decimal:
+    """What the questions of a log cost, USD."""
+    outputs = [output for one in read_log(log) for output in one.outputs.values()]
+    return sum((Decimal(str(output.cost_usd)) for output in outputs), Decimal(0))
 
 
 def table_of(folder: Path, lines: Sequence[Line], prices: Mapping[str, float]) -> Table:
