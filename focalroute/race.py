@@ -123,8 +123,9 @@ class Race:
     async def _ask(self, seat: Seat, call: Call, hedge_of: str | None) -> Reply:
         try:
             async with asyncio.timeout_at(self._terms.deadline):
-                retried = retrying(self._terms, self._rules.attempts, lambda: self._closed() or self._begun)
-                answered: tuple[Reading, Completion] = await retried(seat.attempt, call)
+                answered = await retrying(
+                    lambda: seat.attempt(call), self._terms, self._rules.attempts, lambda: self._closed() or self._begun
+                )
         except CallFailed as error:
             return _reply(seat, call, hedge_of, error=error.failure)
         except TimeoutError:

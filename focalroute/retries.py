@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import tenacity
 
@@ -15,6 +16,8 @@ from focalroute.outlet import Outlet
 from focalroute.records import Query
 
 __all__ = ["Terms", "retrying"]
+
+T = TypeVar("T")
 
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
@@ -44,9 +47,28 @@ class Terms:
         return self.deadline - asyncio.get_running_loop().time()
 
 
-def retrying(terms: Terms, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
-    """Repeats a member's call: at most ``attempts`` in all, within the terms, and not once it is ``closed``."""
+async def retrying(call: Callable[[], Awaitable[T]], terms: Terms, attempts: int, closed: Callable[[], bool]) -> T:
+    """What a call gives, repeated: at most ``attempts`` in all, within the terms, and not once it is ``closed``.
 
+    Raises:
+        CallFailed: the last one failed.
+    """
+    try:
+        return await call()  # most calls succeed at once, and need nobody who repeats them
+    except CallFailed as error:
+        failed: CallFailed | None = error
+
+    async def attempt() -> T:
+        nonlocal failed
+        if failed is not None:
+            first, failed = failed, None
+            raise first
+        return await call()
+
+    return await _repeats(terms, attempts, closed)(attempt)
+
+
+def _repeats(terms: Terms, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
     def repeatable(error: BaseException) -> bool:
         return isinstance(error, CallFailed) and error.failure.retryable and not closed()
 

@@ -93,5 +93,4 @@ async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable
 
 async def _repeated(texts: Sequence[str], source: Source, purse: Purse) -> list[F32]:
     terms = Terms(Query("embedding", ()), purse, math.inf, _ATTEMPTS)
-    made: list[F32] = await retrying(terms, _ATTEMPTS, lambda: False)(source.vectors, texts, purse, math.inf)
-    return made
+    return await retrying(lambda: source.vectors(texts, purse, math.inf), terms, _ATTEMPTS, lambda: False)
