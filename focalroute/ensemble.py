@@ -177,7 +177,7 @@ class AsyncEnsemble:
             self._slot = PolicySlot.open(serving)
             self._follower = Follower(self._store, self._slot, serving)
             self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
-            self._updater = Updater(self._store, self._slot, store, serving, every=update_every, seed=seed)
+            self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             told = None if self._recorder is None else self._recorder.heard
             self._listener = Listener(
                 self._store, self._commits, self._observer, self._slot, self._updater, window=window, told=told
@@ -426,8 +426,8 @@ class AsyncEnsemble:
     async def update(self) -> UpdateReport:
         """Learn from the feedback in the store now, and serve the outcome if it passes its gate.
 
-        It runs in a process of its own where the store is a file, else on a thread, which asks then share the
-        interpreter with.
+        It runs in a process of its own; on a thread, which asks then share the interpreter with, where the store is a
+        fleet's or no Python can be started.
 
         A new policy that is surely worse is rejected, and kept back while there is too little evidence to tell.
 

@@ -41,11 +41,10 @@ def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -
 class Updater:
     """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
 
-    It learns in a process of its own where the store is a file (and a Python can be started), else on a thread. On the
-    store of a fleet it is a candidate for its learner instead, which publishes to all workers.
+    It learns in a process of its own, from the store's file or, of a store in memory, a copy; on a thread where no
+    Python can be started. On a fleet's store it is a candidate for its learner instead, which publishes to all workers.
 
     Args:
-        where: what the store was opened with.
         policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
         every: feedbacks between two updates in the background; None: only on demand.
         seed: of the updates, together with their number; None: chance.
@@ -58,7 +57,6 @@ class Updater:
         self,
         store: Store,
         slot: PolicySlot,
-        where: str | Path | None,
         policy: str | Path | Named | None,
         *,
         every: int | None,
@@ -68,8 +66,6 @@ class Updater:
             learned_folder(policy, "update_every")
         self._policy = policy
         self._store = store
-        file = None if where is None else Path(where).absolute()
-        self._file = file if file is not None and file.is_file() else None  # an address is none, nor is ":memory:"
         self._slot = slot
         self._every = every
         self._seed = seed
@@ -89,6 +85,7 @@ class Updater:
         """
         from focalroute.learn.apart import can_start, update_apart  # on first use: who only asks does not learn
         from focalroute.learn.online import update_policy
+        from focalroute.store.sqlite import SqliteStore
 
         root = learned_folder(self._policy)
         with self._one_at_a_time:
@@ -96,8 +93,9 @@ class Updater:
                 return self._in_fleet(self._store, root).run()  # the follower serves what it publishes
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
-            if self._file is not None and can_start():
-                report = update_apart(self._file, root, seed=seed)
+            if isinstance(self._store, SqliteStore) and can_start():
+                with self._store.on_disk() as file:
+                    report = update_apart(file, root, seed=seed)
             else:
                 report = update_policy(self._store, root, seed=seed)
         self._slot.refresh()

@@ -22,7 +22,21 @@ def test_an_update_sees_the_store_wherever_it_is(
     put(tmp_path / "policy", linear_learner())
     with closing(PolicySlot.open(tmp_path / "policy")) as slot, closing(open_store(where)) as store:
         fill(store, play(linear_learner(), 100, 0, version=1))
-        with closing(Updater(store, slot, where, tmp_path / "policy", every=None, seed=0)) as updater:
+        with closing(Updater(store, slot, tmp_path / "policy", every=None, seed=0)) as updater:
+            assert updater.run().episodes == 80
+
+
+@pytest.mark.parametrize("where", [None, "s.db"])
+def test_asks_do_not_share_the_interpreter_with_an_update(
+    where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not update here: another process does."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "policy", linear_learner())
+    with closing(PolicySlot.open(tmp_path / "policy")) as slot, closing(open_store(where)) as store:
+        fill(store, play(linear_learner(), 100, 0, version=1))
+        monkeypatch.setattr("focalroute.learn.online.update_policy", None)
+        with closing(Updater(store, slot, tmp_path / "policy", every=None, seed=0)) as updater:
             assert updater.run().episodes == 80
 
 
@@ -31,7 +45,7 @@ def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO, "focalroute")
     slot = PolicySlot.open(tmp_path)
     with closing(slot), closing(open_store(None)) as store:
-        updater = Updater(store, slot, None, tmp_path, every=2, seed=None)
+        updater = Updater(store, slot, tmp_path, every=2, seed=None)
         go_on = threading.Event()
         updater._worker.submit(go_on.wait)
         for _ in range(10):

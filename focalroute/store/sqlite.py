@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
 from focalroute.errors import FocalrouteError, StoreError
@@ -78,6 +80,7 @@ class SqliteStore:
         poll_s: float = 0.25,
     ) -> None:
         self._path = None if path is None else Path(path)
+        self._file = None if self._path is None else self._path.absolute()  # the working folder may change
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         self._connection = self._open(durability)
@@ -148,6 +151,21 @@ class SqliteStore:
     def verify(self) -> tuple[str, ...]:
         """See `Store.verify`."""
         return self._read(tables.problems)
+
+    @contextmanager
+    def on_disk(self) -> Iterator[Path]:
+        """A file that holds all of it; of a store in memory a copy, which nobody else may read and which then goes.
+
+        Raises:
+            StoreError: that copy cannot be written.
+        """
+        if self._file is not None and self._file.is_file():
+            yield self._file
+            return
+        with TemporaryDirectory(prefix="focalroute-") as folder:
+            file = Path(folder) / "store.db"
+            self._read(lambda db: _copy(db, file))
+            yield file
 
     def close(self) -> None:
         """See `Store.close`."""
@@ -316,6 +334,11 @@ class SqliteStore:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
         tell(tuple(self._listeners), rows + news)
+
+
+def _copy(db: sqlite3.Connection, file: Path) -> None:
+    with closing(sqlite3.connect(file)) as copy:
+        db.backup(copy)
 
 
 def _code(error: Exception) -> int:

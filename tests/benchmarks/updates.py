@@ -123,14 +123,14 @@ def section() -> harness.Section:
         share = statistics.median(pairs(first))
         targets.append(Target("the same beside torch", "< 1 times", f"{share:.2f} times", share < 1))
     served = []
-    for where, on_disk in (("a file: updates in a process of their own", True), ("memory: on a thread", False)):
+    for where, on_disk in (("a file", True), ("memory", False)):
         found = asyncio.run(beside_serving(on_disk))
         slower = p99(found["beside"]) / p99(found["alone"])
         said = f"{slower:.2f} times"
         targets.append(Target(f"p99 of asks during updates, store in {where}", AIM, said, slower <= 1.5))
         for what, part in (("asks, nothing else", "alone"), ("asks during updates", "beside"), ("an update", "update")):
             seconds = found[part]
-            row_name = f"{what}, store in {where.split(':')[0]}"
+            row_name = f"{what}, store in {where}"
             served.append((row_name, quartiles(seconds), f"{p99(seconds) * 1e3:.1f}", f"{len(seconds):,}"))
     head = ("1,000 decisions, 4 epochs, ms of CPU", "numpy, as shipped", "torch", "numpy, its passes by torch", "ratio")
     tables = (

@@ -62,6 +62,24 @@ def test_durability_is_sqlites_own(tmp_path: Path, durability: str, level: int) 
         assert on_thread(store, lambda db: db.execute("PRAGMA foreign_keys").fetchone()[0]) == 1
 
 
+def test_a_store_in_memory_is_on_disk_while_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole copy that only its owner can read; of a file it is that file, wherever the program works by then."""
+    monkeypatch.chdir(tmp_path)
+    with closing(SqliteStore("s.db")) as store:
+        monkeypatch.chdir(tempfile.gettempdir())
+        with store.on_disk() as file:
+            assert file == tmp_path / "s.db"
+    with closing(SqliteStore()) as store:
+        store.write(answer("a", steps=trajectory()), judge("a"), bill()).result(10)
+        with store.on_disk() as file:
+            assert file.parent.stat().st_mode & 0o077 == 0
+            with closing(SqliteStore(file)) as copy:
+                assert copy.verify() == ()
+                assert [(row.id, said) for row, said in copy.recent(9)] == [("a", (judge("a"),))]
+                assert copy.totals() == store.totals()
+        assert not file.parent.exists()
+
+
 def test_many_may_open_a_fresh_file_at_once(tmp_path: Path) -> None:
     """Whoever makes it first, all of them can use it."""
 
