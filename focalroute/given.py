@@ -42,8 +42,10 @@ def give(
     query: Query, sight: Sight, posterior: NDArray[float64], replies: Sequence[Reply], written: Reply | None
 ) -> Given:
     """What was written, if it was; else what this posterior over the candidates says, the first of equals."""
-    best = int(posterior.argmax())
-    candidate, form, confidence = sight.candidates[best], sight.forms[best], float(posterior[best])
+    masses: list[float] = posterior.tolist()
+    confidence = max(masses)
+    best = masses.index(confidence)
+    candidate, form = sight.candidates[best], sight.forms[best]
     if written is not None and written.ok and written.text is not None:
         read = normal_form(written.text, "text") or ""
         return Given(written.text, written.text, read, SYNTHESIS, confidence, None)
@@ -51,7 +53,7 @@ def give(
     if caller is not None:
         return Given(caller.text or "", candidate, form, kind, confidence, best, caller.tool_calls)
     if isinstance(structure, Structure):
-        fused, election = structure.fuse(sight.forms, posterior.tolist())
+        fused, election = structure.fuse(sight.forms, masses)
         sure = min(election.shares.values(), default=confidence)
         return Given(fused, structure.value(fused), fused, kind, sure, election.candidate, shares=election.shares)
     return Given(candidate, candidate if kind in ("choice", "text") else form, form, kind, confidence, best)

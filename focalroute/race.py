@@ -238,6 +238,7 @@ def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, com
         tool_calls=reading.tool_calls,
         shares=reading.shares,
         samples=reading.samples,
+        form=reading.form,
     )
 
 

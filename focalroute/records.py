@@ -184,6 +184,7 @@ class Reply:
             share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
             reply.
         samples: how many ``shares`` were counted from.
+        form: the normal form of the answer in ``text`` to a free-form question; None where nobody has looked for it.
     """
 
     endpoint: str
@@ -204,6 +205,7 @@ class Reply:
     tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     shares: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
     samples: int = 1
+    form: str | None = field(default=None, repr=False)
     started: float = 0.0
 
     @property

@@ -134,7 +134,7 @@ def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
     """
     if reply.tool_calls:
         return calls_form(reply.tool_calls)
-    return None if reply.text is None else normal_form(reply.text, kind)
+    return reply.form if reply.form is not None or reply.text is None else normal_form(reply.text, kind)
 
 
 def shown(reply: Reply, form: str, kind: AnswerKind | None) -> str:

@@ -18,7 +18,7 @@ _MARKER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OPENING = re.compile(r"(?:[\s*_:\"'`\u201c\u2018]|\$\$|\\[\[(])*")
-_SYMBOLS = "∞∅"  # answers without a letter or a digit
+_WORD = re.compile(r"[^\W_]|[∞∅]")  # the latter are answers without a letter or a digit
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 # "St. Helena" and "J. K. Rowling" do not end a sentence
 _SENTENCE_END = re.compile(
@@ -73,7 +73,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _worded(text: str) -> bool:
-    return any(character.isalnum() or character in _SYMBOLS for character in text)
+    return _WORD.search(text) is not None
 
 
 def _boxed(text: str) -> str | None:

@@ -55,6 +55,7 @@ class Reading:
         tool_calls: the tools it calls, in OpenAI's shape; they are the answer to a free-form question.
         shares: of several samples of a free-form answer, see `Reply`; None: there was one.
         samples: how many they were counted from.
+        form: the normal form of the answer in ``text`` to a free-form question.
     """
 
     text: str
@@ -65,6 +66,7 @@ class Reading:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     shares: tuple[tuple[str, float], ...] | None = None
     samples: int = 1
+    form: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +202,14 @@ def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind
             giving.setdefault(form, []).append(sample)
     if not giving:
         raise _unusable(completion, why)
-    most_first = sorted(giving.values(), key=len, reverse=True)
-    first = most_first[0][0]
+    most_first = sorted(giving, key=lambda form: len(giving[form]), reverse=True)
+    form, first = most_first[0], giving[most_first[0]][0]
     if len(samples) == 1:
-        return Reading(first.text, None, None, "text", first.finish_reason)
-    shares = tuple((same[0].text, len(same) / len(samples)) for same in most_first)
-    return Reading(first.text, None, None, "samples", first.finish_reason, shares=shares, samples=len(samples))
+        return Reading(first.text, None, None, "text", first.finish_reason, form=form)
+    shares = tuple((giving[one][0].text, len(giving[one]) / len(samples)) for one in most_first)
+    return Reading(
+        first.text, None, None, "samples", first.finish_reason, shares=shares, samples=len(samples), form=form
+    )
 
 
 def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader: Reader) -> Reading:

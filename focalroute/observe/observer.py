@@ -215,9 +215,9 @@ class Observer:
         agreement = Agreement(reader) if query.open else None
         return Sight(query, self._read(), self._index, features, similar, corrections, self.embedder, agreement)
 
-    def expected_cost(self) -> F64:
-        """Expected USD of one call, (N,); NaN where neither a price nor a cost is known."""
-        return np.array([np.nan if cost is None else cost for cost in self._read().expected_cost])
+    def expected_cost(self) -> tuple[float | None, ...]:
+        """Expected USD of one call to each endpoint; None where neither a price nor a cost is known."""
+        return tuple(self._read().expected_cost)
 
     def order(self) -> tuple[int, ...]:
         """Endpoint indices, cheapest first, unknown cost last, then by name: the order of a decider's heads."""

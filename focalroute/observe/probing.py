@@ -94,11 +94,12 @@ class Probing:
 
     def _prices(self) -> tuple[list[Cost], int]:
         """What a probe of each is expected to cost, and in which field of it the account is kept."""
-        usd = self._observer.expected_cost()
-        least = float(usd.mean()) * _CHEAPEST
-        if not least > 0:  # unknown (NaN), or all of them are free
-            return [Cost(0.0, 1.0)] * len(usd), 1
-        return [Cost(max(cost, least), 1.0) for cost in usd.tolist()], 0
+        costs = self._observer.expected_cost()
+        usd = [cost for cost in costs if cost is not None]
+        least = sum(usd) / len(costs) * _CHEAPEST
+        if len(usd) < len(costs) or not least:  # unknown, or all of them are free
+            return [Cost(0.0, 1.0)] * len(costs), 1
+        return [Cost(max(cost, least), 1.0) for cost in usd], 0
 
     def _choose(self, candidates: Collection[int], prices: list[Cost], unit: int) -> int | None:
         seen = self._observer.seen()

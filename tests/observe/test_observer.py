@@ -105,13 +105,13 @@ def test_an_inferred_value_counts_towards_accuracy_as_the_fraction_it_is() -> No
 
 def test_expected_cost_starts_at_the_listed_price_and_moves_to_what_was_paid() -> None:
     observer = Observer(("a", "b", "c"), [0.01, None, None])
-    assert observer.expected_cost()[0] == pytest.approx(0.01)
-    assert np.isnan(observer.expected_cost()[1:]).all()
+    assert observer.expected_cost() == (0.01, None, None)
     learned(observer, "a", 1.0, 15, usd="0.002")
     learned(observer, "b", 1.0, 2, usd="0.001")
     scale = (5 * 0.01 + 15 * 0.002) / (5 * 0.01 + 15 * 0.01)  # calls cost so much of their price
-    assert observer.expected_cost()[:2] == pytest.approx([(5 * 0.01 * scale + 15 * 0.002) / 20, 0.001])
-    assert np.isnan(observer.expected_cost()[2])
+    *known, unknown = observer.expected_cost()
+    assert known == pytest.approx([(5 * 0.01 * scale + 15 * 0.002) / 20, 0.001])
+    assert unknown is None
 
 
 def test_order_is_cheapest_first_unknown_last_then_by_name() -> None:
