@@ -146,6 +146,10 @@ def train(
     backend: Annotated[Literal["numpy", "torch"], typer.Option(help="What runs the networks.")] = "numpy",
     device: Annotated[str | None, typer.Option(help="Where torch computes, such as cuda.")] = None,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policy see the log's tasks.")] = False,
+    split: Annotated[
+        Literal["stream", "per-task"],
+        typer.Option(help="What is to come: a stream that goes on as the log does, or the log's tasks again."),
+    ] = "stream",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
     engine: _Engine = "local",
     as_json: Annotated[bool, typer.Option("--json", help="Print how it went as JSON.")] = False,
@@ -166,6 +170,7 @@ def train(
         backend=backend,
         device=device,
         show_task=show_task,
+        split=split,
         resume=resume,
         engine=engine,
         as_json=as_json,

@@ -11,7 +11,8 @@ from focalroute.engine import open_engine
 from focalroute.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.replay import FeedbackKind
-from focalroute.evaluate.report import SplitKind, evaluate, show
+from focalroute.evaluate.report import evaluate, show
+from focalroute.evaluate.table import SplitKind
 from focalroute.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.page.page import check_extra, html
 from focalroute.policy.command import named

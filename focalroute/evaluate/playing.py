@@ -43,6 +43,7 @@ class Stage:
     Attributes:
         first: what may be learned from, with the first seed.
         seeds: of everything random.
+        rows: the training part in the order to learn from it.
         warm: see `Served`; ``explore`` likewise.
         presets: the papers' own methods, by name.
     """
@@ -52,6 +53,7 @@ class Stage:
     first: Training
     seeds: range
     settings: OfflineSettings
+    rows: I64
     warm: I64
     explore: bool
     presets: Mapping[str, Callable[[Training], Strategy]]
@@ -110,7 +112,7 @@ def _train(stage: Stage, seed: int, tell: Advance) -> Policy:
     with gathered(tell) as advance:
         return trained(
             stage.table,
-            stage.parts.train,
+            stage.rows,
             seed=seed,
             settings=stage.settings,
             show_task=stage.first.show_task,

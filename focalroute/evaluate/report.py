@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from focalroute.config import load_pool
 from focalroute.embedders import TextEmbedder, embedder_of
@@ -22,16 +22,15 @@ from focalroute.evaluate.presets.catalogue import presets as find_presets
 from focalroute.evaluate.recording import with_embedder
 from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.replayed import Replayed
-from focalroute.evaluate.table import Split, join, split
+from focalroute.evaluate.table import Split, SplitKind, join, learning_order, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.progress import progress_bar
 
-__all__ = ["Method", "Report", "SplitKind", "evaluate", "named", "show"]
+__all__ = ["Method", "Report", "evaluate", "named", "show"]
 
-SplitKind = Literal["stream", "per-task"]
 _OURS = "focalroute"
 _PIPED_WIDTH = 150
 _SHOWN = 0.2
@@ -148,6 +147,7 @@ def evaluate(
         table = with_embedder(table, embedder, shown=progress)
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
     first = Training(table, parts.train, seed, feedback, show_task)
+    rows = learning_order(table, parts.train, split_by)
     cold = policy is not None and not policy.version
     stage = Stage(
         table,
@@ -155,7 +155,8 @@ def evaluate(
         first,
         range(seed, seed + seeds),
         settings or OfflineSettings(),
-        warm=parts.train if cold else parts.train[-_WARM:],
+        rows,
+        warm=parts.train if cold else rows[-_WARM:],
         explore=cold,
         presets=published,
     )

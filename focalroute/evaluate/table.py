@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,12 @@ from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
 from focalroute.records import Query
 
-__all__ = ["F64", "I64", "Split", "Table", "join", "split"]
+__all__ = ["F64", "I64", "Split", "SplitKind", "Table", "join", "learning_order", "split"]
+
+#: How a log is cut: once, or every task of it, which then come again.
+SplitKind = Literal["stream", "per-task"]
+
+_ROUNDS = 5  # the last of which is the validation part
 
 #: Values and USD.
 F64 = NDArray[np.float64]
@@ -140,6 +146,26 @@ def split(table: Table, *, per_task: bool, fraction: float) -> Split:
     if not train or not test:
         raise ConfigError(f"train_fraction: {fraction} leaves {len(train)} queries to train on and {len(test)} to test")
     return Split(np.array(sorted(train)), np.array(test))
+
+
+def learning_order(table: Table, rows: I64, split: SplitKind) -> I64:
+    """These rows in the order to learn from them, which should be as what they are to prepare for.
+
+    Of a stream they are as they came. Where the same tasks come again they are five rounds, with a fifth of each task
+    in each: task by task, everything would always be new, and the last part, which is chosen by, another task.
+
+    Raises:
+        ConfigError: there is no such split.
+    """
+    if split == "stream":
+        return rows
+    if split != "per-task":
+        raise ConfigError(f"split: stream or per-task, not {split!r}")
+    tasks: dict[str | None, list[int]] = {}
+    for row in rows.tolist():
+        tasks.setdefault(table.queries[row].task, []).append(row)
+    parts = [np.array_split(np.array(task), _ROUNDS) for task in tasks.values()]
+    return np.concatenate([np.sort(np.concatenate(part)) for part in zip(*parts, strict=True)]).astype(np.int64)
 
 
 def _usd(output: Output, endpoint: Endpoint, where: str) -> float:

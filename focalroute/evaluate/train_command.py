@@ -16,7 +16,7 @@ from focalroute.engine import open_engine, shares_files
 from focalroute.errors import ConfigError
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import Course, best_of, course, discard, publish_trained, train_each, with_embedder
-from focalroute.evaluate.table import join
+from focalroute.evaluate.table import SplitKind, join, learning_order
 from focalroute.learn.offline import OfflineSettings, Point, Trained
 from focalroute.learn.passes import Backend, Passes, passes
 from focalroute.progress import progress_bar
@@ -59,6 +59,7 @@ def train_command(
     backend: str = "numpy",
     device: str | None = None,
     show_task: bool = False,
+    split: SplitKind = "stream",
     resume: bool = False,
     engine: str = "local",
     as_json: bool = False,
@@ -75,6 +76,7 @@ def train_command(
         iterations: of the policy gradient; None: the default.
         backend: see `focalroute.learn.passes.passes`; ``device`` likewise.
         show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
+        split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
         resume: go on from what an earlier, killed process kept.
         engine: see `focalroute.engine.open_engine`; logs and seeds are its jobs.
         as_json: print JSON: an object, or of several logs a list.
@@ -95,7 +97,17 @@ def train_command(
         raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
     with open_engine(engine) as opened:
         given = [
-            _read(log, pool, folder, settings=settings, passes=computes, show_task=show_task, shown=not as_json, **kept)
+            _read(
+                log,
+                pool,
+                folder,
+                split,
+                settings=settings,
+                passes=computes,
+                show_task=show_task,
+                shown=not as_json,
+                **kept,
+            )
             for log, pool, folder in zip(logs, _each(pools, logs), _folders(out, logs), strict=True)
         ]
         steps = len(given) * seeds * settings.steps
@@ -132,6 +144,7 @@ def _read(
     log: Path,
     pool: Path,
     out: Path,
+    split: SplitKind,
     *,
     settings: OfflineSettings,
     passes: Passes,
@@ -145,17 +158,17 @@ def _read(
     embedder = embedder_of(file, pool)
     if embedder is not None:
         table = with_embedder(table, embedder, shown=shown)
-    size = len(table.queries)
+    rows = np.arange(len(table.queries))
     taken = course(
         table,
-        np.arange(size),
+        learning_order(table, rows, split),
         settings=settings,
         passes=passes,
         show_task=show_task,
         folder=out.absolute() if keep else None,
         resume=resume,
     )
-    return _Log(taken, out, size)
+    return _Log(taken, out, len(rows))
 
 
 def _publish(one: _Log, trained: Sequence[Trained]) -> dict[str, Any]:

@@ -10,9 +10,12 @@ When queries get harder everybody is right less often, and nobody changed. So a 
 hypothesis that the endpoint went along with the other members of the same queries: that its log-odds moved as theirs
 (the model without a three-way interaction; Bishop, Fienberg and Holland 1975, Discrete Multivariate Analysis, 3.5).
 
-Measured on synthetic outcomes without peers (`python -m tests.benchmarks.drift detector`): at a constant share right
-one false alarm in 5,600 outcomes of one endpoint at .5, in 10,000 at .7 and in 50,000 at .9; a drop from .7 to .4 after
-200 outcomes is found after a median of 43 outcomes, a rise from .4 to .7 after 42.
+Nor did it change where it is only asked about something else. So what an `Observer` takes for a change must be as
+surprising to its memory of texts, too (`focalroute.observe.memory.Memory.surprise`).
+
+Measured on synthetic outcomes without peers or texts (`python -m tests.benchmarks.drift detector`): at a constant share
+right one false alarm in 5,600 outcomes of one endpoint at .5, in 10,000 at .7 and in 50,000 at .9; a drop from .7 to .4
+after 200 outcomes is found after a median of 43 outcomes, a rise from .4 to .7 after 42.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Change", "Detector"]
+__all__ = ["THRESHOLD", "Change", "Detector"]
 
-_THRESHOLD = 8.0  # nats
+#: What a change must gain, nats.
+THRESHOLD = 8.0
+
 _BLOCKS = 3  # of one size
 _SIZES = 9  # of blocks: 1 to 256 outcomes, so that the last 1,000 or more are remembered
 _LEAST = 8  # outcomes on either side of a cut
@@ -90,12 +95,12 @@ class Detector:
         older = every - newer
         allowed = (newer[:, 0] >= _LEAST) & (older[:, 0] >= _LEAST)
         gain = np.where(allowed, _fit(newer) + _fit(older) - _fit(every), 0.0)
-        if not len(gain) or gain.max() < _THRESHOLD:
+        if not len(gain) or gain.max() < THRESHOLD:
             return None
         if every[2]:
             gain = np.minimum(gain, _gain_over_common(older, newer))
         best = int(gain.argmax())
-        if gain[best] < _THRESHOLD:
+        if gain[best] < THRESHOLD:
             return None
         (since, right), (size, was_right) = newer[best, :2].tolist(), older[best, :2].tolist()
         self._keep(since)

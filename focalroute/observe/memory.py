@@ -14,6 +14,7 @@ oldest are those that may come back. What an endpoint was like before it changed
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -33,6 +34,7 @@ SHRINK = 0.1
 _LEAST = 1e-6
 _PRIOR = 10.0
 _SOME = 64  # queries whose sums of weights tell the typical one
+_UNSURE = 0.05  # least variance of an outcome: nobody is sure to be right
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
 
 
@@ -135,6 +137,25 @@ class Memory:
         estimate = shrunk(sums[: self._n], sums[self._n :], mean, max(SHRINK * self._typical, _LEAST))
         centred: list[float] = (estimate - estimate.mean()).tolist()
         return centred
+
+    def surprise(self, endpoint: int, newest: int) -> float:
+        """How surprising its ``newest`` latest known outcomes are, if it is as it was before on such texts; nats.
+
+        z^2 / 2, with z the standardised difference of how often it was right to how often what is remembered from
+        before lets expect. Infinite where nothing is.
+        """
+        latest_first = (-self._number[: self._size]).argsort()
+        known = latest_first[self._known[latest_first, self._n + endpoint] > 0]
+        new, old = known[:newest], known[newest:]
+        if not len(new) or not len(old):
+            return math.inf
+        weights = kernel(self._vectors[new] @ self._vectors[old].T)
+        right, total = self._known[old, endpoint], weights.sum(axis=1)
+        strength = SHRINK * max(float(np.median(total)), _LEAST)
+        expected = shrunk(weights @ right, total, np.mean(right), strength)
+        variance = np.maximum(expected * (1 - expected), _UNSURE).sum()
+        beyond = self._known[new, endpoint].sum() - expected.sum()
+        return float(beyond**2 / variance / 2)
 
     def _clear(self, width: int) -> None:
         rows = CAPACITY if width else 0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from focalroute.errors import ConfigError
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.calibration import Book
-from focalroute.observe.drift import Change, Detector
+from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.focal import Bits, both_asked, pair_focal
@@ -171,10 +171,14 @@ class Observer:
         for name in [name for name in known if name not in before]:
             detector = self._detectors.setdefault(name, Detector())
             change = detector.push(known[name], len(known) - 1, sum(known.values()) - known[name])
-            if change is not None:
+            if change is not None and self._surprising(name, change):
                 changes[name] = self._changes[name] = change._replace(at=at)
                 self._forget(name, change.since)
         return changes
+
+    def _surprising(self, name: str, change: Change) -> bool:
+        """Whether its texts do not explain it."""
+        return name not in self._index or self._memory.surprise(self._index[name], change.since) >= THRESHOLD
 
     def _forget(self, name: str, newest: int) -> None:
         """All that was known of an endpoint before its newest outcomes, its long run included, is of another one."""

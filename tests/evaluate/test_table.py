@@ -10,7 +10,7 @@ import pytest
 from focalroute.config import load_pool
 from focalroute.errors import ConfigError
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.table import join, split
+from focalroute.evaluate.table import join, learning_order, split
 from tests.evaluate.logs import closed, output, stream, table_of, write_log
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
@@ -74,3 +74,15 @@ def test_a_stream_is_cut_once_and_tasks_are_cut_each(tmp_path: Path) -> None:
     assert split(lopsided, per_task=True, fraction=0.5).train.tolist() == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="train_fraction"):
         split(table, per_task=False, fraction=0.01)
+
+
+def test_tasks_that_come_again_are_learned_in_rounds(tmp_path: Path) -> None:
+    """Each round has a fifth of each task, in the order of the log; a stream is learned as it came."""
+    lines = [closed(n, {"a": 0}, task="law" if n < 10 else "physics") for n in range(15)]
+    table, rows = table_of(tmp_path, lines, PRICES), np.arange(15)
+    assert learning_order(table, rows, "stream").tolist() == rows.tolist()
+    rounds = [0, 1, 10, 2, 3, 11, 4, 5, 12, 6, 7, 13, 8, 9, 14]
+    assert learning_order(table, rows, "per-task").tolist() == rounds
+    assert learning_order(table, rows[8:12], "per-task").tolist() == [8, 10, 9, 11]
+    with pytest.raises(ConfigError, match="split: stream or per-task, not 'both'"):
+        learning_order(table, rows, "both")  # type: ignore[arg-type]

@@ -117,3 +117,23 @@ def test_tasks_are_learned_only_where_they_are_shown(
     assert experience is not None
     expected: set[str | None] = {None, "law", "physics"} if show_task else {None}
     assert set(experience.book) == expected
+
+
+def test_the_tasks_of_a_log_can_be_learned_as_what_comes_again(
+    given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose validation part is then the last of each task."""
+    lines = [json.loads(line) for line in given[0].read_text().splitlines()]
+    for n, line in enumerate(lines):
+        line["task"] = "hard" if n < 40 else "easy"
+        line["outputs"] = {
+            name: {**said, "answer": None if n < 40 else line["label"]} for name, said in line["outputs"].items()
+        }
+    log = write_log(tmp_path / "log.jsonl", lines)
+    for split, right in (("stream", 1.0), ("per-task", 4 / 12)):
+        out = tmp_path / split
+        train_command([log], [given[1]], out, iterations=1, split=split, as_json=True)  # type: ignore[arg-type]
+        (seed,) = json.loads(capsys.readouterr().out)["seeds"]
+        assert [point["accuracy"] for point in seed["curve"]] == pytest.approx([right] * len(seed["curve"]))
+    with pytest.raises(ConfigError, match="split: stream or per-task"):
+        train_command([log], [given[1]], tmp_path / "out", split="both")  # type: ignore[arg-type]

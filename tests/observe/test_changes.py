@@ -8,6 +8,7 @@ import pytest
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.experience import Experience
+from focalroute.observe.features import text_features
 from focalroute.observe.memory import Memory
 from focalroute.records import HASHED, Member, Outcome
 
@@ -98,3 +99,18 @@ def test_a_change_of_an_endpoint_that_is_not_in_the_pool_concerns_nobody() -> No
     assert learned(observer, 20, "after", gone=0.0)
     assert not observer.unsettled
     assert observer.changes() == (None,) * 3
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_topic_that_comes_back_is_no_change(told: bool) -> None:
+    """Of an endpoint that is poor at one topic, and asked about two by turns; without texts it looks like one."""
+    observer, changes = Observer(NAMES, [None] * 3), list[Change]()
+    topics = {"algebra: solve for x": 0.2, "history: who reigned then": 0.9}
+    for n in range(360):
+        topic, right = list(topics.items())[n % 2 if n < 120 else n // 60 % 2]
+        features = text_features(f"{topic}, number {n}") if told else None
+        outcome = Outcome(
+            str(n), {"a": Member(1, 0, 5, 0.1, None)}, {"a": float(n * 7 % 10 < 10 * right)}, features=features
+        )
+        changes += observer.learn(outcome).values()
+    assert bool(changes) is not told

@@ -193,3 +193,21 @@ def test_it_takes_no_more_room_than_its_capacity() -> None:
     assert len(memory) == CAPACITY
     assert memory._vectors.shape == (CAPACITY, 2)
     assert memory._sums.tolist() == [memory._known[:, 0].sum(), CAPACITY]
+
+
+def test_outcomes_surprise_where_what_is_remembered_of_such_texts_was_otherwise() -> None:
+    """Right on X and wrong on Y before: then half right on Y is a surprise, and wrong is none."""
+    memory = Memory(2)
+    for n in range(40):
+        memory.add(f"x {n}", X, [1.0, UNKNOWN])
+        memory.add(f"y {n}", Y, [0.0, UNKNOWN])
+    for n in range(10):
+        memory.add(f"wrong {n}", Y, [0.0, UNKNOWN])
+    assert memory.surprise(0, 10) < 0.5
+    for n in range(10):
+        memory.add(f"half {n}", Y, [float(n % 2), UNKNOWN])
+    expected = SHRINK * 50 * 40 / 90 / (50 + SHRINK * 50)  # 50 on Y, the mean of all 90 with a tenth of their weight
+    variance = 10 * max(expected * (1 - expected), 0.05)
+    assert memory.surprise(0, 10) == pytest.approx((5 - 10 * expected) ** 2 / variance / 2, rel=1e-5)
+    assert memory.surprise(0, 100) == memory.surprise(1, 5) == math.inf
+    assert Memory(1).surprise(0, 5) == math.inf
