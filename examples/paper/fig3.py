@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, options, show
+from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, options, rl_focal_name, show
 from focalroute.evaluate.presets.agents import Step
 from focalroute.evaluate.presets.diversities import METRICS
 from focalroute.evaluate.presets.recorded import recorded
@@ -42,7 +42,7 @@ def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[Play
         curve = np.array([part.mean() for part in np.array_split(right, _POINTS)])
         return {"worth": played.worth, "usd": played.usd, "asked": played.asked, "curve": curve}
 
-    found = benchmark.options.kept(f"{benchmark.key(seed, metrics=metrics)}-watched", watched)
+    found = benchmark.options.kept(f"{benchmark.name}/{rl_focal_name(metrics=metrics)}/{seed}-watched", watched)
     return Played(found["worth"], found["usd"], found["asked"]), found["curve"]
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from examples.paper.common import Benchmark, benchmarks, cost, mean_se, members, options, show
-from focalroute.evaluate.presets.recorded import recorded
-from focalroute.evaluate.presets.rl_focal import RlFocal, train
+from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.replay import Played, play
 
 _BASE = 8
@@ -24,12 +23,10 @@ _COPIES = (1, 2, 4, 8)
 
 def timed(benchmark: Benchmark, seed: int) -> dict[str, NDArray[Any]]:
     """One run, and the seconds of CPU that its training took."""
-    settings, training = benchmark.options.rl_focal(), benchmark.training(seed)
-    data = recorded(training)
     began = time.process_time()
-    agents = train(data, settings, seed)
+    strategy = rl_focal(benchmark.training(seed), benchmark.options.rl_focal())
     seconds = time.process_time() - began
-    played = play(RlFocal(agents, data, training, settings), benchmark.table, benchmark.parts.test)
+    played = play(strategy, benchmark.table, benchmark.parts.test)
     return {"worth": played.worth, "usd": played.usd, "asked": played.asked, "seconds": np.array(seconds)}
 
 
