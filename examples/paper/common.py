@@ -46,6 +46,7 @@ __all__ = [
     "parser_of",
     "rl_focal_name",
     "show",
+    "two_scales",
     "with_outputs",
 ]
 
@@ -340,3 +341,17 @@ def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
             asked.figures.mkdir(parents=True, exist_ok=True)
             drawn.savefig(asked.figures / f"{name}.svg", dpi=75, metadata={"Date": None})
         pyplot.close(drawn)
+
+
+def two_scales(
+    axes: Axes, name: str, played: Mapping[float, Sequence[Played]], others: Sequence[float], label: str
+) -> None:
+    """Accuracy, and dashed something else from 0 up, over values that are evenly spaced."""
+    at = range(len(played))
+    axes.plot(at, [100 * np.mean([run.worth.mean() for run in runs]) for runs in played.values()], "o-")
+    axes.set(xlabel=name, ylabel="right, %")
+    axes.set_xticks(at, [f"{value:g}" for value in played])
+    other = axes.twinx()
+    other.plot(at, others, "s--", color="tab:orange")
+    other.set_ylim(bottom=0)
+    other.set_ylabel(f"{label} (dashed)")
