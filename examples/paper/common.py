@@ -253,7 +253,7 @@ def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
     """Those of the names whose log there is; when it is to be quick, a small generated one instead of them all."""
     if asked.quick:
         with tempfile.TemporaryDirectory() as folder:
-            table = biased_log(0, Path(folder), shape=_QUICK)
+            table = biased_log(0, Path(folder), _QUICK)
         yield Benchmark("quick*", table, split(table, per_task=False, fraction=0.6), asked)
         return
     for name in asked.only or names:
@@ -269,7 +269,7 @@ def _table(name: str, data: Path) -> Table | None:
         if name == _SIMULATED:
             return simulated_log(0, Path(folder))
         if name in _GENERATED:
-            return biased_log(0, Path(folder), shape=_GENERATED[name])
+            return biased_log(0, Path(folder), _GENERATED[name])
     file, task = _RECORDED[name]
     log = data / f"{file}.jsonl.gz"
     if not log.exists():
