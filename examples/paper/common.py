@@ -46,6 +46,7 @@ __all__ = [
     "parser_of",
     "rl_focal_name",
     "show",
+    "spread",
     "two_scales",
     "with_outputs",
 ]
@@ -297,10 +298,15 @@ def with_outputs(table: Table, changed: Callable[[LoggedQuery], Mapping[str, Out
 
 def mean_se(values: Sequence[float], scale: float = 100, digits: int = 2) -> str:
     """Mean and standard error of some runs, in percent."""
-    mean = scale * statistics.fmean(values)
-    if len(values) == 1:
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ± {scale * statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+    mean, error = spread(values)
+    said = f"{scale * mean:.{digits}f}"
+    return said if len(values) == 1 else f"{said} ± {scale * error:.{digits}f}"
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard error of some runs; of one the error is 0."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return statistics.fmean(values), error
 
 
 def accuracy(runs: Sequence[Played]) -> str:
@@ -346,12 +352,13 @@ def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
 def two_scales(
     axes: Axes, name: str, played: Mapping[float, Sequence[Played]], others: Sequence[float], label: str
 ) -> None:
-    """Accuracy, and dashed something else from 0 up, over values that are evenly spaced."""
+    """Accuracy with its standard error, and dashed something else from 0 up, over values that are evenly spaced."""
     at = range(len(played))
-    axes.plot(at, [100 * np.mean([run.worth.mean() for run in runs]) for runs in played.values()], "o-")
+    right, errors = zip(*(spread([100 * run.worth.mean() for run in runs]) for runs in played.values()), strict=True)
+    axes.errorbar(at, right, errors, fmt="o-", capsize=2)
     axes.set(xlabel=name, ylabel="right, %")
     axes.set_xticks(at, [f"{value:g}" for value in played])
     other = axes.twinx()
     other.plot(at, others, "s--", color="tab:orange")
-    other.set_ylim(bottom=0)
+    other.set_ylim(0, 1.2 * max(others))
     other.set_ylabel(f"{label} (dashed)")
