@@ -61,7 +61,7 @@ def main() -> None:
             passes = asked.rl_focal().passes
             for name in _CURVES:
                 curve = np.mean([learned for _, learned in found[name]], axis=0)
-                each = curve.reshape(passes, -1).mean(axis=1)  # within a pass tasks of unequal difficulty follow each other
+                each = curve.reshape(passes, -1).mean(axis=1)  # tasks of unequal difficulty follow each other
                 left.plot(range(1, passes + 1), 100 * each, marker=".", label=name, lw=1)
             left.axvline((1 + passes) / 2, color="grey", lw=0.7, ls=":")
             left.set(xlabel="pass over the training part", ylabel="right while training, %", title=benchmark.name)
