@@ -11,23 +11,31 @@ Labels go on being told, so that whoever learns as it goes can notice.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from examples.paper.common import Benchmark, benchmarks, mean_se, options, show, with_outputs
 from focalroute.evaluate.lineup import BASELINES
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.evaluate.presets.rl_focal import rl_focal
-from focalroute.evaluate.replay import play
+from focalroute.evaluate.replay import Played, play
 from focalroute.evaluate.table import Table
 
 SHARES = (0.0, 0.1, 0.3, 0.5, 1.0)
 _WAYS = ("best-single-train", "plurality", "log-linear-online")
 _TARGET = 0.5
+_OURS = f"focalroute @ {_TARGET:g}"
+#: What takes long to train -> how it is left out.
+_LONG = {"rl-focal": "rl-focal", _OURS: "default"}
+_KINDS = ("noisy", "adversarial")
 
 
+@lru_cache(len(_KINDS) * len(SHARES))
 def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> Table:
     """The log with this share of the test queries changed."""
     table, rng = benchmark.table, np.random.default_rng(seed)
@@ -64,27 +72,40 @@ def _moved(output: Output, to: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Ou
     return replace(output, answer=answer, probabilities=tuple(mass.tolist()))
 
 
+def player(benchmark: Benchmark, name: str, seed: int) -> Callable[[Table], Played]:
+    """What plays the test part of any log as it was trained on the benchmark's own."""
+    if name == _OURS:
+        return partial(benchmark.served, seed, _TARGET)
+    training = benchmark.training(seed)
+    trained = rl_focal(training, benchmark.options.rl_focal()) if name == "rl-focal" else BASELINES[name](training)
+    return lambda table: play(copy.deepcopy(trained), table, benchmark.parts.test)
+
+
+def accuracies(benchmark: Benchmark, name: str, seed: int, shares: Sequence[float]) -> dict[str, NDArray[Any]]:
+    """Kind -> accuracy at each share."""
+    played = player(benchmark, name, seed)
+    return {
+        kind: np.array([played(perturbed(benchmark, kind, share, seed)).worth.mean() for share in shares])
+        for kind in _KINDS
+    }
+
+
 def main() -> None:
     """Train, perturb, play and print."""
     asked = options(__doc__ or "")
     shares = SHARES[::4] if asked.quick else SHARES
+    ways = [*_WAYS, *(name for name, long in _LONG.items() if long not in asked.without)]
     for benchmark in benchmarks(["MUSR*", "MMLU-Pro"], asked):
-        test = benchmark.parts.test
-        found: dict[str, dict[tuple[str, float], list[float]]] = {}
+        found: dict[str, list[Mapping[str, NDArray[Any]]]] = {name: [] for name in ways}
         for seed in range(asked.seeds):
-            trained = {name: BASELINES[name](benchmark.training(seed)) for name in _WAYS}
-            if "rl-focal" not in asked.without:
-                trained["rl-focal"] = rl_focal(benchmark.training(seed), asked.rl_focal())
-            for kind in ("noisy", "adversarial"):
-                for share in shares:
-                    table = perturbed(benchmark, kind, share, seed)
-                    runs = {name: play(copy.deepcopy(one), table, test) for name, one in trained.items()}
-                    if "default" not in asked.without:
-                        runs[f"focalroute @ {_TARGET:g}"] = benchmark.served(seed, _TARGET, table)
-                    for name, run in runs.items():
-                        found.setdefault(name, {}).setdefault((kind, share), []).append(float(run.worth.mean()))
-        for kind in ("noisy", "adversarial"):
-            rows = [[name, *(mean_se(cells[kind, share]) for share in shares)] for name, cells in found.items()]
+            for name in ways:
+                key = f"{benchmark.name}/{name}, perturbed/{seed}"
+                found[name].append(asked.kept(key, partial(accuracies, benchmark, name, seed, shares)))
+        for kind in _KINDS:
+            rows = [
+                [name, *(mean_se([run[kind][n] for run in runs]) for n in range(len(shares)))]
+                for name, runs in found.items()
+            ]
             show(f"{benchmark.name}, {kind}: accuracy %", ["share of queries", *map(str, shares)], rows)
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from examples.paper.generated import BBH, GPQA, MUSR, Shape, biased_log, simulated_log
 from focalroute.config import PoolFile, load_pool
@@ -24,7 +23,7 @@ from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.presets.agents import Agents, Settings
 from focalroute.evaluate.presets.catalogue import PRESETS
 from focalroute.evaluate.presets.recorded import recorded
-from focalroute.evaluate.presets.rl_focal import RlFocal, train
+from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
 from focalroute.evaluate.replay import Played, Strategy, play
 from focalroute.evaluate.table import Split, Table, join, split
 from focalroute.evaluate.training import Training
@@ -45,7 +44,10 @@ __all__ = [
     "members",
     "options",
     "parser_of",
+    "rl_focal_name",
     "show",
+    "spread",
+    "two_scales",
     "with_outputs",
 ]
 
@@ -190,30 +192,23 @@ class Benchmark:
         alike = name in BASELINES and name not in BY_CHANCE
         return [self.run(name, seed) for seed in range(1 if alike else self.options.seeds)]
 
-    def key(self, seed: int, **changed: Any) -> str:
-        """What such a run of RL-Focal is kept as: under the same name where a change is none."""
-        published = Settings()
-        said = [f"{name}={value}" for name, value in changed.items() if value != getattr(published, name)]
-        return f"{self.name}/{' '.join(['rl-focal as published', *said])}/{seed}"
-
     def rl_focal(self, **changed: Any) -> list[Played]:
         """RL-Focal as published but for what is changed: pools are drawn, in service too, and it goes on learning."""
         settings = self.options.rl_focal(**changed)
-        return [
-            self.options.played(
-                self.key(seed, **changed), partial(self._play, partial(self._trained_rl_focal, seed, settings))
-            )
-            for seed in range(self.options.seeds)
-        ]
 
-    def _trained_rl_focal(self, seed: int, settings: Settings) -> RlFocal:
-        training = self.training(seed)
-        agents = _agents(self, seed, replace(settings, sample=True))
-        return RlFocal(agents, recorded(training), training, settings)
+        def make(training: Training) -> RlFocal:
+            agents = _agents(self, training.seed, replace(settings, sample=True))
+            return RlFocal(agents, recorded(training), training, settings)
+
+        return [self.once(rl_focal_name(**changed), make, seed) for seed in range(self.options.seeds)]
 
     def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> Played:
         """Any strategy on the test part; ``name`` is what it is kept as."""
-        return self.options.played(f"{self.name}/{name}/{seed}", lambda: self._play(lambda: make(self.training(seed))))
+
+        def run() -> Played:
+            return play(make(self.training(seed)), self.table, self.parts.test)
+
+        return self.options.played(f"{self.name}/{name}/{seed}", run)
 
     def ours(self, target: float) -> list[Played]:
         """focalroute as it is: trained on the training part, then served at a cost ratio to hold."""
@@ -235,15 +230,18 @@ class Benchmark:
         )
         return served.run(target).played
 
-    def _play(self, make: Callable[[], Strategy]) -> Played:
-        return play(make(), self.table, self.parts.test)
+
+def rl_focal_name(**changed: Any) -> str:
+    """What RL-Focal is kept as: the same where a change is none."""
+    published = Settings()
+    said = [f"{name}={value}" for name, value in changed.items() if value != getattr(published, name)]
+    return " ".join(["rl-focal as published", *said])
 
 
 @cache
 def _agents(benchmark: Benchmark, seed: int, settings: Settings) -> Agents:
     """RL-Focal's networks, which do not depend on whether pools are drawn in service, too."""
-    with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
-        return train(recorded(benchmark.training(seed)), settings, seed)
+    return rl_focal(benchmark.training(seed), settings).agents
 
 
 @cache
@@ -256,7 +254,7 @@ def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
     """Those of the names whose log there is; when it is to be quick, a small generated one instead of them all."""
     if asked.quick:
         with tempfile.TemporaryDirectory() as folder:
-            table = biased_log(0, Path(folder), shape=_QUICK)
+            table = biased_log(0, Path(folder), _QUICK)
         yield Benchmark("quick*", table, split(table, per_task=False, fraction=0.6), asked)
         return
     for name in asked.only or names:
@@ -272,7 +270,7 @@ def _table(name: str, data: Path) -> Table | None:
         if name == _SIMULATED:
             return simulated_log(0, Path(folder))
         if name in _GENERATED:
-            return biased_log(0, Path(folder), shape=_GENERATED[name])
+            return biased_log(0, Path(folder), _GENERATED[name])
     file, task = _RECORDED[name]
     log = data / f"{file}.jsonl.gz"
     if not log.exists():
@@ -300,10 +298,15 @@ def with_outputs(table: Table, changed: Callable[[LoggedQuery], Mapping[str, Out
 
 def mean_se(values: Sequence[float], scale: float = 100, digits: int = 2) -> str:
     """Mean and standard error of some runs, in percent."""
-    mean = scale * statistics.fmean(values)
-    if len(values) == 1:
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ± {scale * statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+    mean, error = spread(values)
+    said = f"{scale * mean:.{digits}f}"
+    return said if len(values) == 1 else f"{said} ± {scale * error:.{digits}f}"
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard error of some runs; of one the error is 0."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return statistics.fmean(values), error
 
 
 def accuracy(runs: Sequence[Played]) -> str:
@@ -344,3 +347,18 @@ def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
             asked.figures.mkdir(parents=True, exist_ok=True)
             drawn.savefig(asked.figures / f"{name}.svg", dpi=75, metadata={"Date": None})
         pyplot.close(drawn)
+
+
+def two_scales(
+    axes: Axes, name: str, played: Mapping[float, Sequence[Played]], others: Sequence[float], label: str
+) -> None:
+    """Accuracy with its standard error, and dashed something else from 0 up, over values that are evenly spaced."""
+    at = range(len(played))
+    right, errors = zip(*(spread([100 * run.worth.mean() for run in runs]) for runs in played.values()), strict=True)
+    axes.errorbar(at, right, errors, fmt="o-", capsize=2)
+    axes.set(xlabel=name, ylabel="right, %")
+    axes.set_xticks(at, [f"{value:g}" for value in played])
+    other = axes.twinx()
+    other.plot(at, others, "s--", color="tab:orange")
+    other.set_ylim(0, 1.2 * max(others))
+    other.set_ylabel(f"{label} (dashed)")

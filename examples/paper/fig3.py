@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, options, show
+from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, options, rl_focal_name, show, spread
 from focalroute.evaluate.presets.agents import Step
 from focalroute.evaluate.presets.diversities import METRICS
 from focalroute.evaluate.presets.recorded import recorded
@@ -21,7 +21,7 @@ from focalroute.evaluate.presets.rl_focal import RlFocal, train
 from focalroute.evaluate.replay import Played, play
 
 VARIANTS: dict[str, tuple[str, ...]] = {"no metric": (), "all": METRICS, **{name: (name,) for name in METRICS}}
-_CURVES = ("no metric", "focal", "fleiss_kappa", "all")
+_CURVES = ("no metric", "all", "focal", "fleiss_kappa")
 _POINTS = 40
 
 
@@ -42,7 +42,7 @@ def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[Play
         curve = np.array([part.mean() for part in np.array_split(right, _POINTS)])
         return {"worth": played.worth, "usd": played.usd, "asked": played.asked, "curve": curve}
 
-    found = benchmark.options.kept(f"{benchmark.key(seed, metrics=metrics)}-watched", watched)
+    found = benchmark.options.kept(f"{benchmark.name}/{rl_focal_name(metrics=metrics)}/{seed}-watched", watched)
     return Played(found["worth"], found["usd"], found["asked"]), found["curve"]
 
 
@@ -58,18 +58,20 @@ def main() -> None:
         rows = [[name, accuracy(runs), cost(runs, benchmark.everybody)] for name, runs in played.items()]
         show(f"{benchmark.name}: metrics that the Decider sees", ["", "accuracy %", "cost ratio"], rows)
         with figure("paper-fig3", asked, 2) as (left, right):
+            passes = asked.rl_focal().passes
             for name in _CURVES:
                 curve = np.mean([learned for _, learned in found[name]], axis=0)
-                left.plot(np.linspace(0, 8, _POINTS), 100 * curve, label=name, lw=1)
-            left.axvline(4, color="grey", lw=0.7, ls=":")
+                each = curve.reshape(passes, -1).mean(axis=1)  # tasks of unequal difficulty follow each other
+                left.plot(range(1, passes + 1), 100 * each, marker=".", label=name, lw=1)
+            left.axvline((1 + passes) / 2, color="grey", lw=0.7, ls=":")
             left.set(xlabel="pass over the training part", ylabel="right while training, %", title=benchmark.name)
             left.legend()
             for name, runs in played.items():
                 x = np.mean([run.usd.sum() for run in runs]) / benchmark.everybody
-                y = 100 * np.mean([run.worth.mean() for run in runs])
-                right.plot(x, y, "o", ms=3)
-                right.annotate(name, (x, y), fontsize=6, xytext=(2, 2), textcoords="offset points")
+                y, error = spread([100 * run.worth.mean() for run in runs])
+                right.errorbar(x, y, error, fmt="o", ms=3, label=name)
             right.set(xlabel="cost, asking everybody = 1", ylabel="right on the test part, %")
+            right.legend(fontsize=6)
 
 
 if __name__ == "__main__":

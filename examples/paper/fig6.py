@@ -13,9 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.paper.common import Benchmark, benchmarks, cost, mean_se, members, options, show
-from focalroute.evaluate.presets.recorded import recorded
-from focalroute.evaluate.presets.rl_focal import RlFocal, train
+from examples.paper.common import (
+    Benchmark,
+    accuracy,
+    benchmarks,
+    cost,
+    figure,
+    mean_se,
+    members,
+    options,
+    show,
+    two_scales,
+)
+from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.replay import Played, play
 
 _BASE = 8
@@ -24,20 +34,20 @@ _COPIES = (1, 2, 4, 8)
 
 def timed(benchmark: Benchmark, seed: int) -> dict[str, NDArray[Any]]:
     """One run, and the seconds of CPU that its training took."""
-    settings, training = benchmark.options.rl_focal(), benchmark.training(seed)
-    data = recorded(training)
     began = time.process_time()
-    agents = train(data, settings, seed)
+    strategy = rl_focal(benchmark.training(seed), benchmark.options.rl_focal())
     seconds = time.process_time() - began
-    played = play(RlFocal(agents, data, training, settings), benchmark.table, benchmark.parts.test)
+    played = play(strategy, benchmark.table, benchmark.parts.test)
     return {"worth": played.worth, "usd": played.usd, "asked": played.asked, "seconds": np.array(seconds)}
 
 
 def main() -> None:
-    """Train, play and print."""
+    """Train, play, print and draw."""
     asked = options(__doc__ or "")
     for benchmark in benchmarks(["ZeroEval"], asked):
         base = list(range(min(_BASE, len(benchmark.table.names))))
+        played: dict[float, list[Played]] = {}
+        seconds: list[list[float]] = []
         rows = []
         for copies in _COPIES[: 2 if asked.quick else None]:
             pool = replace(benchmark, table=members(benchmark.table, base * copies))
@@ -46,21 +56,19 @@ def main() -> None:
                 asked.kept(f"{benchmark.name}/replicated {size}/{seed}", partial(timed, pool, seed))
                 for seed in range(asked.seeds)
             ]
-            played = [Played(run["worth"], run["usd"], run["asked"]) for run in runs]
-            rows.append(
-                [
-                    str(size),
-                    mean_se([run.worth.mean() for run in played]),
-                    cost(played, pool.everybody),
-                    mean_se([float(run["seconds"]) for run in runs], scale=1, digits=1),
-                ]
-            )
+            played[size] = [Played(run["worth"], run["usd"], run["asked"]) for run in runs]
+            seconds.append([float(run["seconds"]) for run in runs])
+            ratio = cost(played[size], pool.everybody)
+            rows.append([str(size), accuracy(played[size]), ratio, mean_se(seconds[-1], scale=1, digits=1)])
         show(
             f"{benchmark.name}: the first {len(base)} endpoints, replicated; published: accuracy stays, "
             "0.8 minutes more of training for each further model",
             ["endpoints", "accuracy %", "cost ratio", "training, s of CPU"],
             rows,
         )
+        with figure("paper-fig6", asked) as (axes,):
+            two_scales(axes, "endpoints", played, [float(np.mean(each)) for each in seconds], "training, s of CPU")
+            axes.set(title=benchmark.name)
 
 
 if __name__ == "__main__":

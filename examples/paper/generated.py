@@ -28,7 +28,7 @@ from focalroute.evaluate.table import Table, join
 from focalroute.sim import SimulatedModel, default_models, stream
 from focalroute.sim.models import distribution
 
-__all__ = ["BBH", "GPQA", "MODELS", "MUSR", "TASKS", "TEST", "TRAIN", "Shape", "biased_log", "simulated_log"]
+__all__ = ["BBH", "GPQA", "MODELS", "MUSR", "TEST", "TRAIN", "Shape", "biased_log", "simulated_log"]
 
 MODELS = ("a", "b", "c", "d", "e")
 TASKS = 24
@@ -53,21 +53,14 @@ class Shape:
     skill: float = 2.0
 
 
-def _spread(tasks: int) -> list[int]:
-    return [2 + task * 17 // max(tasks - 1, 1) for task in range(tasks)]
-
-
 #: 24 tasks; 3 tasks of 250 questions; 1,192 questions at which nobody is good.
-BBH = Shape(_spread(TASKS))
+BBH = Shape([2 + task * 17 // (TASKS - 1) for task in range(TASKS)])
 MUSR = Shape((2, 3, 5), train=200, test=50, skill=1.0)
 GPQA = Shape((4,), train=954, test=238, skill=0.6)
 
 
-def biased_log(
-    seed: int, folder: Path, *, tasks: int = TASKS, train: int = TRAIN, test: int = TEST, shape: Shape | None = None
-) -> Table:
-    """The log of one seed, written as the format says, and read again; ``shape`` replaces the other three."""
-    shape = shape or Shape(_spread(tasks), train, test)
+def biased_log(seed: int, folder: Path, shape: Shape = BBH) -> Table:
+    """The log of one seed, written as the format says, and read again."""
     rng = np.random.default_rng(seed)
     count = shape.train + shape.test
     each = [_task(rng, task, choices, count, shape.skill) for task, choices in enumerate(shape.choices)]

@@ -8,15 +8,11 @@ python -m examples.paper.sweeps [--seeds 5] [--keep FOLDER]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, mean_se, options, show
+from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, mean_se, options, show, two_scales
 from focalroute.evaluate.replay import Played
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SWEPT: Mapping[str, Sequence[float]] = {
     "window": (10, 100, 300, 500, 1000),
@@ -38,19 +34,6 @@ def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[Played]) -
     return [f"{value:g}", accuracy(runs), cost(runs, benchmark.everybody), calls, published]
 
 
-def draw(name: str, played: Mapping[float, Sequence[Played]], everybody: float, axes: Axes) -> None:
-    """Accuracy, and dashed the cost, over the values of one setting, evenly spaced."""
-    at = range(len(played))
-    right = [100 * np.mean([run.worth.mean() for run in runs]) for runs in played.values()]
-    usd = [np.mean([run.usd.sum() for run in runs]) / everybody for runs in played.values()]
-    axes.plot(at, right, "o-")
-    axes.set(xlabel=name, ylabel="right, %")
-    axes.set_xticks(at, [f"{value:g}" for value in played])
-    other = axes.twinx()
-    other.plot(at, usd, "s--", color="tab:orange")
-    other.set(ylabel="cost, asking everybody = 1 (dashed)", ylim=(0, 1))
-
-
 def swept(benchmark: Benchmark, name: str, values: Sequence[float]) -> dict[float, list[Played]]:
     """Play these values of one setting, and print what came of them."""
     played = {value: benchmark.rl_focal(**{name: value}) for value in values}
@@ -65,7 +48,9 @@ def main() -> None:
     for benchmark in benchmarks(["ZeroEval"], asked):
         with figure("paper-fig5", asked, len(SWEPT)) as panels:
             for (name, values), axes in zip(SWEPT.items(), panels, strict=True):
-                draw(name, swept(benchmark, name, values), benchmark.everybody, axes)
+                played = swept(benchmark, name, values)
+                usd = [np.mean([run.usd.sum() for run in runs]) / benchmark.everybody for runs in played.values()]
+                two_scales(axes, name, played, usd, "cost, asking everybody = 1")
         swept(benchmark, "passes", PASSES)
 
 

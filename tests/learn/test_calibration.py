@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from examples.paper.generated import MODELS, biased_log
+from examples.paper.generated import MODELS, Shape, biased_log
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import Table
 from focalroute.learn.hindsight import calibration, look_back, similar
@@ -25,7 +25,7 @@ SIGNAL = slices(ENDPOINT)["signal"].start
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     """A small generated log: 4 tasks of 2, 7, 13 and 19 choices."""
-    return biased_log(0, tmp_path_factory.mktemp("biased"), tasks=4, train=30, test=10)
+    return biased_log(0, tmp_path_factory.mktemp("biased"), Shape((2, 7, 13, 19), train=30, test=10))
 
 
 def masses(table: Table, row: int, *, show_task: bool) -> Masses:
