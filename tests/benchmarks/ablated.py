@@ -33,14 +33,14 @@ from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, 
 from focalroute.observe import layout
 from focalroute.observe.sight import vote_weight
 from focalroute.policy.bundle import cold
+from tests.benchmarks.trunk import branching, trunk_pass
 from tests.by_hand import linear_decider
 
-__all__ = ["Policy", "Variant", "Windows", "branching", "train", "trunk_pass"]
+__all__ = ["Policy", "Variant", "Windows", "train"]
 
 _ENDPOINT, _MEMBER = layout.slices(layout.ENDPOINT), layout.slices(layout.MEMBER)
 _OPEN = 8  # choices that a free-form question counts as
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
-_TRUNK = 64  # hidden units of the branching trunk
 _CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
 
 
@@ -364,45 +364,3 @@ def _episodes(played: Played, price: float) -> tuple[F32, F32, NDArray[np.bool_]
         rewards[step.rows, column] = -price * played.shares[number, step.rows]
     rewards[:, -1] += 2 * played.worth - 1
     return states, rewards, taken
-
-
-def branching(net: DeciderNet, endpoints: int, rng: np.random.Generator) -> DeciderNet:
-    """A net for `trunk_pass`: its hidden units see every endpoint at once, and each endpoint has its own head.
-
-    The linear part, which looking ahead writes the price of money into, stays as it is, but for a bias a head.
-    """
-    context, columns = layout.width(layout.CONTEXT), endpoints * layout.width(layout.ENDPOINT)
-    weights = rng.standard_normal((context + columns, _TRUNK)) * np.sqrt(2 / (context + columns))
-    return replace(
-        net,
-        bias=np.zeros(endpoints, np.float32),
-        hidden_context=weights[:context].astype(np.float32),
-        hidden_endpoint=weights[context:].astype(np.float32),
-        hidden_name=np.zeros((net.names.shape[1], _TRUNK), np.float32),
-        hidden_bias=np.zeros(_TRUNK, np.float32),
-        out=np.zeros((_TRUNK, endpoints), np.float32),
-    )
-
-
-def trunk_pass(net: DeciderNet, context: Floats, endpoints: Floats, _: I64) -> tuple[Floats, Pull]:
-    """Logits (B, N) and their pull, of a `branching` net; ``endpoints`` (B, N, De) lie in the pool's order."""
-    flat = endpoints.reshape(len(endpoints), -1)
-    hidden = np.maximum(context @ net.hidden_context + flat @ net.hidden_endpoint + net.hidden_bias, 0)
-    linear = endpoints @ net.skip_endpoint + (context @ net.skip_context)[:, None] + net.bias
-
-    def pull(d: Floats) -> Gradients:
-        d_hidden = (d @ net.out.T) * (hidden > 0)
-        return {
-            "names": np.zeros_like(net.names),
-            "skip_context": d.sum(axis=1) @ context,
-            "skip_endpoint": d.ravel() @ endpoints.reshape(-1, endpoints.shape[-1]),
-            "skip_name": np.zeros_like(net.skip_name),
-            "bias": d.sum(axis=0),
-            "hidden_context": context.T @ d_hidden,
-            "hidden_endpoint": flat.T @ d_hidden,
-            "hidden_name": np.zeros_like(net.hidden_name),
-            "hidden_bias": d_hidden.sum(axis=0),
-            "out": hidden.T @ d,
-        }
-
-    return hidden @ net.out + linear, pull

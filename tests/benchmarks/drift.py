@@ -12,9 +12,9 @@ are in points of accuracy, paired with neither detector nor probing on the same 
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -180,16 +180,28 @@ def _delay(before: float, after: float, seed: int) -> int:
     return next((n for n in range(1, 1001) if watching.push(rng.random() < after) is not None), 1001)
 
 
-def main() -> None:
-    """Print the parts that are named, or all of them."""
-    parts = sys.argv[1:] or ["detector", "synthetic", "recorded"]
-    if "detector" in parts:
-        detector()
-    for scenario, (_, newcomers) in SCENARIOS.items() if "synthetic" in parts else ():
+def every_scenario() -> None:
+    """Print the synthetic streams; a newcomer where decisions are greedy as well."""
+    for scenario, (_, newcomers) in SCENARIOS.items():
         for explore in (True, False) if newcomers else (True,):
             table(scenario, partial(synthetic, scenario), explore)
-    if "recorded" in parts and (DATA / "mmlupro12.jsonl.gz").exists():
+
+
+def recorded() -> None:
+    """Print the recorded stream, if it is there."""
+    if (DATA / "mmlupro12.jsonl.gz").exists():
         table("mmlupro12, two endpoints swapped half-way", swapped, explore=True)
+
+
+PARTS: Mapping[str, Callable[[], None]] = {"detector": detector, "synthetic": every_scenario, "recorded": recorded}
+
+
+def main() -> None:
+    """Print the parts that are named, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=PARTS, metavar="PART")
+    for part in parser.parse_args().parts or PARTS:
+        PARTS[part]()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from focalroute.evaluate.online import Online, Refitted
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.points import price_at
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.replay import FeedbackKind, Played, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import I64, Table, join, split
 from focalroute.learn.offline import OfflineSettings
@@ -71,24 +72,26 @@ def _doubled(query: LoggedQuery, dearer: str, usd: float) -> LoggedQuery:
 
 
 def served(
-    way: str, table: Table, root: Path, rows: tuple[I64, I64], settings: Mapping[str, Any], every: int
+    way: str, table: Table, root: Path, rows: tuple[I64, I64], settings: Mapping[str, Any], *, point: float, every: int
 ) -> Played:
-    """The test rows, after the warm ones, served one way; ``root`` stays as it is."""
-    warm, test = rows
-    if way in ("still", "frozen"):
-        serving = Serving(load(root), table.endpoints, **settings)
-        play(serving, table, warm)
-        return play(serving, table, test, feedback="none" if way == "still" else "label")
-    with tempfile.TemporaryDirectory() as folder:
+    """The test rows, after the warm ones, served one way, both at this cost ratio; ``root`` stays as it is."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         copy = Path(shutil.copytree(root, Path(folder) / "policy"))
-        learning = (
-            Online(copy, table.endpoints, every=every, **settings)
-            if way == "online"
-            else Refitted(copy, table.endpoints, **settings)
-        )
-        with learning:
-            play(learning, table, warm)
-            return play(learning, table, test)
+        if way == "online":
+            serving: Serving = stack.enter_context(Online(copy, table.endpoints, every=every, **settings))
+        elif way == "refitted":
+            serving = stack.enter_context(Refitted(copy, table.endpoints, **settings))
+        else:
+            serving = Serving(load(copy), table.endpoints, **settings)
+        warm, test = rows
+        _held(serving, table, warm, point)
+        return _held(serving, table, test, point, "none" if way == "still" else "label")
+
+
+def _held(serving: Serving, table: Table, rows: I64, point: float, feedback: FeedbackKind = "label") -> Played:
+    """These rows, at this share of what asking everybody costs on them."""
+    serving.hold(point * float(table.usd[rows].sum()) / len(rows))
+    return play(serving, table, rows, feedback=feedback)
 
 
 def regret(runs: Runs, table: Table, test: I64) -> dict[str, dict[str, list[float]]]:
@@ -163,10 +166,11 @@ def main() -> None:
                     "seed": seed,
                     "explore": not given.greedy,
                     "price_of_money": price_at(load(root), given.point),
-                    "target": given.point,
                 }
+                rows = parts.train[-WARM:], test
                 for way in WAYS:
-                    runs[way].append(served(way, table, root, (parts.train[-WARM:], test), settings, given.every))
+                    played = served(way, table, root, rows, settings, point=given.point, every=given.every)
+                    runs[way].append(played)
             show(stream, runs, table, test)
             curves[stream] = regret(runs, table, test)
     if given.json is not None:

@@ -46,27 +46,27 @@ def run(seed: int) -> dict[str, float]:
     parts = split(table, per_task=True, fraction=TRAIN / (TRAIN + TEST))
     settings = OfflineSettings()
     policy = trained(table, parts.train, seed=seed, settings=settings, show_task=True, advance=lambda _: None)
-    half = _served(policy, table, parts, seed).run(HALF).played
+    served = _served(policy, table, parts, seed, parts.train[-_WARM:])
+    half = served.run(HALF).played
     return {
         "seed": seed,
         **_stacked(_by_task(table, parts.train), _by_task(table, parts.test)),
         OURS[0]: float(half.worth.mean()),
         "calls": float(half.asked.sum(axis=1).mean()),
-        OURS[1]: float(_asking_all(policy, table, parts, seed, parts.train[-_WARM:]).worth.mean()),
-        OURS[2]: float(_asking_all(cold(), table, parts, seed, parts.train).worth.mean()),
+        OURS[1]: float(_asking_all(served).worth.mean()),
+        OURS[2]: float(_asking_all(_served(cold(), table, parts, seed, parts.train)).worth.mean()),
     }
 
 
-def _served(policy: Policy, table: Table, parts: Split, seed: int) -> Served:
+def _served(policy: Policy, table: Table, parts: Split, seed: int, warm: NDArray[np.int64]) -> Served:
     training = Training(table, parts.train, seed, "label", show_task=True)
-    return Served(policy, table, parts, training, parts.train[-_WARM:], explore=False, advance=lambda _: None)
+    return Served(policy, table, parts, training, warm, explore=False, advance=lambda _: None)
 
 
-def _asking_all(policy: Policy, table: Table, parts: Split, seed: int, warm: NDArray[np.int64]) -> Played:
-    served = _served(policy, table, parts, seed)
-    plan = [(tuple(range(len(MODELS))),)] * (len(warm) + len(parts.test))
-    serving = Shuffled(policy, table.endpoints, seed=seed, explore=False, plan=plan, start=0)
-    return Served(policy, table, parts, served.training, warm, False, lambda _: None).after_warm(serving)
+def _asking_all(served: Served) -> Played:
+    plan = [(tuple(range(len(MODELS))),)] * (len(served.warm) + len(served.parts.test))
+    seed, endpoints = served.training.seed, served.table.endpoints
+    return served.after_warm(Shuffled(served.policy, endpoints, seed=seed, explore=False, plan=plan, start=0))
 
 
 def _by_task(table: Table, rows: NDArray[np.int64]) -> list[Task]:

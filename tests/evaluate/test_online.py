@@ -15,8 +15,9 @@ from focalroute.evaluate.table import Table
 from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.trajectory import grown
-from focalroute.policy.bundle import load, versions
+from focalroute.policy.bundle import cold, load, versions
 from focalroute.policy.publish import publish
+from tests.benchmarks.online import WAYS, served
 from tests.by_hand import linear_decider
 from tests.evaluate.logs import stream, table_of
 
@@ -125,3 +126,16 @@ def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
         found.append((load(root).version, load(root).decider_onnx, played.asked.tolist()))
     assert found[0] == found[1]
     assert found[0][0] > 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_the_benchmark_holds_its_cost_and_leaves_the_policy_as_it_was(tmp_path: Path, way: str) -> None:
+    """What `tests.benchmarks.online` compares: the same start, the same share of what asking everybody costs."""
+    table = table_of(tmp_path, stream(700, dict.fromkeys(PRICES, 0.6)), PRICES)
+    shipped, root = cold(), tmp_path / "policy"
+    publish(root, decider=shipped.decider_onnx, fusion=shipped.fusion_onnx, names=(), parent=None)
+    rows = np.arange(100), np.arange(100, 700)
+    played = served(way, table, root, rows, {"seed": 0, "explore": True}, point=0.4, every=100)
+    assert len(played.worth) == 600
+    assert played.usd.sum() / table.usd[rows[1]].sum() == pytest.approx(0.4, abs=0.03)
+    assert versions(root) == (1,)

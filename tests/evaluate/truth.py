@@ -65,12 +65,12 @@ def targets(root: Path) -> dict[str, Policy]:
     shipped = cold()
     decider, fusion = decider_net(shipped.decider_onnx), fusion_net(shipped.fusion_onnx)
     made: dict[str, tuple[DeciderNet, FusionNet]] = {
-        "cheaper": (_weighed(decider, bias=-0.4, price=-0.8), fusion),
-        "generous": (_weighed(decider, bias=0.4, price=0.4), fusion),
-        "accurate": (_weighed(decider, bias=0.0, accuracy=4.0), fusion),
+        "cheaper": (_weighed(decider, bias=-2.4, price=-4.8), fusion),
+        "generous": (_weighed(decider, bias=1.2, price=1.2), fusion),
+        "accurate": (_weighed(decider, bias=0.0, accuracy=12.0), fusion),
         "other fusion": (decider, replace(fusion, skip_member=_more(fusion.skip_member, "probability", 3.75))),
-        "bold": (_weighed(decider, bias=1.2, price=0.4), fusion),
-        "far": (_weighed(decider, bias=6.0, price=1.6), fusion),
+        "bold": (_weighed(decider, bias=3.6, price=1.2), fusion),
+        "far": (_weighed(decider, bias=12.0, price=3.2), fusion),
     }
     for name, (one, two) in made.items():
         folder = root / name.replace(" ", "-")
@@ -128,12 +128,18 @@ class World:
         return found
 
     def truth(self, policy: Policy, samples: int) -> NDArray[np.float64]:
-        """What a policy is worth, (measure, samples): each time every row is played, by the same chance for all."""
+        """What a policy is worth, (measure, samples): each time every row is played, by the same chance for all.
+
+        Probes are not in the cost: they belong to no answer, and no estimate can know of them.
+        """
         self.serving.policy = policy
         self.serving.history.clear()
-        played = play(self.serving, self.table, np.tile(self.rows, samples), feedback="none")
+        rows = np.tile(self.rows, samples)
+        played = play(self.serving, self.table, rows, feedback="none")
+        picked = ([i for round_ in rounds for i in round_] for rounds in self.serving.history)
+        usd = np.array([self.table.usd[row, some].sum() for row, some in zip(rows, picked, strict=True)])
         accuracy = 100 * played.worth.reshape(samples, -1).mean(axis=1)
-        cost = played.usd.reshape(samples, -1).mean(axis=1) / self.everybody
+        cost = usd.reshape(samples, -1).mean(axis=1) / self.everybody
         return np.stack([accuracy, cost, accuracy - 50 * PRICE_OF_MONEY * cost])
 
 

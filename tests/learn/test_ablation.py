@@ -15,7 +15,7 @@ from focalroute.learn.offline import OfflineSettings, train
 from focalroute.learn.recorded import Recorded
 from focalroute.learn.views import Views, long_run, random_masks
 from focalroute.observe import layout
-from tests.benchmarks import ablated, ablation
+from tests.benchmarks import ablated, ablation, trunk
 from tests.evaluate.logs import stream, table_of, write_log, write_pool
 
 PRICES = {"a": 3.0, "b": 2.0, "c": 1.0}
@@ -79,18 +79,18 @@ def test_votes_weighed_by_the_standing_are_those_of_the_product(log: Recorded) -
 def test_the_trunk_has_the_gradients_of_finite_differences() -> None:
     """All of its arrays, in float64."""
     rng = np.random.default_rng(1)
-    net = ablated.branching(DeciderNet.initial(rng, vocabulary=3), 3, rng)
+    net = trunk.branching(DeciderNet.initial(rng, vocabulary=3), 3, rng)
     arrays: dict[str, Any] = {name: rng.standard_normal(array.shape) for name, array in parameters(net).items()}
     net = DeciderNet(**arrays)  # in float64, to be exact
     context = rng.standard_normal((5, layout.width(layout.CONTEXT)))
     endpoints = rng.standard_normal((5, 3, layout.width(layout.ENDPOINT)))
     ids, d = np.tile(np.arange(1, 4), (5, 1)), rng.standard_normal((5, 3))
-    gradients = ablated.trunk_pass(net, context, endpoints, ids)[1](d)
+    gradients = trunk.trunk_pass(net, context, endpoints, ids)[1](d)
     assert gradients.keys() == arrays.keys()
     for name, array in arrays.items():
         step = 1e-6 * rng.standard_normal(array.shape)
         ends = [
-            (ablated.trunk_pass(replace(net, **{name: array + sign * step}), context, endpoints, ids)[0] * d).sum()
+            (trunk.trunk_pass(replace(net, **{name: array + sign * step}), context, endpoints, ids)[0] * d).sum()
             for sign in (1, -1)
         ]
         assert (ends[0] - ends[1]) / 2 == pytest.approx((gradients[name] * step).sum(), abs=1e-9)
