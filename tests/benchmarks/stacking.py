@@ -26,7 +26,7 @@ from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.replay import Played
 from focalroute.evaluate.serving import Shuffled
-from focalroute.evaluate.table import Split, Table, split
+from focalroute.evaluate.table import Split, Table, learning_order, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.hindsight import log_masses
 from focalroute.learn.offline import OfflineSettings
@@ -45,8 +45,9 @@ def run(seed: int) -> dict[str, float]:
         table = biased_log(seed, Path(folder))
     parts = split(table, per_task=True, fraction=TRAIN / (TRAIN + TEST))
     settings = OfflineSettings()
-    policy = trained(table, parts.train, seed=seed, settings=settings, show_task=True, advance=lambda _: None)
-    served = _served(policy, table, parts, seed, parts.train[-_WARM:])
+    rows = learning_order(table, parts.train, "per-task")
+    policy = trained(table, rows, seed=seed, settings=settings, show_task=True, advance=lambda _: None)
+    served = _served(policy, table, parts, seed, rows[-_WARM:])
     half = served.run(HALF).played
     return {
         "seed": seed,
