@@ -18,19 +18,7 @@ from tests.learn.test_online import fill, put
 def test_an_update_sees_the_store_wherever_it_is(
     where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    put(tmp_path / "policy", linear_learner())
-    with closing(PolicySlot.open(tmp_path / "policy")) as slot, closing(open_store(where)) as store:
-        fill(store, play(linear_learner(), 100, 0, version=1))
-        with closing(Updater(store, slot, tmp_path / "policy", every=None, seed=0)) as updater:
-            assert updater.run().episodes == 80
-
-
-@pytest.mark.parametrize("where", [None, "s.db"])
-def test_asks_do_not_share_the_interpreter_with_an_update(
-    where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It could not update here: another process does."""
+    """And runs in another process, as it could not here; asks need not share the interpreter with it."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "policy", linear_learner())
     with closing(PolicySlot.open(tmp_path / "policy")) as slot, closing(open_store(where)) as store:
