@@ -25,7 +25,7 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
-from tests.evaluate.logs import paid_for
+from tests.evaluate.logs import billed, paid_for
 from tests.loopback import Server, completion, json_reply, serving
 from tests.test_cli import focalroute
 
@@ -151,14 +151,14 @@ def test_a_hugging_face_dataset_without_the_package_says_what_to_install() -> No
 def test_a_log_that_was_collected_can_be_evaluated(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
     """Lines in the dataset's order though answers come in any, costs and tokens as the service said."""
     out = tmp_path / "log.jsonl"
-    before = sum((stats.usd for stats in pool.stats().values()), Decimal(0))
+    before = billed(pool)
     collected = asyncio.run(collect(pool.endpoints, read_dataset(dataset), out))
     queries = read_log(out)
     assert [query.id for query in queries] == [row["id"] for row in ROWS]
     assert all(len(query.outputs) == len(pool.endpoints) for query in queries)
     outputs = [output for query in queries for output in query.outputs.values()]
     assert all(output.probabilities for output in outputs)
-    assert collected.usd == sum((stats.usd for stats in pool.stats().values()), Decimal(0)) - before > paid_for(out)
+    assert collected.usd == billed(pool) - before > paid_for(out)
     pool_file = tmp_path / "pool.toml"
     pool_file.write_text(pool_toml(pool.endpoints))
     table = join(queries, load_pool(pool_file), out)

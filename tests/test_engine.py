@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -195,19 +194,15 @@ def _answers(log: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(one.id, {name: output.answer for name, output in one.outputs.items()}) for one in read_log(log)]
 
 
-def _billed(pool: SimulatedPool) -> Decimal:
-    return sum((stats.usd for stats in pool.stats().values()), Decimal(0))
-
-
 def test_many_machines_collect_what_one_does(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
     """Each question once, in order, for the same money; what endpoints can do, each machine tries out for itself."""
     questions = read_dataset(dataset)
     one = asyncio.run(collect(pool.endpoints, questions, tmp_path / "one.jsonl"))
-    before, steps = _billed(pool), list[int]()
+    before, steps = logs.billed(pool), list[int]()
     many = collect_on(ray, pool.endpoints, questions, tmp_path / "many.jsonl", advance=steps.append)
     assert _answers(tmp_path / "many.jsonl") == _answers(tmp_path / "one.jsonl")
     assert (many.asked, many.right, many.stopped) == (40, one.right, None)
-    assert many.usd == _billed(pool) - before
+    assert many.usd == logs.billed(pool) - before
     asked = logs.paid_for(tmp_path / "many.jsonl")
     assert asked == logs.paid_for(tmp_path / "one.jsonl")
     assert many.usd - asked == 2 * (one.usd - asked) > 0
@@ -218,11 +213,11 @@ def test_many_machines_keep_to_one_budget(ray: Engine, pool: SimulatedPool, data
     """What a share leaves over is spent by one machine in the end, so as little is left as one alone would leave."""
     questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
     whole = asyncio.run(collect(pool.endpoints, questions, tmp_path / "whole.jsonl")).usd
-    before = _billed(pool)
+    before = logs.billed(pool)
     first = collect_on(ray, pool.endpoints, questions, out, max_usd=whole / 2)
     assert first.stopped is not None
     assert 0 < first.asked < 40
-    assert first.usd == _billed(pool) - before <= whole / 2
+    assert first.usd == logs.billed(pool) - before <= whole / 2
     rest = collect_on(ray, pool.endpoints, questions, out, max_usd=2 * whole, resume=True)
     assert (rest.before, rest.asked, rest.stopped) == (first.asked, 40 - first.asked, None)
     assert [one.id for one in read_log(out)] == [question.id for question in questions]

@@ -12,6 +12,7 @@ from typing import Any
 from focalroute.config import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import Table, join
+from focalroute.sim import SimulatedPool
 
 Line = dict[str, Any]
 
@@ -48,6 +49,11 @@ def paid_for(log: Path) -> Decimal:
     """What the questions of a log cost, USD."""
     outputs = [output for one in read_log(log) for output in one.outputs.values()]
     return sum((Decimal(str(output.cost_usd)) for output in outputs), Decimal(0))
+
+
+def billed(pool: SimulatedPool) -> Decimal:
+    """What a simulated pool has charged so far, USD."""
+    return sum((stats.usd for stats in pool.stats().values()), Decimal(0))
 
 
 def table_of(folder: Path, lines: Sequence[Line], prices: Mapping[str, float]) -> Table:
