@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
-from focalroute.observe.memory import CAPACITY, SHRINK, kernel, shrunk
+from focalroute.observe.memory import CAPACITY, MEAN_PRIOR, SHRINK, kernel, shrunk
 from focalroute.observe.reading import Rows, rows_of, standings, table_of
 
 __all__ = ["Hindsight", "LongRun", "book", "calibration", "log_masses", "look_back", "similar"]
@@ -107,16 +107,38 @@ def similar(recorded: Recorded) -> F32:
     both = np.concatenate([known * recorded.value, known], axis=1)
     size = len(recorded.names)
     sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)
+    means = _mean_texts(recorded.vectors, told)
     for at, rows in zip(range(0, len(recorded), _BLOCK), _remembered(len(recorded)), strict=True):
-        weights = kernel(recorded.vectors[at : at + _BLOCK] @ recorded.vectors[rows].T)
+        block = slice(at, at + _BLOCK)
+        weights = kernel(_centred_cosines(recorded.vectors[block], recorded.vectors[rows], means[block]))
         weights *= rows < np.arange(at, at + len(weights))[:, None]
-        sums[at : at + _BLOCK] = weights @ both[rows]
-        total[at : at + _BLOCK] = weights.sum(axis=1)
+        sums[block] = weights @ both[rows]
+        total[block] = weights.sum(axis=1)
     strength = SHRINK * max(float(np.median(total)), 1e-6)
     estimate = shrunk(sums[:, :size], sums[:, size:], _running_mean(both, size), strength)
     estimate -= estimate.mean(axis=1, keepdims=True)
     estimate[~told] = 0
     return estimate
+
+
+def _mean_texts(vectors: F32, told: Bools) -> F32:
+    """(T, D) mean of the texts before each, as a memory that lost none of them takes it."""
+    before = np.cumsum(vectors, axis=0, dtype=np.float64) - vectors
+    count: I64 = np.cumsum(told) - told
+    means: F32 = (before / (count[:, None] + MEAN_PRIOR)).astype(np.float32)
+    return means
+
+
+def _centred_cosines(some: F32, others: F32, means: F32) -> F32:
+    """Cosines (S, O) of texts (S, D) and others (O, D), minus the mean (S, D) that goes with each of the first."""
+    shift = means @ others.T
+    square = np.einsum("sd,sd->s", means, means)[:, None]
+    along = some @ others.T - np.einsum("sd,sd->s", means, some)[:, None] - shift + square
+    lengths = np.einsum("od,od->o", others, others) - 2 * shift + square
+    own = some - means
+    own_lengths = np.einsum("sd,sd->s", own, own)[:, None]
+    cosines: F32 = along / np.sqrt(np.maximum(lengths * own_lengths, np.float32(1e-9)))
+    return cosines
 
 
 def _remembered(size: int) -> Iterator[I64]:

@@ -1,7 +1,8 @@
 """How right each endpoint was on past queries of similar text: a kernel estimate over a sample of them.
 
-With x the text features (norm 1) of the query and x_r those of remembered query r, w_r = max(x . x_r, 0)^4 and v_ri how
-right endpoint i was there, endpoint i is expected to be right on
+With x the text features of the query, x_r those of remembered query r and m the mean of those remembered (what all
+texts share says nothing), c_r the cosine of x - m and x_r - m, w_r = max(c_r, 0)^3 and v_ri how right endpoint i was
+there, endpoint i is expected to be right on
 
     (sum over the r where i is known of w_r v_ri + s mu_i) / (sum over them of w_r + s)
 
@@ -21,9 +22,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CAPACITY", "SHRINK", "Memory", "kernel", "shrunk", "spread"]
+__all__ = ["CAPACITY", "MEAN_PRIOR", "SHRINK", "Memory", "kernel", "shrunk", "spread"]
 
 F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
 
 #: Queries remembered.
 CAPACITY = 4096
@@ -31,11 +33,15 @@ CAPACITY = 4096
 #: Weight of the mean, as a share of the typical sum of kernel weights.
 SHRINK = 0.1
 
-_LEAST = 1e-6
+#: The mean of the texts is shrunk to 0 as by so many further ones: of one text alone it is not that text.
+MEAN_PRIOR = 10.0
+
+_LEAST = 1e-6  # of what is divided by
 _PRIOR = 10.0
 _SOME = 64  # queries whose sums of weights tell the typical one
 _UNSURE = 0.05  # least variance of an outcome: nobody is sure to be right
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
+_STALE = 1 / 8  # share of new texts after which their mean is taken again
 
 
 def spread(size: int) -> NDArray[np.int64]:
@@ -46,9 +52,8 @@ def spread(size: int) -> NDArray[np.int64]:
 def kernel(cosine: F32) -> F32:
     """w of these cosines."""
     positive = np.maximum(cosine, 0)
-    positive *= positive
-    positive *= positive
-    return positive
+    cubed: F32 = positive * positive * positive
+    return cubed
 
 
 def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
@@ -82,8 +87,10 @@ class Memory:
         self._sums += self._known[:size].sum(axis=0, dtype=np.float64)
         self._number[:size] = np.arange(size)
         self._size = self._added = size
+        self._centre()
         if size > 1:
-            sums = kernel(vectors[:: max(size // _SOME, 1)] @ vectors.T).sum(axis=1) - 1  # without themselves
+            some = np.arange(0, size, max(size // _SOME, 1))
+            sums = kernel(self._cosines(some, np.arange(size))).sum(axis=1) - 1  # without themselves
             self._typical = max(float(np.median(sums)), 0.0)
 
     def add(self, answer_id: str, vector: F32, values: Sequence[float]) -> None:
@@ -110,6 +117,10 @@ class Memory:
         self._sums += row.astype(np.float64) - self._known[place]
         self._known[place] = row
         self._vectors[place] = vector
+        if self._added - self._centred_at > _STALE * self._size:
+            self._centre()
+        else:
+            self._scale[place] = _scale(vector - self._mean)
 
     def forget(self, endpoint: int, newest: int) -> None:
         """Forget how right an endpoint was on all queries before its ``newest`` latest known ones."""
@@ -126,8 +137,10 @@ class Memory:
         """
         if not self._size or vector.size != self._vectors.shape[1] or not vector.any():
             return [0.0] * self._n
+        offset = vector - self._mean
         # einsum keeps to this thread: with BLAS's own threads a product as small as this waits for a busy machine
-        weights = kernel(np.einsum("md,d->m", self._vectors[: self._size], vector))
+        along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
+        weights = kernel(along * self._scale[: self._size] * _scale(offset))
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
         sums = np.einsum("m,mn->n", weights, self._known[: self._size])
@@ -149,7 +162,7 @@ class Memory:
         new, old = known[:newest], known[newest:]
         if not len(new) or not len(old):
             return math.inf
-        weights = kernel(self._vectors[new] @ self._vectors[old].T)
+        weights = kernel(self._cosines(new, old))
         right, total = self._known[old, endpoint], weights.sum(axis=1)
         strength = SHRINK * max(float(np.median(total)), _LEAST)
         expected = shrunk(weights @ right, total, np.mean(right), strength)
@@ -163,11 +176,33 @@ class Memory:
         self._known: F32 = np.zeros((rows, 2 * self._n), np.float32)  # see _with_mask
         self._sums = np.zeros(2 * self._n)  # of the rows known
         self._number = np.zeros(rows, np.int64)  # how many had been added before
-        self._size = self._added = 0
+        self._mean: F32 = np.zeros(width, np.float32)  # of the texts
+        self._scale: F32 = np.zeros(rows, np.float32)  # see _scale, of each text minus the mean
+        self._size = self._added = self._centred_at = 0
         self._dice = random.Random(0)  # noqa: S311 - no secret
         self._typical = 0.0
         self._ids = [""] * rows  # the answer in each place; those a memory was filled with have none
         self._places: dict[str, int] = {}
+
+    def _centre(self) -> None:
+        """Take the mean of the texts again."""
+        texts = self._vectors[: self._size]
+        self._mean = (texts.sum(axis=0, dtype=np.float64) / (self._size + MEAN_PRIOR)).astype(np.float32)
+        self._scale[: self._size] = _scale(texts - self._mean)
+        self._centred_at = self._added
+
+    def _cosines(self, some: I64, others: I64) -> F32:
+        """Between remembered texts."""
+        first, second = ((self._vectors[rows] - self._mean) * self._scale[rows, None] for rows in (some, others))
+        cosines: F32 = first @ second.T
+        return cosines
+
+
+def _scale(offsets: F32) -> F32:
+    """1 over the length of each, (..., D) -> (...)."""
+    squares = np.einsum("...d,...d->...", offsets, offsets)
+    scale: F32 = np.maximum(squares, np.float32(_LEAST)) ** np.float32(-0.5)
+    return scale
 
 
 def _with_mask(values: F32) -> F32:

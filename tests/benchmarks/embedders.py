@@ -23,7 +23,7 @@ from focalroute.config import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import F64, I64, Table, join, split
 from focalroute.observe.features import clipped, text_features, unit_vector
-from focalroute.observe.memory import SHRINK, kernel, shrunk, spread
+from focalroute.observe.memory import MEAN_PRIOR, SHRINK, kernel, shrunk, spread
 
 F32 = NDArray[np.float32]
 
@@ -33,9 +33,7 @@ _RESAMPLES = 4000
 
 def representations(texts: list[str], train: I64) -> Iterator[tuple[str, F32]]:
     """Name and features (T, D)."""
-    hashed = np.stack([text_features(text) for text in texts])
-    yield "hashed", hashed
-    yield "hashed, mean taken off", _units(hashed - hashed[train].mean(axis=0))
+    yield "hashed", np.stack([text_features(text) for text in texts])
     weigher = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True, min_df=3, max_features=60_000)
     weigher.fit([texts[row] for row in train.tolist()])
     weighed = weigher.transform([clipped(text) for text in texts])
@@ -52,7 +50,8 @@ def chosen(table: Table, features: F32, train: I64, test: I64) -> F64:
     """What the answers of the endpoints chosen are worth, one for each test row."""
     past = train[spread(len(train))]
     value = np.where(table.there, np.nan_to_num(table.value), 0).astype(np.float32)
-    weights = kernel(features[test] @ features[past].T)
+    mean = features[past].sum(axis=0) / (len(past) + MEAN_PRIOR)
+    weights = kernel(_units(features[test] - mean) @ _units(features[past] - mean).T)
     total = weights.sum(axis=1, keepdims=True)
     strength = SHRINK * float(np.median(total))
     expected = shrunk(weights @ value[past], total, value[past].mean(axis=0), strength)

@@ -13,7 +13,7 @@ from focalroute.learn.recorded import Recorded
 from focalroute.learn.views import long_run
 from focalroute.observe.focal import pair_focal
 from focalroute.observe.layout import ENDPOINT, slices
-from focalroute.observe.memory import SHRINK, Memory
+from focalroute.observe.memory import MEAN_PRIOR, SHRINK, Memory
 from focalroute.observe.reading import rows_of, standings, table_of
 from tests.learn.histories import random_history
 
@@ -158,9 +158,14 @@ def test_similar_is_what_a_memory_of_the_queries_before_estimates() -> None:
 def test_in_a_stream_only_the_queries_before_count() -> None:
     log = random_history(50, seed=2)
     found = similar(log)
-    weights = np.maximum(log.vectors @ log.vectors.T, 0) ** 4
-    strength = SHRINK * max(float(np.median([weights[t, :t].sum() for t in range(50)])), 1e-6)
     told = np.asarray(log.vectors.any(axis=1))
+    weights = np.zeros((50, 50))
+    for t in range(50):
+        offsets = log.vectors - log.vectors[:t].astype(float).sum(axis=0) / (told[:t].sum() + MEAN_PRIOR)
+        lengths = np.maximum(np.linalg.norm(offsets, axis=1), 1e-9)
+        cosines = offsets @ offsets[t] / lengths / lengths[t]
+        weights[t, :t] = np.maximum(cosines[:t], 0) ** 3
+    strength = SHRINK * max(float(np.median([weights[t].sum() for t in range(50)])), 1e-6)
     for t in range(50):
         known = log.replied[:t] & told[:t, None]
         right, count = (known * log.value[:t]).sum(axis=0), known.sum(axis=0)
