@@ -11,6 +11,7 @@ from contextlib import closing
 from focalroute.evaluate.offpolicy import (
     ESTIMATORS,
     MEASURES,
+    UNTRIED,
     Estimate,
     Estimates,
     PolicyComparison,
@@ -93,8 +94,9 @@ def _verdict(found: PolicyComparison) -> str:
     if found.difference is None:
         lacking = [name for name, value in (("A", found.a), ("B", found.b)) if not value.enough]
         return (
-            f"insufficient evidence on {' and '.join(lacking)}: an effective sample size under {ENOUGH:.0f} says "
-            "nothing; gather more answers, or serve with more exploration"
+            f"insufficient evidence on {' and '.join(lacking)}: an effective sample size under {ENOUGH:.0f}, or a "
+            f"mean ratio further from 1 than {UNTRIED:g}, says nothing; gather more answers, or serve with more "
+            "exploration"
         )
     gain = found.difference["reward"]["doubly-robust"]
     surely = "surely better" if gain.low > 0 else "surely worse" if gain.high < 0 else "neither surely better nor worse"

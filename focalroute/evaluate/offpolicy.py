@@ -24,13 +24,24 @@ from focalroute.policy.bundle import Policy
 from focalroute.records import Feedback
 from focalroute.store.base import StoredAnswer
 
-__all__ = ["ESTIMATORS", "MEASURES", "Estimate", "Estimates", "PolicyComparison", "PolicyValue", "compare_policies"]
+__all__ = [
+    "ESTIMATORS",
+    "MEASURES",
+    "UNTRIED",
+    "Estimate",
+    "Estimates",
+    "PolicyComparison",
+    "PolicyValue",
+    "compare_policies",
+]
 
 #: What is estimated: right answers in points (100 (u + 1) / 2), cost in costs of asking everybody once, and
 #: u - lambda cost in points, lambda the one that each decision saw.
 MEASURES = ("accuracy", "cost", "reward")
 #: How: weighted by whole episodes' ratios; the same divided by their mean; per decision around a fitted V.
 ESTIMATORS = ("ips", "self-normalised", "doubly-robust")
+#: A mean ratio that is further from 1 says that the answers lack, or hold by chance, so much of what the policy does.
+UNTRIED = 0.05
 
 F64 = NDArray[np.float64]
 
@@ -55,11 +66,12 @@ class PolicyValue:
     Attributes:
         effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi / mu: how many answers of its
             own the stored ones are worth.
-        mean_ratio: the mean of rho, which has mean 1. Far from it: what the policy does was hardly ever tried.
+        mean_ratio: the mean of rho, whose expectation is 1. Far from it: what the policy does was hardly ever tried,
+            which the effective sample size does not show, since what never happened has no ratio.
         changed: answers that its Fusion would have given otherwise.
         guessed: those of them whose worth is only likely, since a bare reward on another answer says no more.
-        estimates: measure -> estimator -> value; None if the effective sample size is under `ENOUGH`: insufficient
-            evidence.
+        estimates: measure -> estimator -> value; None if the effective sample size is under `ENOUGH`, or the mean
+            ratio further from 1 than `UNTRIED`: insufficient evidence.
     """
 
     effective_sample_size: float
@@ -206,16 +218,16 @@ def _played(log: _Log, policy: Policy) -> _Played:
     ratio = ratios(decider_net(policy.decider_onnx), decisions, steps.taken.shape)
     answer = log_q(fusion_net(policy.fusion_onnx), replace(fusions, ids=rows[fusions.ids])).argmax(axis=1)
     each, weight = np.arange(len(answer)), ratio[:, -1]
-    size = effective_sample_size(weight)
+    size, mean = effective_sample_size(weight), float(weight.mean())
     rewards = _rewards(log, log.worth[each, answer])
     total = rewards.sum(axis=2)
     values = np.stack([weight * total, _normalised(total, weight), _robust(log, rewards, ratio)])
     value = PolicyValue(
         effective_sample_size=size,
-        mean_ratio=float(weight.mean()),
+        mean_ratio=mean,
         changed=int(((answer != fusions.answered) & (fusions.answered >= 0)).sum()),
         guessed=int((~log.known[each, answer]).sum()),
-        estimates=_estimates(values) if size >= ENOUGH else None,
+        estimates=_estimates(values) if size >= ENOUGH and abs(mean - 1) <= UNTRIED else None,
     )
     return _Played(value, values)
 

@@ -200,9 +200,8 @@ class Memory:
 
 def _scale(offsets: F32) -> F32:
     """1 over the length of each, (..., D) -> (...)."""
-    squares = np.einsum("...d,...d->...", offsets, offsets)
-    scale: F32 = np.maximum(squares, np.float32(_LEAST)) ** np.float32(-0.5)
-    return scale
+    squares: F32 = np.einsum("...d,...d->...", offsets, offsets)
+    return np.reciprocal(np.sqrt(np.maximum(squares, np.float32(_LEAST))))
 
 
 def _with_mask(values: F32) -> F32:
