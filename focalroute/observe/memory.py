@@ -87,6 +87,7 @@ class Memory:
         self._sums += self._known[:size].sum(axis=0, dtype=np.float64)
         self._number[:size] = np.arange(size)
         self._size = self._added = size
+        self._total += vectors.sum(axis=0, dtype=np.float64)
         self._centre()
         if size > 1:
             some = np.arange(0, size, max(size // _SOME, 1))
@@ -116,11 +117,13 @@ class Memory:
             self._ids[place], self._places[answer_id] = answer_id, place
         self._sums += row.astype(np.float64) - self._known[place]
         self._known[place] = row
+        self._total += vector.astype(np.float64) - self._vectors[place]
         self._vectors[place] = vector
         if self._added - self._centred_at > _STALE * self._size:
             self._centre()
         else:
-            self._scale[place] = _scale(vector - self._mean)
+            offset = vector - self._mean
+            self._scale[place] = _scale(offset @ offset)
 
     def forget(self, endpoint: int, newest: int) -> None:
         """Forget how right an endpoint was on all queries before its ``newest`` latest known ones."""
@@ -140,7 +143,7 @@ class Memory:
         offset = vector - self._mean
         # einsum keeps to this thread: with BLAS's own threads a product as small as this waits for a busy machine
         along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
-        weights = kernel(along * self._scale[: self._size] * _scale(offset))
+        weights = kernel(along * self._scale[: self._size] * _scale(offset @ offset))
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
         sums = np.einsum("m,mn->n", weights, self._known[: self._size])
@@ -176,7 +179,8 @@ class Memory:
         self._known: F32 = np.zeros((rows, 2 * self._n), np.float32)  # see _with_mask
         self._sums = np.zeros(2 * self._n)  # of the rows known
         self._number = np.zeros(rows, np.int64)  # how many had been added before
-        self._mean: F32 = np.zeros(width, np.float32)  # of the texts
+        self._total = np.zeros(width)  # sum of the texts
+        self._mean: F32 = np.zeros(width, np.float32)
         self._scale: F32 = np.zeros(rows, np.float32)  # see _scale, of each text minus the mean
         self._size = self._added = self._centred_at = 0
         self._dice = random.Random(0)  # noqa: S311 - no secret
@@ -185,10 +189,10 @@ class Memory:
         self._places: dict[str, int] = {}
 
     def _centre(self) -> None:
-        """Take the mean of the texts again."""
-        texts = self._vectors[: self._size]
-        self._mean = (texts.sum(axis=0, dtype=np.float64) / (self._size + MEAN_PRIOR)).astype(np.float32)
-        self._scale[: self._size] = _scale(texts - self._mean)
+        """Take the mean of the texts again, and how far each is from it: |x_r - m|^2 = 1 - 2 x_r . m + |m|^2."""
+        self._mean = (self._total / (self._size + MEAN_PRIOR)).astype(np.float32)
+        along = np.einsum("md,d->m", self._vectors[: self._size], self._mean)
+        self._scale[: self._size] = _scale(1 - 2 * along + self._mean @ self._mean)
         self._centred_at = self._added
 
     def _cosines(self, some: I64, others: I64) -> F32:
@@ -198,10 +202,9 @@ class Memory:
         return cosines
 
 
-def _scale(offsets: F32) -> F32:
-    """1 over the length of each, (..., D) -> (...)."""
-    squares: F32 = np.einsum("...d,...d->...", offsets, offsets)
-    return np.reciprocal(np.sqrt(np.maximum(squares, np.float32(_LEAST))))
+def _scale(square: F32) -> F32:
+    """1 over the length of what has this square."""
+    return np.reciprocal(np.sqrt(np.maximum(square, np.float32(_LEAST))))
 
 
 def _with_mask(values: F32) -> F32:
