@@ -111,7 +111,7 @@ def similar(recorded: Recorded) -> F32:
     for at, rows in zip(range(0, len(recorded), _BLOCK), _remembered(len(recorded)), strict=True):
         block = slice(at, at + _BLOCK)
         weights = kernel(_centred_cosines(recorded.vectors[block], recorded.vectors[rows], means[block]))
-        weights *= rows < np.arange(at, at + len(weights))[:, None]
+        weights *= told[rows] & (rows < np.arange(at, at + len(weights))[:, None])
         sums[block] = weights @ both[rows]
         total[block] = weights.sum(axis=1)
     strength = SHRINK * max(float(np.median(total)), 1e-6)
@@ -130,15 +130,18 @@ def _mean_texts(vectors: F32, told: Bools) -> F32:
 
 
 def _centred_cosines(some: F32, others: F32, means: F32) -> F32:
-    """Cosines (S, O) of texts (S, D) and others (O, D), minus the mean (S, D) that goes with each of the first."""
-    shift = means @ others.T
-    square = np.einsum("sd,sd->s", means, means)[:, None]
-    along = some @ others.T - np.einsum("sd,sd->s", means, some)[:, None] - shift + square
-    lengths = np.einsum("od,od->o", others, others) - 2 * shift + square
-    own = some - means
-    own_lengths = np.einsum("sd,sd->s", own, own)[:, None]
-    cosines: F32 = along / np.sqrt(np.maximum(lengths * own_lengths, np.float32(1e-9)))
+    """Cosines (S, O) of texts (S, D) and others (O, D), both minus the mean (S, D) that goes with the first."""
+    offsets = some - means
+    along = offsets @ others.T - _dots(offsets, means)[:, None]
+    squares = _dots(others, others) - 2 * means @ others.T + _dots(means, means)[:, None]  # of the others minus it
+    cosines: F32 = along / np.sqrt(np.maximum(_dots(offsets, offsets)[:, None] * squares, np.float32(1e-9)))
     return cosines
+
+
+def _dots(a: F32, b: F32) -> F32:
+    """Of each row of the one with the same row of the other."""
+    dots: F32 = np.einsum("sd,sd->s", a, b)
+    return dots
 
 
 def _remembered(size: int) -> Iterator[I64]:

@@ -164,7 +164,7 @@ def test_in_a_stream_only_the_queries_before_count() -> None:
         offsets = log.vectors - log.vectors[:t].astype(float).sum(axis=0) / (told[:t].sum() + MEAN_PRIOR)
         lengths = np.maximum(np.linalg.norm(offsets, axis=1), 1e-9)
         cosines = offsets @ offsets[t] / lengths / lengths[t]
-        weights[t, :t] = np.maximum(cosines[:t], 0) ** 3
+        weights[t, :t] = told[:t] * np.maximum(cosines[:t], 0) ** 3
     strength = SHRINK * max(float(np.median([weights[t].sum() for t in range(50)])), 1e-6)
     for t in range(50):
         known = log.replied[:t] & told[:t, None]
