@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from focalroute.errors import ConfigError
 from focalroute.evaluate.crossfit import PARTS, cross_fitted
-from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, PolicyComparison, compare_policies
+from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, UNTRIED, PolicyComparison, compare_policies
 from focalroute.learn.critic import STATE
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.gate import ENOUGH
 from focalroute.learn.mappo import Learner
 from focalroute.learn.trajectory import Steps
 from focalroute.policy.bundle import Policy, cold, load
@@ -203,6 +204,26 @@ def test_too_little_evidence_is_refused(
     few = compare_policies(log[:49], *policies)
     assert (few.a.estimates, few.b.estimates, few.difference) == (None, None, None)
     assert compare_policies(log[:1], *policies).episodes == 1
+
+
+def picked(answer: StoredAnswer) -> int:
+    """How many endpoints were asked first."""
+    assert answer.trajectory is not None
+    return len(answer.trajectory.decisions[0][1].picked)
+
+
+def test_answers_that_lack_what_a_policy_does_are_no_evidence(old: Learner, tmp_path: Path) -> None:
+    """However many they are worth: what never happened has no ratio, but its share is missing in their mean."""
+    keener = replace(old, decider=replace(old.decider, bias=old.decider.bias + np.float32(0.5)))
+    policies = policy_of(tmp_path / "old", old), policy_of(tmp_path / "keener", keener)
+    log = log_of(old, 300, 15)
+    whole = compare_policies(log, *policies).b
+    assert whole.enough
+    assert whole.mean_ratio == pytest.approx(1, abs=UNTRIED)
+    cheap = compare_policies([one for one in log if picked(one[0]) == 1], *policies).b
+    assert cheap.effective_sample_size > ENOUGH
+    assert cheap.mean_ratio < 1 - UNTRIED
+    assert not cheap.enough
 
 
 def test_what_cannot_be_compared_is_said(old: Learner, policies: tuple[Policy, Policy]) -> None:
