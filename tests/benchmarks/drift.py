@@ -61,7 +61,7 @@ SCENARIOS: Mapping[str, tuple[Mapping[str, float], frozenset[str]]] = {
 def synthetic(scenario: str, seed: int) -> tuple[Table, int]:
     """A stream of independent outcomes and the index of the endpoint that changes."""
     after, newcomers = SCENARIOS[scenario]
-    rng = random.Random(seed)
+    rng, texts = random.Random(seed), random.Random(f"texts {seed}")
     queries = []
     for n in range(QUERIES):
         second = n >= QUERIES // 2
@@ -70,7 +70,7 @@ def synthetic(scenario: str, seed: int) -> tuple[Table, int]:
         outputs = {name: _output(skill, label, rng) for name, skill in skills.items()}
         for name in newcomers if not second else ():
             del outputs[name]
-        message = {"role": "user", "content": f"question {n}"}
+        message = {"role": "user", "content": f"{texts.getrandbits(800):x}"}  # like no other: numbers are, near in time
         queries.append(LoggedQuery(f"q{n}", None, (message,), CHOICES, label, outputs, n + 1))
     endpoints = tuple(
         Endpoint(name, model="m", input_usd_per_1m=usd, output_usd_per_1m=usd) for name, usd in PRICES.items()
