@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from focalroute.learn.recorded import F32, I64, Bools, Recorded
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
-from focalroute.observe.memory import CAPACITY, MEAN_PRIOR, SHRINK, kernel, shrunk
+from focalroute.observe.memory import CAPACITY, SHRINK, cosines, kernel, mean_text, shrunk
 from focalroute.observe.reading import Rows, rows_of, standings, table_of
 
 __all__ = ["Hindsight", "LongRun", "book", "calibration", "log_masses", "look_back", "similar"]
@@ -110,7 +110,7 @@ def similar(recorded: Recorded) -> F32:
     means = _mean_texts(recorded.vectors, told)
     for at, rows in zip(range(0, len(recorded), _BLOCK), _remembered(len(recorded)), strict=True):
         block = slice(at, at + _BLOCK)
-        weights = kernel(_centred_cosines(recorded.vectors[block], recorded.vectors[rows], means[block]))
+        weights = kernel(cosines(recorded.vectors[block], recorded.vectors[rows], means[block]))
         weights *= told[rows] & (rows < np.arange(at, at + len(weights))[:, None])
         sums[block] = weights @ both[rows]
         total[block] = weights.sum(axis=1)
@@ -125,23 +125,7 @@ def _mean_texts(vectors: F32, told: Bools) -> F32:
     """(T, D) mean of the texts before each, as a memory that lost none of them takes it."""
     before = np.cumsum(vectors, axis=0, dtype=np.float64) - vectors
     count: I64 = np.cumsum(told) - told
-    means: F32 = (before / (count[:, None] + MEAN_PRIOR)).astype(np.float32)
-    return means
-
-
-def _centred_cosines(some: F32, others: F32, means: F32) -> F32:
-    """Cosines (S, O) of texts (S, D) and others (O, D), both minus the mean (S, D) that goes with the first."""
-    offsets = some - means
-    along = offsets @ others.T - _dots(offsets, means)[:, None]
-    squares = _dots(others, others) - 2 * means @ others.T + _dots(means, means)[:, None]  # of the others minus it
-    cosines: F32 = along / np.sqrt(np.maximum(_dots(offsets, offsets)[:, None] * squares, np.float32(1e-9)))
-    return cosines
-
-
-def _dots(a: F32, b: F32) -> F32:
-    """Of each row of the one with the same row of the other."""
-    dots: F32 = np.einsum("sd,sd->s", a, b)
-    return dots
+    return mean_text(before, count)
 
 
 def _remembered(size: int) -> Iterator[I64]:

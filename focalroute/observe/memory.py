@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CAPACITY", "MEAN_PRIOR", "SHRINK", "Memory", "kernel", "shrunk", "spread"]
+__all__ = ["CAPACITY", "MEAN_PRIOR", "SHRINK", "Memory", "cosines", "kernel", "mean_text", "shrunk", "spread"]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -54,6 +54,20 @@ def kernel(cosine: F32) -> F32:
     positive = np.maximum(cosine, 0)
     cubed: F32 = positive * positive * positive
     return cubed
+
+
+def mean_text(total: NDArray[np.float64], count: int | I64) -> F32:
+    """The mean (..., D) of so many texts (...) with this sum (..., D), shrunk by `MEAN_PRIOR`."""
+    mean: F32 = (total / (np.asarray(count)[..., None] + MEAN_PRIOR)).astype(np.float32)
+    return mean
+
+
+def cosines(some: F32, others: F32, mean: F32) -> F32:
+    """Cosines (S, O) of texts (S, D) and others (O, D), minus a mean: (1, D), or (S, D), one for each of the first."""
+    offsets: F32 = some - mean
+    along: F32 = offsets @ others.T - _dots(offsets, mean)[:, None]
+    squares: F32 = _dots(others, others) - 2 * mean @ others.T + _dots(mean, mean)[:, None]  # of the others, likewise
+    return along * _scale(_dots(offsets, offsets))[:, None] * _scale(squares)
 
 
 def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
@@ -90,8 +104,8 @@ class Memory:
         self._total += vectors.sum(axis=0, dtype=np.float64)
         self._centre()
         if size > 1:
-            some = np.arange(0, size, max(size // _SOME, 1))
-            sums = kernel(self._cosines(some, np.arange(size))).sum(axis=1) - 1  # without themselves
+            some = vectors[:: max(size // _SOME, 1)]
+            sums = kernel(cosines(some, vectors, self._mean[None])).sum(axis=1) - 1  # without themselves
             self._typical = max(float(np.median(sums)), 0.0)
 
     def add(self, answer_id: str, vector: F32, values: Sequence[float]) -> None:
@@ -165,7 +179,7 @@ class Memory:
         new, old = known[:newest], known[newest:]
         if not len(new) or not len(old):
             return math.inf
-        weights = kernel(self._cosines(new, old))
+        weights = kernel(cosines(self._vectors[new], self._vectors[old], self._mean[None]))
         right, total = self._known[old, endpoint], weights.sum(axis=1)
         strength = SHRINK * max(float(np.median(total)), _LEAST)
         expected = shrunk(weights @ right, total, np.mean(right), strength)
@@ -190,16 +204,16 @@ class Memory:
 
     def _centre(self) -> None:
         """Take the mean of the texts again, and how far each is from it: |x_r - m|^2 = 1 - 2 x_r . m + |m|^2."""
-        self._mean = (self._total / (self._size + MEAN_PRIOR)).astype(np.float32)
+        self._mean = mean_text(self._total, self._size)
         along = np.einsum("md,d->m", self._vectors[: self._size], self._mean)
         self._scale[: self._size] = _scale(1 - 2 * along + self._mean @ self._mean)
         self._centred_at = self._added
 
-    def _cosines(self, some: I64, others: I64) -> F32:
-        """Between remembered texts."""
-        first, second = ((self._vectors[rows] - self._mean) * self._scale[rows, None] for rows in (some, others))
-        cosines: F32 = first @ second.T
-        return cosines
+
+def _dots(a: F32, b: F32) -> F32:
+    """Of each row of the one with that of the other; a single row goes with all."""
+    dots: F32 = np.einsum("sd,sd->s", a, b)
+    return dots
 
 
 def _scale(square: F32) -> F32:

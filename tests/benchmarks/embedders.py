@@ -23,7 +23,7 @@ from focalroute.config import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import F64, I64, Table, join, split
 from focalroute.observe.features import clipped, text_features, unit_vector
-from focalroute.observe.memory import MEAN_PRIOR, SHRINK, kernel, shrunk, spread
+from focalroute.observe.memory import SHRINK, cosines, kernel, mean_text, shrunk, spread
 
 F32 = NDArray[np.float32]
 
@@ -50,8 +50,8 @@ def chosen(table: Table, features: F32, train: I64, test: I64) -> F64:
     """What the answers of the endpoints chosen are worth, one for each test row."""
     past = train[spread(len(train))]
     value = np.where(table.there, np.nan_to_num(table.value), 0).astype(np.float32)
-    mean = features[past].sum(axis=0) / (len(past) + MEAN_PRIOR)
-    weights = kernel(_units(features[test] - mean) @ _units(features[past] - mean).T)
+    mean = mean_text(features[past].sum(axis=0, dtype=np.float64), len(past))
+    weights = kernel(cosines(features[test], features[past], mean[None]))
     total = weights.sum(axis=1, keepdims=True)
     strength = SHRINK * float(np.median(total))
     expected = shrunk(weights @ value[past], total, value[past].mean(axis=0), strength)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.observe import memory as module
-from focalroute.observe.memory import CAPACITY, MEAN_PRIOR, SHRINK, Memory, kernel
+from focalroute.observe.memory import CAPACITY, MEAN_PRIOR, SHRINK, Memory, cosines, kernel
 
 X, Y, BETWEEN = (np.array(v, np.float32) for v in ([1, 0], [0, 1], [math.sqrt(0.5), math.sqrt(0.5)]))
 UNKNOWN = math.nan
@@ -134,7 +134,7 @@ def test_what_all_texts_share_says_nothing() -> None:
     for i in range(200):
         memory.add(f"first {i}", first, [1.0])
         memory.add(f"second {i}", second, [0.0])
-    weights = kernel(memory._cosines(np.arange(2), np.arange(2)))
+    weights = kernel(cosines(memory._vectors[:2], memory._vectors[:2], memory._mean[None]))
     assert weights[0, 1] < 0.001
     assert weights[0, 0] == pytest.approx(1, abs=1e-4)
 
