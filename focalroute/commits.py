@@ -1,7 +1,9 @@
 """Rows on their way from an event loop to the store's thread and back, in company.
 
 Waking another thread costs more than storing a row. So all that a loop writes in one of its turns goes to the store at
-once, and is committed together; and the loop is woken once for all that was committed meanwhile.
+once, and is committed together; and the loop is woken once for all that was committed meanwhile. Whoever wrote is told
+in groups, one a turn: told all at once, everybody goes on to the next call at once, and then waits for the service with
+nobody left to use the time.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from functools import partial
 from focalroute.store.base import Row, Store
 
 __all__ = ["Commits"]
+
+_GROUP = 16  # told in one turn: in smaller groups every stage of an ask runs with cold caches
+_GROUPS = 4  # where more than that many groups wait, they are larger
 
 
 class Commits:
@@ -43,6 +48,7 @@ class _Lane:
         self._store = store
         self._going: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
         self._landed: deque[tuple[asyncio.Future[None], Future[None]]] = deque()
+        self._untold: deque[tuple[asyncio.Future[None], Future[None]]] = deque()
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
         waiter = self._loop.create_future()
@@ -63,8 +69,15 @@ class _Lane:
             self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
+        telling = bool(self._untold)
         while self._landed:
-            waiter, written = self._landed.popleft()
+            self._untold.append(self._landed.popleft())
+        if not telling:
+            self._tell_group()
+
+    def _tell_group(self) -> None:
+        for _ in range(min(len(self._untold), max(_GROUP, len(self._untold) // _GROUPS))):
+            waiter, written = self._untold.popleft()
             if waiter.done():  # nobody waits for it any more
                 continue
             error = written.exception()
@@ -72,3 +85,5 @@ class _Lane:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
+        if self._untold:
+            self._loop.call_soon(self._tell_group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,34 @@ def test_a_write_whose_waiter_gave_up_is_committed(tmp_path: Path) -> None:
     asyncio.run(give_up())
     assert [kept.id for kept, _ in store.recent(10)] == ["a", "b"]
     store.close()
+
+
+def test_many_are_told_in_their_order_and_never_all_in_one_turn(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    told: list[tuple[int, int]] = []  # who, in which turn of the loop
+
+    async def write() -> None:
+        loop, commits = asyncio.get_running_loop(), Commits(store)
+        turn = 0
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count)
+
+        async def one(number: int) -> None:
+            await commits.write((answer(f"{number}"),))
+            told.append((number, turn))
+
+        count()
+        await asyncio.gather(*map(one, range(100)))
+
+    asyncio.run(write())
+    store.close()
+    assert [number for number, _ in told] == list(range(100))
+    together = Counter(turn for _, turn in told)
+    assert len(together) >= 2
+    assert max(together.values()) <= 50  # two groups may meet in a turn
 
 
 def test_loops_one_after_the_other_have_their_own_writes(tmp_path: Path) -> None:
