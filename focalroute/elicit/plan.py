@@ -1,7 +1,8 @@
 """How a question is put to one endpoint, and how its reply is read.
 
-A closed question gets its choices as lettered lines and asks for the letter alone. What an endpoint can do decides how
-its probabilities are had, best first:
+A closed question gets its choices as lettered lines and asks for the letter alone, unless the endpoint is to be asked
+for the likelihood of each whole choice (see `focalroute.elicit.likelihood`). What an endpoint can do decides how its
+probabilities are had, best first:
 
 1. log-probabilities with alternatives: the mass of every label where the reply gives its answer;
 2. several samples: the share of each choice;
@@ -22,9 +23,10 @@ from typing import Any, Literal
 
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.capabilities import Capabilities
+from focalroute.elicit.likelihood import choice_masses, written_out
 from focalroute.elicit.messages import added
 from focalroute.elicit.parse import DECORATION, Reader, reader_of
-from focalroute.elicit.score import score
+from focalroute.elicit.score import score, spoken
 from focalroute.errors import CallFailed
 from focalroute.records import Failure, Method, Query
 from focalroute.structured import Structure
@@ -77,7 +79,8 @@ class Plan:
         method: what the request is made for.
         choices: those of the query; None for a free-form question.
         kind: of a free-form question's answer.
-        otherwise: how to put it where this is refused for the schema it is held to; None: there is no other way.
+        otherwise: how to put it where this is refused, for the schema it is held to or as there are no likelihoods to
+            be had; None: there is no other way.
     """
 
     request: Request
@@ -96,6 +99,8 @@ class Plan:
         samples = completion.choices[: self.request.n]  # nobody has more votes than were asked for
         if self.choices is None:
             return self._called(completion) or _free_form(completion, samples, self.kind)
+        if self.method == "likelihood":
+            return _likeliest(completion, self.choices)
         reader = reader_of(self.choices)
         if self.method == "samples" and len(samples) > 1:
             return _counted(completion, samples, reader)
@@ -123,19 +128,27 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
         return _structured(query, query.answer, held=capabilities.structured_choice)
     if query.choices is None:
         return _free_form_plan(query, capabilities)
-    samples = samples if query.samples is None else query.samples
-    labels = reader_of(query.choices).labels
-    messages = added(query.messages, _asked(query.choices, labels))
+    labelled = _labelled(query, query.choices, capabilities, samples if query.samples is None else query.samples)
+    scored = written_out(query.messages, query.choices) if capabilities.whole_choices else None
+    if scored is None:
+        return labelled
+    return Plan(Request((), 0, params=query.params, scored=scored), "likelihood", query.choices, otherwise=labelled)
+
+
+def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities, samples: int) -> Plan:
+    """Its choices as lettered lines."""
+    labels = reader_of(choices).labels
+    messages = added(query.messages, _asked(choices, labels))
     held = labels if capabilities.structured_choice else None
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
         request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
-        return Plan(request, "logprobs", query.choices)
+        return Plan(request, "logprobs", choices)
     if capabilities.n and samples > 1:
         request = Request(messages, MAX_TOKENS, 1.0, samples, None, held, params=query.params)
-        return Plan(request, "samples", query.choices)
+        return Plan(request, "samples", choices)
     if capabilities.logprobs:
-        return Plan(Request(messages, MAX_TOKENS, 0.0, 1, 0, held, params=query.params), "logprobs", query.choices)
-    return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", query.choices)
+        return Plan(Request(messages, MAX_TOKENS, 0.0, 1, 0, held, params=query.params), "logprobs", choices)
+    return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", choices)
 
 
 def needs_probe(query: Query) -> bool:
@@ -182,11 +195,20 @@ def _single(completion: Completion, reader: Reader, method: Method) -> Reading:
             completion,
             "the log-probabilities asked for did not come back; set logprobs = false where this happens often",
         )
-    masses = score(sample.tokens, reader, found.choice)
+    masses = score(spoken(sample.tokens, sample.text), reader, found.choice)
     if masses is None:
         return Reading(sample.text, found.choice, None, "parsed", sample.finish_reason)
     choice = max(range(len(masses)), key=lambda i: (masses[i], i == found.choice))
     return Reading(sample.text, choice, masses, "logprobs", sample.finish_reason)
+
+
+def _likeliest(completion: Completion, choices: Sequence[str]) -> Reading:
+    tokens = [choice.tokens for choice in completion.choices if choice.tokens is not None]
+    if len(tokens) < len(choices):
+        raise _unusable(completion, "no log-probabilities of the prompt came back; leave whole_choices out here")
+    mass = choice_masses(tokens)
+    choice = mass.index(max(mass))
+    return Reading(choices[choice], choice, mass, "likelihood", None)
 
 
 def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> Reading:

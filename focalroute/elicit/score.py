@@ -8,7 +8,21 @@ from collections.abc import Sequence
 from focalroute.elicit.parse import DECORATION, Found, Reader
 from focalroute.wire import Token
 
-__all__ = ["score"]
+__all__ = ["score", "spoken"]
+
+
+def spoken(tokens: Sequence[Token], text: str) -> Sequence[Token]:
+    """The tokens without those behind a text that is not empty: some services (vLLM) list the one that ended it.
+
+    >>> [token.text for token in spoken([Token("B", 0.0, {}), Token("<|im_end|>", 0.0, {})], "B")]
+    ['B']
+    """
+    text = text.strip()
+    if not text:
+        return tokens
+    while len(tokens) > 1 and "".join(token.text for token in tokens[:-1]).strip().endswith(text):
+        tokens = tokens[:-1]
+    return tokens
 
 
 def score(tokens: Sequence[Token], reader: Reader, choice: int) -> tuple[float, ...] | None:

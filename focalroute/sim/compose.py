@@ -38,7 +38,7 @@ class Composer:
                 "index": i,
                 "message": {"role": "assistant", **self._said(reply.text, reply.text)},
                 "finish_reason": self._finish(reply),
-                **self._logprobs(reply.tokens, self.dialect.logprobs),
+                **self._logprobs((*reply.tokens, *self._end(reply)), self.dialect.logprobs),
                 **self.dialect.choice,
             }
             for i, reply in enumerate(self.replies)
@@ -95,6 +95,11 @@ class Composer:
         if top is None or write is None or not self.dialect.tells_logprobs(self.model, self.request.prompt.key):
             return {"logprobs": None}
         return {"logprobs": write(tokens, top)}
+
+    def _end(self, reply: Reply) -> Sequence[Token]:
+        """The token that ended it, where the service lists that."""
+        end = self.dialect.end
+        return () if reply.cut or not end else (Token(end, 1.0, ((end, 1.0),)),)
 
     def _finish(self, reply: Reply) -> str:
         return "length" if reply.cut else "stop" if self.request.calling is None else "tool_calls"

@@ -138,6 +138,7 @@ class Dialect:
         top: how many alternatives a request wants with each token; None: no log-probabilities. Raises `Refused`.
         logprobs: writes log-probabilities; None: it never does.
         chunk_logprobs: the same for a chunk of a stream, where that differs.
+        end: the token that ends a reply, where it stands among those with log-probabilities; empty: it does not.
         silent: the share of requests whose log-probabilities are null all the same.
         max_n: most samples in one call; 1: ``n`` is ignored.
         structured: the forms of constraint it knows; others are ignored.
@@ -159,6 +160,7 @@ class Dialect:
     top: Callable[[Mapping[str, Any]], int | None] = _top
     logprobs: WriteLogprobs | None = forms.openai
     chunk_logprobs: WriteLogprobs | None = None
+    end: str = ""
     silent: float = 0.0
     max_n: int = 128
     structured: frozenset[str] = frozenset({"json_schema"})
@@ -210,6 +212,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
     ),
     "vllm": Dialect(
         logprobs=forms.vllm,
+        end="<|im_end|>",
         structured=frozenset({"json_schema", "regex", "choice"}),
         usage=lambda cost, luck: {"prompt_tokens_details": None},
         head={"prompt_logprobs": None, "kv_transfer_params": None},
