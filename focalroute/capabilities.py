@@ -40,6 +40,7 @@ class Capabilities:
         n: whether one call returns several samples.
         structured_choice: whether an answer can be held to a set of choices.
         stream_usage: whether a stream ends with its usage.
+        whole_choices: whether closed questions are to be put as whole choices; not measured, the pool file says so.
     """
 
     logprobs: bool
@@ -47,6 +48,7 @@ class Capabilities:
     n: bool
     structured_choice: bool
     stream_usage: bool
+    whole_choices: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for the store."""

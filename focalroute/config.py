@@ -177,6 +177,9 @@ class Endpoint:
         n: overrides the probe: whether several samples can be asked for in one call.
         structured_choice: overrides the probe: whether an answer can be constrained to the choices.
         stream_usage: overrides the probe: whether a stream ends with its usage.
+        whole_choices: score a closed question by the likelihood of each choice as a whole instead of asking for its
+            letter: a prompt for every choice, at a service whose ``/completions`` echoes prompts with their
+            log-probabilities, such as vLLM. Where that is refused, the letters are asked for.
         tools: whether it takes tools; None: it is asked, and what it refuses is remembered for an hour. Queries with
             tools are not put to an endpoint that takes none.
         images: likewise of images in messages.
@@ -205,6 +208,7 @@ class Endpoint:
     n: bool | None = None
     structured_choice: bool | None = None
     stream_usage: bool | None = None
+    whole_choices: bool = False
     tools: bool | None = None
     images: bool | None = None
     json_schema: bool | None = None

@@ -81,11 +81,14 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
         + _json_tokens(params)
         + _json_tokens(request.choices)
         + sum(map(_message_tokens, request.messages))
+        + sum(map(_text_tokens, request.scored))
     )
     return (prompt * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
 
 
 def _most_generated(params: Mapping[str, Any], request: Request) -> int | None:
+    if request.scored:  # nothing is wanted, but vLLM generates, and counts, a token for each text
+        return len(request.scored)
     caps = [params[name] for name in ("max_tokens", "max_completion_tokens") if name in params] or [request.max_tokens]
     samples = params.get("n", request.n)
     return max(caps) * samples if all(isinstance(count, int) for count in (*caps, samples)) else None
@@ -94,6 +97,10 @@ def _most_generated(params: Mapping[str, Any], request: Request) -> int | None:
 def _message_tokens(message: Mapping[str, Any]) -> int:
     rest = {key: value for key, value in message.items() if key not in ("role", "content")}  # tool calls, a name
     return _PER_MESSAGE + _content_tokens(message.get("content")) + _json_tokens(rest)
+
+
+def _text_tokens(text: str) -> int:
+    return _PER_MESSAGE + _content_tokens(text)
 
 
 def _json_tokens(value: object) -> int:

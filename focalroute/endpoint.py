@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from focalroute.config import Endpoint
 from focalroute.errors import CallFailed, ConfigError
-from focalroute.injected import CHAT, EMBEDDINGS, Injected, cap_field, read_all
+from focalroute.injected import CHAT, COMPLETIONS, EMBEDDINGS, Injected, cap_field, read_all
 from focalroute.records import Failure, Usage
 from focalroute.wire import (
     MAX_REPLY_BYTES,
@@ -29,7 +29,9 @@ from focalroute.wire import (
     broken,
     decode_bytes,
     decode_embeddings,
+    decode_scored,
     encode,
+    encode_scored,
     encode_texts,
     refusal,
 )
@@ -118,8 +120,11 @@ class EndpointClient:
             CallFailed: no chat completion came back; the failure says why.
             ConfigError: the endpoint has no address, or its key is not set.
         """
-        body = self._body(request, self._ready().cap, stream=False)
-        return decode_bytes(await self._whole(CHAT, body, timeout_s))
+        request = self._with_params(request)
+        if request.scored:
+            body = await self._whole(COMPLETIONS, encode_scored(request, self.endpoint.model), timeout_s)
+            return decode_scored(body, len(request.scored))
+        return decode_bytes(await self._whole(CHAT, self._body(request, self._ready().cap), timeout_s))
 
     async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embedded:
         """Ask once for the embeddings of some texts.
@@ -157,7 +162,8 @@ class EndpointClient:
         deadline = asyncio.get_running_loop().time() + (timeout_s or self.endpoint.timeout_s)
         decoder = decoder or StreamDecoder()
         transport = self._ready()
-        pieces = transport.stream(self._body(request, transport.cap, stream=True), decoder)
+        request = replace(self._with_params(request), stream=True)
+        pieces = transport.stream(self._body(request, transport.cap), decoder)
         try:
             async with contextlib.aclosing(pieces):
                 while (piece := await _next(pieces, deadline)) is not None:
@@ -179,10 +185,11 @@ class EndpointClient:
             self._transport = Injected(self.endpoint) if injected else _Http(self.endpoint, self._clients, self._heed)
         return self._transport
 
-    def _body(self, request: Request, cap: CapField, *, stream: bool) -> dict[str, Any]:
+    def _with_params(self, request: Request) -> Request:
         params = self.endpoint.params
-        if params or stream != request.stream:
-            request = replace(request, params={**params, **request.params}, stream=stream)
+        return replace(request, params={**params, **request.params}) if params else request
+
+    def _body(self, request: Request, cap: CapField) -> dict[str, Any]:
         return encode(request, self.endpoint.model, self.endpoint.spoken, cap=cap)
 
 
@@ -206,7 +213,7 @@ class _Http:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
-            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, EMBEDDINGS)}
+            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
         except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = cap_field(endpoint.base_url)

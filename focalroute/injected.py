@@ -16,13 +16,13 @@ from focalroute.errors import CallFailed
 from focalroute.records import Failure
 from focalroute.wire import MAX_REPLY_BYTES, CapField, StreamDecoder, broken, refusal
 
-__all__ = ["CHAT", "EMBEDDINGS", "Injected", "cap_field", "read_all"]
+__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "Injected", "cap_field", "read_all"]
 
 #: What is called at a service.
-CHAT, EMBEDDINGS = "/chat/completions", "/embeddings"
+CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
 #: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
 _BY_NAME = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "logprobs", "top_logprobs"}
-_BY_NAME |= {"response_format", "stream", "stream_options", "input", "encoding_format"}
+_BY_NAME |= {"response_format", "stream", "stream_options", "input", "encoding_format", "prompt", "echo"}
 _UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
 _OPENAI_HOSTS = ("openai.com", "azure.com")
 
@@ -58,6 +58,7 @@ class Injected:
         # loads much code, for which no call's time limit shall pay
         self._create = {
             CHAT: self._client.chat.completions.with_streaming_response.create,
+            COMPLETIONS: self._client.completions.with_streaming_response.create,
             EMBEDDINGS: self._client.embeddings.with_streaming_response.create,
         }
         self.cap = cap_field(str(self._client.base_url))

@@ -117,9 +117,12 @@ class Pool:
         if not purse.limited:
             return None
         plan = self._plan(query, capabilities.DEAREST, bounded=True)
+        scored = self._plan(query, replace(capabilities.DEAREST, whole_choices=True), bounded=True)
         bounds = []
         for seat in self._seats:
             bound = upper_bound(plan.request, seat.endpoint) if seat.endpoint.price else Decimal(0)
+            if bound and seat.endpoint.whole_choices:
+                bound = max(bound, upper_bound(scored.request, seat.endpoint) or bound)
             if bound is None:
                 raise ConfigError(
                     "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"

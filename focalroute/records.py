@@ -54,7 +54,7 @@ FailureKind = Literal[
     "limited",  # not called at all: its rate limit leaves no room in time
     "unavailable",  # not called at all: no longer affordable
 ]
-Method = Literal["logprobs", "samples", "parsed", "text"]
+Method = Literal["likelihood", "logprobs", "samples", "parsed", "text"]
 #: How replies become the answer: see `Query`.
 Combine = Literal["choose", "pick", "synthesise"]
 #: Where a cost comes from: the reply said so; tokens x the pool file's own price, a listing's or a price library's (see

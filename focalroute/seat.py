@@ -79,7 +79,7 @@ class Seat:
         self._probing_since = math.inf
         self._looking = Background()
         self._lacks: dict[str, float] = {}  # what it said it cannot do -> until when that is believed
-        self._refused: set[str] = set()  # schemas that it does not take, though it takes others
+        self._refused: set[str] = set()  # schemas that it does not take, though it takes others, or to score choices
 
     def _remembered(self) -> Capabilities | None:
         row = self._store.capabilities(capabilities.key(self.endpoint))
@@ -223,19 +223,20 @@ class Seat:
             self.throttle.leave(turn, tokens, failure)
 
     async def _put(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
-        """One attempt; a second one in another way where the service does not take just this schema."""
+        """One attempt; a second one in another way where the service does not take just this schema, or scores none."""
         if plan.otherwise is None:
             return await self._attempt(call, plan)
-        schema = str(plan.request.params.get("response_format"))
-        if schema not in self._refused:
+        scored = bool(plan.request.scored)
+        way = "scored" if scored else str(plan.request.params.get("response_format"))
+        if way not in self._refused:
             try:
                 return await self._attempt(call, plan)
             except CallFailed as error:
-                if error.failure.status not in _REFUSED:
+                if error.failure.status not in _REFUSED and not (scored and _scores_none(error.failure)):
                     raise
             if len(self._refused) >= _REFUSED_KEPT:
                 self._refused.clear()
-            self._refused.add(schema)
+            self._refused.add(way)
         return await self._attempt(call, plan.otherwise)
 
     async def _attempt(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
@@ -290,8 +291,14 @@ class Seat:
         """About what a call will use of the tokens of a minute; corrected by what it did."""
         if self.endpoint.tokens_per_minute is None:
             return 0.0
-        asked = sum(len(str(message.get("content", ""))) for message in request.messages) / 4
+        written = (*(str(message.get("content", "")) for message in request.messages), *request.scored)
+        asked = sum(map(len, written)) / 4
         return asked + (request.max_tokens or _UNBOUNDED_TOKENS) * request.n
+
+
+def _scores_none(failure: Failure) -> bool:
+    """Whether a service has no likelihoods to give: no such address, or a reply that is about something else."""
+    return failure.status in (404, 405) or failure.kind in ("unusable", "protocol")
 
 
 def _not_affordable() -> CallFailed:

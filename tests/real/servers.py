@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.real.build import LITELLM, LLAMA_SERVER
-from tests.real.tiny_model import write_tiny_model
+from tests.real.build import LITELLM, LLAMA_SERVER, VLLM
+from tests.real.tiny_model import write_tiny_folder, write_tiny_model
 
-__all__ = ["Server", "litellm_proxy", "llama_server", "llama_serving"]
+__all__ = ["Server", "litellm_proxy", "llama_server", "llama_serving", "vllm_server", "vllm_serving"]
 
-_ADDRESS = re.compile(r"(?:listening|running) on (http://127\.0\.0\.1:\d+)")
+_ADDRESS = re.compile(r"(?:listening|running|server) on (http://127\.0\.0\.1:\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,25 @@ def litellm_proxy(folder: Path, upstream: Server) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def vllm_server(folder: Path, seed: int = 0) -> Iterator[Server]:
+    """vLLM with the tiny model of ``seed``; it takes half a minute to start."""
+    model = write_tiny_folder(folder / f"tiny-{seed}", seed)
+    with vllm_serving(model, folder / "vllm.log") as root:
+        yield Server(f"{root}/v1", model.name)
+
+
+@contextlib.contextmanager
+def vllm_serving(model: Path, log: Path) -> Iterator[str]:
+    """vLLM with the model in this folder, on one thread: its root address."""
+    command = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--enforce-eager"]
+    command += ["--served-model-name", model.name, "--host", "127.0.0.1", "--max-num-seqs", "16"]
+    command += ["--port", str(_free_port())]  # it would serve on one of its own choice, and not say which
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with _running(command, log, "/health", timeout_s=240, env=env) as (root, _):
+        yield root
+
+
+@contextlib.contextmanager
 def _running(
     command: Sequence[str], log: Path, health: str, *, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
@@ -103,6 +123,12 @@ def _running(
             yield _wait_until_ready(process, log, health, time.monotonic() + timeout_s), process
         finally:
             _stop(process)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, health: str, deadline: float) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
+import httpx
 import pytest
+from openai import AsyncOpenAI
 
+from focalroute import Answer, AsyncEnsemble, Budget
 from focalroute.capabilities import NONE, Capabilities, probe
 from focalroute.config import Endpoint
 from focalroute.elicit import Reading, plan
@@ -30,15 +34,21 @@ HELD = replace(NONE, structured_choice=True)  # a random model answers nothing r
 T = TypeVar("T")
 
 
-@pytest.fixture(params=["llama-server", "litellm"])
+@pytest.fixture(params=["llama-server", "litellm", "vllm"])
 def endpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     """The test runs against each of them."""
+    if request.param == "vllm":
+        return vllm_endpoint(request.getfixturevalue("vllm_server"))
     if request.param == "litellm":
         proxy: Server = request.getfixturevalue("litellm_proxy")
         monkeypatch.setenv("REAL_PROXY_KEY", proxy.key or "")
         return Endpoint("proxy", model=proxy.model, base_url=proxy.base_url, api_key_env="REAL_PROXY_KEY")
     start: Callable[[int], Server] = request.getfixturevalue("llama_server")
     return Endpoint("llama", model=start(0).model, base_url=start(0).base_url, dialect="llamacpp")
+
+
+def vllm_endpoint(server: Server, **settings: Any) -> Endpoint:
+    return Endpoint("vllm", model=server.model, base_url=server.base_url, dialect="vllm", **settings)
 
 
 @asynccontextmanager
@@ -119,8 +129,68 @@ def test_a_call_right_after_a_stream_succeeds(endpoint: Endpoint) -> None:
     assert with_client(endpoint, alternate) == 10
 
 
+def test_the_likelihood_of_whole_choices(vllm_server: Server) -> None:
+    """Of choices of one token it is what the model would say next, were it held to them."""
+    endpoint = vllm_endpoint(vllm_server)
+    query = Query("q", ({"role": "user", "content": "B or C?"},), choices=("A", "B", "C", "D"))
+    put = plan(query, replace(NONE, whole_choices=True))
+    reading = put.read(with_client(endpoint, lambda client: client.complete(put.request)))
+    question, _ = put.request.scored[0].rsplit(" ", 1)
+    held = {
+        "prompt": question,
+        "max_tokens": 1,
+        "logprobs": 4,
+        "structured_outputs": {"choice": [" A", " B", " C", " D"]},
+    }
+    url = f"{vllm_server.base_url}/completions"
+    reply = httpx.post(url, json={"model": vllm_server.model, **held}, timeout=60, trust_env=False).json()
+    top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
+    assert reading.probabilities == pytest.approx([math.exp(top[f" {letter}"]) for letter in "ABCD"], abs=1e-3)
+    assert (reading.method, reading.text) == ("likelihood", "ABCD"[reading.choice or 0])
+
+
+@pytest.mark.parametrize("kind", ["own client", "AsyncOpenAI"])
+def test_an_ensemble_of_whole_choices(vllm_server: Server, kind: str) -> None:
+    """Through the public face, by our own HTTP or a ready client; a prompt a choice is what is billed."""
+    settings: dict[str, Any] = {"input_usd_per_1m": 1, "output_usd_per_1m": 1, "whole_choices": True}
+
+    async def ask() -> tuple[Answer, Answer]:
+        async with AsyncOpenAI(base_url=vllm_server.base_url, api_key="none") as client:
+            endpoint = vllm_endpoint(vllm_server, **settings)
+            if kind == "AsyncOpenAI":
+                endpoint = Endpoint("vllm", model=vllm_server.model, client=client, dialect="vllm", **settings)
+            async with AsyncEnsemble([endpoint], budget=Budget(max_usd_per_ask=1)) as pool:
+                question = "Which planet has the most moons?"
+                return await pool.ask(question, choices=("Jupiter", "Saturn", "Mars")), await pool.ask(question)
+
+    closed, free = anyio.run(ask)
+    assert closed.replies[0].method == "likelihood"
+    assert sum(closed.replies[0].probabilities or ()) == pytest.approx(1)
+    usage = closed.replies[0].usage
+    assert usage is not None
+    assert usage.prompt_tokens > 3 * 10
+    assert free.replies[0].method == "text"
+
+
+def test_whole_choices_of_a_server_that_scores_none_are_asked_for_by_letter(
+    llama_server: Callable[[int], Server],
+) -> None:
+    """llama-server gives the log-probabilities of what it generates: it is not asked again, its letters are."""
+    server = llama_server(0)
+    endpoint = Endpoint("llama", model=server.model, base_url=server.base_url, dialect="llamacpp", whole_choices=True)
+
+    async def ask() -> list[Answer]:
+        async with AsyncEnsemble([endpoint]) as pool:
+            return [await pool.ask("Jupiter or Saturn?", choices=("Jupiter", "Saturn")) for _ in range(2)]
+
+    first, second = anyio.run(ask)
+    assert first.replies[0].method == second.replies[0].method == "logprobs"
+
+
 def test_too_many_samples_are_a_failure_with_its_status(endpoint: Endpoint) -> None:
     """n above what the server has slots for is status 400, not to be retried."""
+    if endpoint.name == "vllm":
+        pytest.skip("vLLM has no slots: it gives as many as are asked for")
     with pytest.raises(CallFailed) as caught:
         with_client(endpoint, lambda client: client.complete(Request(MESSAGES, 4, n=100)))
     assert caught.value.failure.status == 400

@@ -1,0 +1,61 @@
+"""The log-likelihood of given texts, without I/O: ``/completions`` told to generate nothing and to echo its prompts.
+
+OpenAI had it first, vLLM has it, and most services have not: they refuse it, or pass over the ``echo``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from focalroute.errors import CallFailed
+from focalroute.records import Usage
+from focalroute.wire.fields import broken, echoed_tokens, reported, text_of, usage_of
+from focalroute.wire.format import Completion, CompletionChoice, Request, parsed
+
+__all__ = ["decode_scored", "encode_scored"]
+
+_OURS = ("max_tokens", "max_completion_tokens", "n", "response_format", "tools", "tool_choice")
+
+
+def encode_scored(request: Request, model: str) -> dict[str, Any]:
+    """The JSON body that asks for the log-probabilities of every token of ``request.scored``.
+
+    Of the parameters what says how to generate is left out: nothing is generated.
+    """
+    params = {name: value for name, value in request.params.items() if name not in _OURS}
+    asked = {"prompt": list(request.scored), "max_tokens": 0, "echo": True, "logprobs": 1}
+    return {**params, "model": model, **asked}
+
+
+def decode_scored(body: bytes | bytearray, count: int) -> Completion:
+    """The texts as they came back, in the order they were sent; the first token of each has no log-probability.
+
+    Raises:
+        CallFailed: the body is not JSON, or not so many completions; ``.usage`` is kept where it could be read.
+    """
+    payload = parsed(body)
+    if not isinstance(payload, Mapping):
+        raise broken("the reply is not a JSON object")
+    usage = _usage(payload.get("usage"))
+    choices = payload.get("choices")
+    if payload.get("error") is not None and not choices:
+        raise CallFailed(reported(payload["error"]), usage)
+    if not isinstance(choices, list) or len(choices) != count:
+        raise broken("the reply does not have a completion for each text", usage)
+    found: dict[int, CompletionChoice] = {}
+    for place, item in enumerate(choices):
+        item = item if isinstance(item, Mapping) else {}
+        index, text = item.get("index", place), text_of(item.get("text"))
+        if type(index) is not int or text is None:
+            raise broken("a completion has no text", usage)
+        found[index] = CompletionChoice(text, text_of(item.get("finish_reason")), echoed_tokens(item.get("logprobs")))
+    if found.keys() != set(range(count)):
+        raise broken("the completions do not fit the texts", usage)
+    ordered = tuple(found[index] for index in range(count))
+    return Completion(ordered, usage, text_of(payload.get("model")), text_of(payload.get("id")))
+
+
+def _usage(counts: object) -> Usage | None:
+    """Some services leave out what they did not generate."""
+    return usage_of({"completion_tokens": 0, **counts}) if isinstance(counts, Mapping) else None
