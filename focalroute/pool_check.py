@@ -282,6 +282,7 @@ def _can(able: Capabilities | None) -> str:
         f"log-probabilities (top {able.top_logprobs})": able.logprobs,
         "n samples": able.n,
         "held to choices": able.structured_choice,
+        "whole choices": able.whole_choices,
         "usage of streams": able.stream_usage,
     }
     return ", ".join(word for word, there in words.items() if there) or "plain replies only"

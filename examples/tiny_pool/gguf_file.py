@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from examples.tiny_pool.network import EPSILON, THETA, Llama
 from examples.tiny_pool.wording import ANSWER, END, TEMPLATE, merges
 
-__all__ = ["CONTEXT", "write_gguf"]
+__all__ = ["CONTEXT", "named_weights", "write_gguf"]
 
 CONTEXT = 512  # tokens, as the model says; the longest question has about 120
 
@@ -28,7 +28,7 @@ def write_gguf(path: Path, name: str, model: Llama, tokenizer: Any) -> Path:
     writer = gguf.GGUFWriter(str(partial), "llama")
     _describe(writer, name, model)
     _add_vocabulary(writer, tokenizer)
-    for label, weights in _weights(model):
+    for label, weights in named_weights(model):
         writer.add_tensor(label, np.ascontiguousarray(weights))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -71,7 +71,7 @@ def _add_vocabulary(writer: Any, tokenizer: Any) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
-def _weights(model: Llama) -> Iterator[tuple[str, F32]]:
+def named_weights(model: Llama) -> Iterator[tuple[str, F32]]:
     """By the names of llama.cpp; without output weights it takes the embedding's."""
     yield "token_embd.weight", _array(model.embedding.weight)
     yield "output_norm.weight", _array(model.norm.weight)

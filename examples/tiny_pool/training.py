@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -17,9 +17,11 @@ from examples.tiny_pool.gguf_file import write_gguf
 from examples.tiny_pool.network import Llama
 from examples.tiny_pool.recipe import TOPICS, Recipe, cached
 from examples.tiny_pool.wording import END, Tokens, tokenizer, tokens
-from focalroute.sim import generate
+from focalroute.sim import Question, generate
 
-__all__ = ["ready", "right", "train"]
+__all__ = ["Beside", "ready", "right", "train"]
+
+Beside = Callable[[Llama, Sequence[Question]], Any]
 
 _WARM_UP = 50  # steps until the full rate
 _COOL_DOWN = 0.2  # of all steps, at the end: from the full rate to none
@@ -59,8 +61,12 @@ def ready(recipe: Recipe) -> Path:
     return path
 
 
-def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
-    """The trained model, and its share right of the validation questions of each topic."""
+def train(recipe: Recipe, beside: Beside | None = None) -> tuple[Llama, dict[str, float]]:
+    """The trained model, and its share right of the validation questions of each topic.
+
+    Args:
+        beside: a loss that is added in every step: of the model and the questions of the step.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     made, rng = tokenizer(TOPICS), Random(f"train {recipe.seed}")
@@ -74,8 +80,11 @@ def train(recipe: Recipe) -> tuple[Llama, dict[str, float]]:
         share = min(step / _WARM_UP, (1 - step / recipe.steps) / _COOL_DOWN, 1)
         alone = step < recipe.alone
         drawn = rng.choices(topics, shares, k=2 * recipe.batch if alone else recipe.batch)
-        batch = _batch([tokens(made, generate(topic, rng)) for topic in drawn])
+        questions = [generate(topic, rng) for topic in drawn]
+        batch = _batch([tokens(made, question) for question in questions])
         loss = _first_loss(model, batch) if alone else _loss(model, judge, batch)
+        if beside is not None:
+            loss = loss + beside(model, questions)
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         for optimiser in optimisers:

@@ -1,7 +1,7 @@
 """Write a tiny model with random weights as a GGUF file: ``python tests/real/tiny_model.py PATH [SEED]``.
 
 It speaks no sense, but llama-server runs it like any other llama: tokens, log-probabilities, grammars, usage are real.
-vLLM gets it as a folder in the form of Hugging Face.
+vLLM gets it as a folder.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.real.hugging_face import write_folder
 
 __all__ = ["write_tiny_folder", "write_tiny_model"]
 
@@ -63,57 +65,13 @@ def write_tiny_model(path: Path, seed: int = 0) -> Path:
 
 
 def write_tiny_folder(folder: Path, seed: int = 0) -> Path:
-    """Write the model to a folder that transformers and vLLM read; its heads are wider, as vLLM needs on a CPU."""
+    """Write the model to a folder for vLLM; its heads are wider, as that needs on a CPU."""
     tokenizer = _tokenizer()
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
-    folder.mkdir(parents=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"bos_token": tokens[START], "eos_token": tokens[END], "chat_template": CHAT_TEMPLATE}
-    _write_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", **special)
-    _write_json(
-        folder / "config.json",
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
-        vocab_size=len(tokens),
-        hidden_size=WIDTH,
-        intermediate_size=FEED_FORWARD,
-        num_hidden_layers=BLOCKS,
-        num_attention_heads=WIDTH // 32,
-        num_key_value_heads=WIDTH // 32,
-        max_position_embeddings=CONTEXT,
-        rms_norm_eps=1e-5,
-        bos_token_id=START,
-        eos_token_id=END,
-        tie_word_embeddings=False,
-        dtype="float32",
+    weights = dict(_weights(tokens, seed))
+    return write_folder(
+        folder, tokenizer, weights, special=(START, END), template=CHAT_TEMPLATE, heads=WIDTH // 32, context=CONTEXT
     )
-    _write_tensors(folder / "model.safetensors", {_hugging_name(name): array for name, array in _weights(tokens, seed)})
-    return folder
-
-
-def _write_json(path: Path, **values: object) -> None:
-    path.write_text(json.dumps(values))
-
-
-def _hugging_name(name: str) -> str:
-    known = {"token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}  # fmt: skip
-    *block, part = name.removesuffix(".weight").removeprefix("blk.").split(".")
-    kind, _, which = part.partition("_")
-    part = known.get(part) or {"attn": f"self_attn.{which}_proj", "ffn": f"mlp.{which}_proj"}.get(kind, "lm_head")
-    if part == "lm_head":
-        return "lm_head.weight"
-    return ".".join(["model", *(["layers", *block] if block else []), part, "weight"])
-
-
-def _write_tensors(path: Path, tensors: dict[str, F32]) -> None:
-    """The safetensors format: the length of a JSON header, that header, then the arrays in a row."""
-    header, at = {}, 0
-    for name, array in tensors.items():
-        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in tensors.values()))
 
 
 def _tokenizer() -> Any:
