@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -163,8 +163,11 @@ class SqliteStore:
             yield self._file
             return
         with TemporaryDirectory(prefix="focalroute-") as folder:
-            file = Path(folder) / "store.db"
-            self._read(lambda db: _copy(db, file))
+            file, whole = Path(folder) / "store.db", self._read(lambda db: db.serialize())
+            try:
+                file.write_bytes(whole)  # here, while the store's thread goes on
+            except OSError as error:
+                raise StoreError(f"{file}: a copy of {self._name} cannot be written: {error.strerror}") from None
             yield file
 
     def close(self) -> None:
@@ -334,11 +337,6 @@ class SqliteStore:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
         tell(tuple(self._listeners), rows + news)
-
-
-def _copy(db: sqlite3.Connection, file: Path) -> None:
-    with closing(sqlite3.connect(file)) as copy:
-        db.backup(copy)
 
 
 def _code(error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -78,6 +79,17 @@ def test_a_store_in_memory_is_on_disk_while_that_is_asked_for(tmp_path: Path, mo
                 assert [(row.id, said) for row, said in copy.recent(9)] == [("a", (judge("a"),))]
                 assert copy.totals() == store.totals()
         assert not file.parent.exists()
+
+
+def test_a_copy_that_the_disk_has_no_room_for_is_a_store_error() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(SqliteStore()) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        try:
+            with pytest.raises(StoreError, match="copy of the store in memory cannot be written"), store.on_disk():
+                pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_many_may_open_a_fresh_file_at_once(tmp_path: Path) -> None:
