@@ -32,6 +32,7 @@ __all__ = ["Pool"]
 
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply whose length nobody bounded: a budget needs a bound
 _STALE_S = 60.0  # who was to be probed longer ago is not known to be out: its process is gone
+_SCORED = replace(capabilities.DEAREST, whole_choices=True)
 _NEWS_EVERY_S = 1.0  # how often it is looked up what other processes know of the endpoints
 
 
@@ -117,11 +118,11 @@ class Pool:
         if not purse.limited:
             return None
         plan = self._plan(query, capabilities.DEAREST, bounded=True)
-        scored = self._plan(query, replace(capabilities.DEAREST, whole_choices=True), bounded=True)
         bounds = []
         for seat in self._seats:
             bound = upper_bound(plan.request, seat.endpoint) if seat.endpoint.price else Decimal(0)
             if bound and seat.endpoint.whole_choices:
+                scored = self._plan(query, _SCORED, bounded=True)
                 bound = max(bound, upper_bound(scored.request, seat.endpoint) or bound)
             if bound is None:
                 raise ConfigError(

@@ -298,7 +298,7 @@ class Seat:
 
 def _scores_none(failure: Failure) -> bool:
     """Whether a service has no likelihoods to give: no such address, or a reply that is about something else."""
-    return failure.status in (404, 405) or failure.kind in ("unusable", "protocol")
+    return failure.status in (404, 405) or failure.kind == "unusable"
 
 
 def _not_affordable() -> CallFailed:

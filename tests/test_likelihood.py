@@ -12,7 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from focalroute import Answer, Budget, Endpoint, Ensemble
+from focalroute import Answer, Budget, Endpoint, Ensemble, PoolError
 from focalroute.capabilities import NONE, Capabilities, declared
 from focalroute.cost import cost_of, upper_bound
 from focalroute.elicit import plan
@@ -25,6 +25,13 @@ from tests.loopback import Server, completion, json_reply, serving
 
 QUESTION, CHOICES = "Which planet has the most moons?", ("Jupiter", "Saturn", "Mars")
 LIKES = {"J": 0.2, "S": 0.3, "M": 0.05}  # the model's chance of a letter; of any other character it is a half
+PLAIN: dict[str, Any] = {
+    "logprobs": False,
+    "top_logprobs": 0,
+    "n": False,
+    "structured_choice": False,
+    "stream_usage": True,
+}
 WHOLE = Capabilities(False, 0, False, False, True, whole_choices=True)
 
 
@@ -47,8 +54,7 @@ def expected(choices: tuple[str, ...]) -> list[float]:
 
 def asked(server: Server, times: int = 1, **settings: Any) -> list[Answer]:
     """A closed question, put to an endpoint at this server as whole choices."""
-    able = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": False, "stream_usage": True}
-    endpoint = Endpoint("e", model="m", base_url=server.url, whole_choices=True, **{**able, **settings})
+    endpoint = Endpoint("e", model="m", base_url=server.url, whole_choices=True, **{**PLAIN, **settings})
     with Ensemble([endpoint], budget=Budget(max_usd_per_ask=1) if "input_usd_per_1m" in settings else None) as pool:
         return [pool.ask(QUESTION, choices=CHOICES) for _ in range(times)]
 
@@ -96,7 +102,15 @@ def test_the_masses_are_normalised_products_of_what_differs() -> None:
 
 
 def test_nothing_is_generated_whatever_the_parameters_say() -> None:
-    params = {"max_tokens": 512, "n": 4, "tools": [], "response_format": {"type": "text"}, "seed": 3, "prompt": "no"}
+    params = {
+        "max_tokens": 512,
+        "n": 4,
+        "tools": [],
+        "top_logprobs": 5,
+        "response_format": {"type": "text"},
+        "seed": 3,
+        "prompt": "no",
+    }
     body = encode_scored(Request((), 0, params=params, scored=("a b", "a c")), "m")
     assert body == {"model": "m", "prompt": ["a b", "a c"], "max_tokens": 0, "echo": True, "logprobs": 1, "seed": 3}
 
@@ -191,6 +205,21 @@ def test_a_service_that_scores_none_is_asked_by_letter_and_never_again(refusal: 
     ]
 
 
+def test_a_reply_that_came_to_pieces_does_not_end_the_scoring() -> None:
+    async def handle(request: web.Request, body: Any) -> web.StreamResponse:
+        return web.Response(body=b"{", content_type="application/json") if broken() else json_reply(scored(body))
+
+    def broken() -> bool:
+        return len(server.received) == 1
+
+    with serving(handle) as server:
+        endpoint = Endpoint("e", model="m", base_url=server.url, whole_choices=True, **PLAIN)
+        with Ensemble([endpoint], attempts=1) as pool:
+            with pytest.raises(PoolError, match="not JSON"):
+                pool.ask(QUESTION, choices=CHOICES)
+            assert pool.ask(QUESTION, choices=CHOICES).replies[0].method == "likelihood"
+
+
 def test_a_server_that_breaks_down_is_not_taken_for_one_that_scores_none() -> None:
     async def handle(request: web.Request, body: Any) -> web.StreamResponse:
         return json_reply({"error": {"message": "later"}}, status=503)
@@ -202,7 +231,6 @@ def test_a_server_that_breaks_down_is_not_taken_for_one_that_scores_none() -> No
 
 def test_the_pool_file_alone_says_so() -> None:
     """No probe looks for it, and a declared endpoint needs no probe for it."""
-    able = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": False, "stream_usage": True}
-    endpoint = Endpoint("e", model="m", base_url="http://x/v1", whole_choices=True, **able)  # type: ignore[arg-type]
+    endpoint = Endpoint("e", model="m", base_url="http://x/v1", whole_choices=True, **PLAIN)
     assert declared(endpoint) == WHOLE
     assert not NONE.whole_choices

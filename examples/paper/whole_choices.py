@@ -36,7 +36,7 @@ from focalroute.sim import Question
 from tests.real.hugging_face import write_folder
 from tests.real.servers import vllm_serving
 
-__all__ = ["WAYS", "asked", "main", "model_folder", "recipes", "written"]
+__all__ = ["WAYS", "main", "played", "recipes", "written"]
 
 #: How an endpoint is asked -> what its pool file says.
 WAYS: Mapping[str, Mapping[str, Any]] = {
@@ -78,7 +78,7 @@ def _said(question: Question) -> tuple[Mapping[str, Any], ...]:
     return ({"role": "user", "content": question.text},)
 
 
-def model_folder(folder: Path, recipe: Recipe) -> Path:
+def _model_folder(folder: Path, recipe: Recipe) -> Path:
     """The trained model, as vLLM reads it."""
     model, _ = train(recipe, written)
     return write_folder(
@@ -94,7 +94,7 @@ def model_folder(folder: Path, recipe: Recipe) -> Path:
     )
 
 
-async def asked(root: str, name: str, questions: Sequence[Question], way: Mapping[str, Any]) -> list[Output]:
+async def _asked(root: str, name: str, questions: Sequence[Question], way: Mapping[str, Any]) -> list[Output]:
     """One model's answers, had in one way."""
     endpoint = Endpoint(
         name,
@@ -127,10 +127,10 @@ def played(roster: Sequence[Recipe], questions: Sequence[Question]) -> dict[str,
     outputs: dict[str, list[dict[str, Output]]] = {way: [{} for _ in questions] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         for recipe in roster:
-            model = model_folder(Path(name), recipe)
+            model = _model_folder(Path(name), recipe)
             with vllm_serving(model, Path(name) / f"{recipe.name}.log") as root:
                 for way, settings in WAYS.items():
-                    found = asyncio.run(asked(root, recipe.name, questions, settings))
+                    found = asyncio.run(_asked(root, recipe.name, questions, settings))
                     for place, output in zip(outputs[way], found, strict=True):
                         place[recipe.name] = output
     return {

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from focalroute.errors import CallFailed
-from focalroute.records import Usage
+from focalroute.records import Failure, Usage
 from focalroute.wire.fields import broken, echoed_tokens, reported, text_of, usage_of
 from focalroute.wire.format import Completion, CompletionChoice, Request, parsed
 
 __all__ = ["decode_scored", "encode_scored"]
 
-_OURS = ("max_tokens", "max_completion_tokens", "n", "response_format", "tools", "tool_choice")
+_GENERATING = frozenset(
+    ("max_tokens", "max_completion_tokens", "n", "top_logprobs", "response_format", "structured_outputs", "tools",
+     "tool_choice")
+)  # fmt: skip
 
 
 def encode_scored(request: Request, model: str) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def encode_scored(request: Request, model: str) -> dict[str, Any]:
 
     Of the parameters what says how to generate is left out: nothing is generated.
     """
-    params = {name: value for name, value in request.params.items() if name not in _OURS}
+    params = {name: value for name, value in request.params.items() if name not in _GENERATING}
     asked = {"prompt": list(request.scored), "max_tokens": 0, "echo": True, "logprobs": 1}
     return {**params, "model": model, **asked}
 
@@ -32,7 +35,8 @@ def decode_scored(body: bytes | bytearray, count: int) -> Completion:
     """The texts as they came back, in the order they were sent; the first token of each has no log-probability.
 
     Raises:
-        CallFailed: the body is not JSON, or not so many completions; ``.usage`` is kept where it could be read.
+        CallFailed: the body is not JSON, or ("unusable") not about these texts; ``.usage`` is kept where it could be
+            read.
     """
     payload = parsed(body)
     if not isinstance(payload, Mapping):
@@ -42,18 +46,22 @@ def decode_scored(body: bytes | bytearray, count: int) -> Completion:
     if payload.get("error") is not None and not choices:
         raise CallFailed(reported(payload["error"]), usage)
     if not isinstance(choices, list) or len(choices) != count:
-        raise broken("the reply does not have a completion for each text", usage)
+        raise _about_something_else("the reply does not have a completion for each text", usage)
     found: dict[int, CompletionChoice] = {}
     for place, item in enumerate(choices):
         item = item if isinstance(item, Mapping) else {}
         index, text = item.get("index", place), text_of(item.get("text"))
         if type(index) is not int or text is None:
-            raise broken("a completion has no text", usage)
+            raise _about_something_else("a completion has no text", usage)
         found[index] = CompletionChoice(text, text_of(item.get("finish_reason")), echoed_tokens(item.get("logprobs")))
     if found.keys() != set(range(count)):
-        raise broken("the completions do not fit the texts", usage)
+        raise _about_something_else("the completions do not fit the texts", usage)
     ordered = tuple(found[index] for index in range(count))
     return Completion(ordered, usage, text_of(payload.get("model")), text_of(payload.get("id")))
+
+
+def _about_something_else(message: str, usage: Usage | None) -> CallFailed:
+    return CallFailed(Failure("unusable", message), usage)
 
 
 def _usage(counts: object) -> Usage | None:

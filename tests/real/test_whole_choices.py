@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from focalroute.sim import generate
 from tests.real import build
 from tests.real.conftest import require
-from tests.real.servers import vllm_serving
 
 torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
 
@@ -34,24 +31,19 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained(tmp_path: Path) -> None:
+def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained() -> None:
     require(build.vllm_ready(), "vLLM")
     brief = replace(whole_choices.recipes(0)[0], steps=30, alone=5, batch=8)
-    model, _ = training.train(brief, whole_choices.written)
     questions = [generate(topic, Random(i)) for topic in recipe.TOPICS for i in range(5)]
-    folder = whole_choices.model_folder(tmp_path, brief)
-    with vllm_serving(folder, tmp_path / "log") as root:
-        outputs = {
-            way: asyncio.run(whole_choices.asked(root, brief.name, questions, settings))
-            for way, settings in whole_choices.WAYS.items()
-        }
-    for question, output in zip(questions, outputs["whole choices"], strict=True):
+    found = whole_choices.played([brief], questions)
+    model, _ = training.train(brief, whole_choices.written)
+    for question, logged in zip(questions, found["whole choices"], strict=True):
         texts = written_out(({"role": "user", "content": question.text},), question.choices)
         assert texts is not None
         masses = torch.softmax(torch.tensor([likelihood(model, text) for text in texts]), 0)
-        assert output.probabilities == pytest.approx(masses.tolist(), abs=0.01)
-    for outputs_of_way in outputs.values():  # a model that learned so little may say anything
-        assert sum(output.probabilities is not None for output in outputs_of_way) >= len(questions) // 2
+        assert logged.outputs[brief.name].probabilities == pytest.approx(masses.tolist(), abs=0.01)
+    for every in found.values():  # a model that learned so little may say anything
+        assert sum(logged.outputs[brief.name].probabilities is not None for logged in every) >= len(questions) // 2
 
 
 def likelihood(model: Llama, text: str) -> float:
