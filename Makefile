@@ -63,7 +63,8 @@ paper: $(READY) ## every experiment of the two works (docs/paper.md; some three 
 	@for name in tables7_8 elicitation table6 der; do $(BIN)/python -m examples.paper.$$name || exit 1; done
 
 real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
-	$(BIN)/python tests/real/build.py
+	$(BIN)/python tests/real/build.py llama-server litellm
+	$(BIN)/python tests/real/build.py vllm || echo "no vLLM to be had (it takes 3.4 GB): its tests skip"
 
 tiny-pool: $(READY) real ## five small language models, trained and served on this machine: the whole loop (15 minutes)
 	@$(BIN)/python -c 'from torch.optim import Muon' 2>/dev/null \

@@ -32,7 +32,7 @@ def threads() -> Iterator[None]:
 
 
 def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained() -> None:
-    require(build.vllm_ready(), "vLLM")
+    require(build.vllm_ready(), "vLLM", must=False)
     brief = replace(whole_choices.recipes(0)[0], steps=30, alone=5, batch=8)
     questions = [generate(topic, Random(i)) for topic in recipe.TOPICS for i in range(5)]
     found = whole_choices.played([brief], questions)
