@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from focalroute.capabilities import NONE, Capabilities
 from focalroute.elicit import Plan, plan
 from focalroute.elicit.parse import reader_of
-from focalroute.elicit.score import score
+from focalroute.elicit.score import score, spoken
 from focalroute.errors import CallFailed
 from focalroute.records import Query, Usage
 from focalroute.wire import Completion, CompletionChoice, Token
@@ -216,6 +216,19 @@ def test_the_answer_is_scored_within_a_json_object() -> None:
     tokens = (token('{"', 0.99), token("answer", 0.99), tops('":"B', {'":"B': 0.7, '":"A': 0.25}), token('"}', 0.99))
     reading = plan(query(), SCORED).read(completion('{"answer":"B"}', tokens=tokens))
     assert reading.probabilities == pytest.approx((0.25, 0.7, 0.0))
+
+
+@pytest.mark.parametrize("end", [("<|im_end|>",), ("\n", "<|eot_id|>"), ("",)])
+def test_tokens_behind_the_reply_are_left_out(end: tuple[str, ...]) -> None:
+    """vLLM lists the token that ended a reply, which is not in its text."""
+    tokens = (tops("B", {"B": 0.7, "A": 0.25}), *(token(text, 1.0) for text in end))
+    reading = plan(query(), SCORED).read(completion("B", tokens=tokens))
+    assert reading.probabilities == pytest.approx((0.25, 0.7, 0.0))
+
+
+def test_a_reply_with_ends_without_end_costs_no_time() -> None:
+    tokens = (token("B", 0.9), *[token(" ", 1.0)] * 100_000)
+    assert len(spoken(tokens, "B")) > 99_990
 
 
 def test_the_most_probable_choice_may_differ_from_the_sampled_one() -> None:

@@ -37,7 +37,7 @@ def _text(message: Mapping[str, Any]) -> str | None:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, Sequence) else [{}]
-    texts = [part.get("text") if part.get("type") == "text" else None for part in parts]
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
     return "".join(map(str, texts)) if None not in texts else None
 
 
@@ -46,5 +46,7 @@ def choice_masses(texts: Sequence[Sequence[Token]]) -> tuple[float, ...]:
     columns = zip(*texts, strict=False)
     shared = sum(1 for _ in takewhile(lambda tokens: len({token.text for token in tokens}) == 1, columns))
     logs = [math.fsum(token.logprob for token in tokens[shared:]) for tokens in texts]
-    likelihoods = [math.exp(log - max(logs)) for log in logs]
-    return tuple([likelihood / math.fsum(likelihoods) for likelihood in likelihoods])
+    most = max(logs)
+    likelihoods = [math.exp(log - most) for log in logs]
+    total = math.fsum(likelihoods)
+    return tuple([likelihood / total for likelihood in likelihoods])

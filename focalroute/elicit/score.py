@@ -10,6 +10,8 @@ from focalroute.wire import Token
 
 __all__ = ["score", "spoken"]
 
+_MOST_ENDS = 4  # tokens: the end, and a blank or two before it
+
 
 def spoken(tokens: Sequence[Token], text: str) -> Sequence[Token]:
     """The tokens without those behind a text that is not empty: some services (vLLM) list the one that ended it.
@@ -20,7 +22,9 @@ def spoken(tokens: Sequence[Token], text: str) -> Sequence[Token]:
     text = text.strip()
     if not text:
         return tokens
-    while len(tokens) > 1 and "".join(token.text for token in tokens[:-1]).strip().endswith(text):
+    for _ in range(_MOST_ENDS):
+        if len(tokens) < 2 or not "".join(token.text for token in tokens[:-1]).strip().endswith(text):
+            break
         tokens = tokens[:-1]
     return tokens
 
