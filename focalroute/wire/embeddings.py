@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from focalroute.errors import CallFailed
 from focalroute.records import Usage
-from focalroute.wire.fields import broken, reported, usage_of
-from focalroute.wire.format import parsed
+from focalroute.wire.fields import broken
+from focalroute.wire.format import opened, parsed
 
 __all__ = ["Embedded", "decode_embeddings", "encode_texts"]
 
@@ -37,16 +36,7 @@ def decode_embeddings(body: bytes | bytearray, count: int) -> Embedded:
     Raises:
         CallFailed: the body is not JSON, or not so many embeddings; ``.usage`` is kept where it could be read.
     """
-    payload = parsed(body)
-    if not isinstance(payload, Mapping):
-        raise broken("the reply is not a JSON object")
-    counts = payload.get("usage")
-    usage = None
-    if isinstance(counts, Mapping):
-        usage = usage_of({**counts, "completion_tokens": counts.get("completion_tokens") or 0})
-    data = payload.get("data")
-    if payload.get("error") is not None and not data:
-        raise CallFailed(reported(payload["error"]), usage)
+    _, data, usage = opened(parsed(body), "data", generates=False)
     if not isinstance(data, list) or len(data) != count:
         raise broken("the reply does not have an embedding for each text", usage)
     vectors: dict[int, Sequence[float]] = {}

@@ -28,6 +28,7 @@ __all__ = [
     "decode",
     "decode_bytes",
     "encode",
+    "opened",
     "parsed",
 ]
 
@@ -164,18 +165,33 @@ def parsed(body: bytes | bytearray) -> object:
         raise broken("the reply is not JSON") from None
 
 
+def opened(payload: object, content: str, *, generates: bool = True) -> tuple[Mapping[str, Any], Any, Usage | None]:
+    """A parsed reply, what it holds under this name, and its usage.
+
+    Args:
+        generates: else services may leave out that no tokens were generated.
+
+    Raises:
+        CallFailed: it is no object, or reports an error instead.
+    """
+    if not isinstance(payload, Mapping):
+        raise broken("the reply is not a JSON object")
+    counts = payload.get("usage")
+    if not generates and isinstance(counts, Mapping):
+        counts = {**counts, "completion_tokens": counts.get("completion_tokens") or 0}
+    usage, held = usage_of(counts), payload.get(content)
+    if payload.get("error") is not None and not held:
+        raise CallFailed(reported(payload["error"]), usage)
+    return payload, held, usage
+
+
 def decode(payload: object) -> Completion:
     """A parsed reply as a record, whatever the dialect (the forms differ enough to be told apart by shape).
 
     Raises:
         CallFailed: it is not a chat completion; ``.usage`` is kept where it could be read.
     """
-    if not isinstance(payload, Mapping):
-        raise broken("the reply is not a JSON object")
-    usage = usage_of(payload.get("usage"))
-    choices = payload.get("choices")
-    if payload.get("error") is not None and not choices:
-        raise CallFailed(reported(payload["error"]), usage)
+    payload, choices, usage = opened(payload, "choices")
     if not isinstance(choices, list) or not choices:
         raise broken("the reply has no choices", usage)
     if len(choices) > MAX_CHOICES:

@@ -10,8 +10,8 @@ from typing import Any
 
 from focalroute.errors import CallFailed
 from focalroute.records import Failure, Usage
-from focalroute.wire.fields import broken, echoed_tokens, reported, text_of, usage_of
-from focalroute.wire.format import Completion, CompletionChoice, Request, parsed
+from focalroute.wire.fields import echoed_tokens, text_of
+from focalroute.wire.format import Completion, CompletionChoice, Request, opened, parsed
 
 __all__ = ["decode_scored", "encode_scored"]
 
@@ -38,13 +38,7 @@ def decode_scored(body: bytes | bytearray, count: int) -> Completion:
         CallFailed: the body is not JSON, or ("unusable") not about these texts; ``.usage`` is kept where it could be
             read.
     """
-    payload = parsed(body)
-    if not isinstance(payload, Mapping):
-        raise broken("the reply is not a JSON object")
-    usage = _usage(payload.get("usage"))
-    choices = payload.get("choices")
-    if payload.get("error") is not None and not choices:
-        raise CallFailed(reported(payload["error"]), usage)
+    payload, choices, usage = opened(parsed(body), "choices", generates=False)
     if not isinstance(choices, list) or len(choices) != count:
         raise _about_something_else("the reply does not have a completion for each text", usage)
     found: dict[int, CompletionChoice] = {}
@@ -62,8 +56,3 @@ def decode_scored(body: bytes | bytearray, count: int) -> Completion:
 
 def _about_something_else(message: str, usage: Usage | None) -> CallFailed:
     return CallFailed(Failure("unusable", message), usage)
-
-
-def _usage(counts: object) -> Usage | None:
-    """Some services leave out what they did not generate."""
-    return usage_of({"completion_tokens": 0, **counts}) if isinstance(counts, Mapping) else None

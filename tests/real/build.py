@@ -4,7 +4,7 @@
 
 llama-server is llama.cpp's own C++ server, compiled from the source inside the ``llama-cpp-python`` sdist: 5 to 10
 minutes on two cores. The LiteLLM proxy gets an environment of its own, because it needs an openai older than ours, and
-vLLM's build for CPUs one of 2.4 GB, torch included. Needs nothing but the standard library.
+vLLM's build for CPUs one of 3.4 GB, torch included. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
