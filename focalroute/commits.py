@@ -1,9 +1,8 @@
-"""Rows on their way from an event loop to the store's thread and back, in company.
+"""Rows on their way from an event loop to the store and back, in company.
 
-Waking another thread costs more than storing a row. So all that a loop writes in one of its turns goes to the store at
-once, and is committed together; and the loop is woken once for all that was committed meanwhile. Whoever wrote is told
-in groups, one a turn: told all at once, everybody goes on to the next call at once, and then waits for the service with
-nobody left to use the time.
+All that a loop writes in one of its turns is committed together, at once where the store can; else by its thread, which
+wakes the loop once for all that was committed meanwhile. Whoever wrote is told in groups, one a turn: told all at once,
+everybody goes on to the next call at once, and then waits for the service with nobody left to use the time.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ __all__ = ["Commits"]
 
 _GROUP = 16  # told in one turn: in smaller groups every stage of an ask runs with cold caches
 _GROUPS = 4  # where more than that many groups wait, they are larger
+
+
+_Outcome = tuple["asyncio.Future[None]", BaseException | None]
 
 
 class Commits:
@@ -47,8 +49,8 @@ class _Lane:
         self._loop = loop
         self._store = store
         self._going: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
-        self._landed: deque[tuple[asyncio.Future[None], Future[None]]] = deque()
-        self._untold: deque[tuple[asyncio.Future[None], Future[None]]] = deque()
+        self._landed: deque[_Outcome] = deque()  # by the store's thread
+        self._untold: deque[_Outcome] = deque()
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
         waiter = self._loop.create_future()
@@ -59,28 +61,36 @@ class _Lane:
 
     def _go(self) -> None:
         going, self._going = self._going, []
+        outcomes = self._store.write_at_once([rows for rows, _ in going])
+        if outcomes is not None:
+            self._tell([(waiter, error) for (_, waiter), error in zip(going, outcomes, strict=True)])
+            return
         for rows, waiter in going:
             self._store.write(*rows).add_done_callback(partial(self._land, waiter))
 
     def _land(self, waiter: asyncio.Future[None], written: Future[None]) -> None:
         """On the store's thread. A loop that is closed by now is not told."""
-        self._landed.append((waiter, written))
+        self._landed.append((waiter, written.exception()))
         if len(self._landed) == 1 and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell)
+            self._loop.call_soon_threadsafe(self._tell_landed)
 
-    def _tell(self) -> None:
-        telling = bool(self._untold)
+    def _tell_landed(self) -> None:
+        outcomes = []
         while self._landed:
-            self._untold.append(self._landed.popleft())
+            outcomes.append(self._landed.popleft())
+        self._tell(outcomes)
+
+    def _tell(self, outcomes: Sequence[_Outcome]) -> None:
+        telling = bool(self._untold)
+        self._untold.extend(outcomes)
         if not telling:
             self._tell_group()
 
     def _tell_group(self) -> None:
         for _ in range(min(len(self._untold), max(_GROUP, len(self._untold) // _GROUPS))):
-            waiter, written = self._untold.popleft()
+            waiter, error = self._untold.popleft()
             if waiter.done():  # nobody waits for it any more
                 continue
-            error = written.exception()
             if error is None:
                 waiter.set_result(None)
             else:

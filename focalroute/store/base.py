@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol
 
+from focalroute.errors import FocalrouteError
 from focalroute.records import CostSource, Feedback, Member, Trajectory, Usage
 
 __all__ = [
@@ -246,7 +247,7 @@ Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 class Store(Protocol):
     """Keeps answers, feedback, capabilities and the ledger. Safe to call from any thread.
 
-    `write` never waits; everything that reads waits for what was queued before it.
+    `write` and `write_at_once` never wait; everything that reads waits for what was queued before it.
     """
 
     def write(self, *rows: Row) -> Future[None]:
@@ -255,6 +256,12 @@ class Store(Protocol):
         A `Feedback` fails with UnknownAnswer if its answer is not in the store and with FeedbackConflict if a different
         one from the same source is; an identical one is taken as done. A call that fails writes none of its rows; one
         that fails for its rows fails alone. Nothing cancels a write: it is done whether or not anybody still waits.
+        """
+
+    def write_at_once(self, calls: Sequence[Sequence[Row]]) -> Sequence[FocalrouteError | None] | None:
+        """Commit the rows of some calls in this thread, if nothing has to be waited for.
+
+        What became of each call, as the future of its `write` would say; None: nothing was done, so `write` them.
         """
 
     def answer(self, answer_id: str) -> StoredAnswer | None:

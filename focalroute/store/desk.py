@@ -57,7 +57,8 @@ class Desk(Generic[JobT]):
         self._held = held
         self._queue: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
         self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # the first is found at once
-        self._lock = threading.Lock()  # of the two that any thread may touch: _recent, _closed
+        self._undone = 0  # jobs that were queued, and are not done
+        self._lock = threading.Lock()  # of what any thread may touch: _recent, _undone, _closed
         self._closed = False
         self._thread = threading.Thread(target=work, name="focalroute-store", daemon=True)
 
@@ -71,6 +72,7 @@ class Desk(Generic[JobT]):
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._undone += 1
                 self._queue.put(None)
         atexit.unregister(self.close)
         if not self.inside:
@@ -93,6 +95,7 @@ class Desk(Generic[JobT]):
             refusal = self._refusal()
             if refusal is None:
                 self._remember(rows)
+                self._undone += 1
                 self._queue.put(job)
         if refusal is not None:
             job.future.set_exception(StoreError(f"{self._name}: {refusal}"))
@@ -105,6 +108,21 @@ class Desk(Generic[JobT]):
             while len(jobs) < most and jobs[-1] is not None:
                 jobs.append(self._queue.get_nowait())
         return jobs
+
+    def done(self, count: int) -> None:
+        """So many jobs that were taken are done."""
+        with self._lock:
+            self._undone -= count
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is open, and every job is done."""
+        return not self._undone and self._thread.is_alive()
+
+    def remember(self, rows: Iterable[Row]) -> None:
+        """These were written, by no job; the answers among them can be read here from now on."""
+        with self._lock:
+            self._remember(rows)
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """One of the latest answers, written or on its way; None: look into the store."""

@@ -16,16 +16,20 @@ _BUSY = 5  # SQLITE_BUSY
 _LONGEST_WAIT_S = 0.004
 
 
-def begin_writing(db: sqlite3.Connection, patience_s: float) -> None:
+def begin_writing(db: sqlite3.Connection, patience_s: float, *, once: bool = False) -> None:
     """Begin a transaction that writes, as soon as no other process does.
 
     SQLite's own way to wait sleeps up to 100 ms at a time. Under many short transactions of others that is unfair: it
     may miss every gap between them for seconds.
 
+    Args:
+        patience_s: how long to try, and how long SQLite is to wait for a lock afterwards.
+        once: try only once.
+
     Raises:
         sqlite3.OperationalError: another process has kept the database locked for so long, or it fails.
     """
-    give_up = time.monotonic() + patience_s
+    give_up = time.monotonic() + (0.0 if once else patience_s)
     db.execute("PRAGMA busy_timeout = 0")
     try:
         while True:

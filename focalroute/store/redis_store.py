@@ -133,6 +133,9 @@ class RedisStore:
         self._submit(job, rows)
         return job.future
 
+    def write_at_once(self, calls: Sequence[Sequence[Row]]) -> None:
+        """Never: Redis is always waited for."""
+
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
         return self._desk.answer(answer_id) or self._read(lambda link: redis_reads.answer(link, answer_id))

@@ -1,14 +1,18 @@
 """The default store: SQLite, in a file or in memory. The only module that imports sqlite3.
 
-One thread owns the connection. Whatever is queued while it works is committed together, so that many writers share one
+A thread works off a queue. Whatever is queued while it works is committed together, so that many writers share one
 commit; each call is a unit of its own within it, and fails alone. Reads wait in the same queue, so they see every row
-that was queued before them.
+that was queued before them. While the queue is empty and nobody else is at the database, a caller commits in its own
+thread (`write_at_once`), as waking another takes several times as long as a commit. What may take longer (a file that
+is locked, a sync of the disk, a checkpoint, pruning, telling listeners) is for the store's thread alone.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,6 +36,7 @@ from focalroute.store.telling import tell
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
+Work = Callable[[sqlite3.Connection, Books], Any]
 
 _log = logging.getLogger("focalroute.store")
 
@@ -39,6 +44,9 @@ _BUSY_S = 5.0
 _BATCH = 1000
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
+_CHECKPOINT_EVERY = 300  # rows: about the thousand pages after which SQLite would by itself, whoever writes
+_SLOW_S = 0.01  # a commit that took longer is a reason to leave the next ones to the store's thread
+_LEFT_S = 10.0  # for so long
 
 _ADVICE = {
     sqlite3.SQLITE_BUSY: "another process keeps it locked; end that process or try again",
@@ -84,6 +92,9 @@ class SqliteStore:
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         self._connection = self._open(durability)
+        self._using = threading.Lock()  # the connection
+        self._left_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
+        self._unchecked = 0  # rows written since the last checkpoint
         self._desk: Desk[Write | Read] = Desk(
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
         )
@@ -98,7 +109,18 @@ class SqliteStore:
 
     def write(self, *rows: Row) -> Future[None]:
         """See `Store.write`."""
-        return self._change(lambda db, books: tables.insert_all(db, books, rows), rows)
+        return self._change(_inserting(rows), rows)
+
+    def write_at_once(self, calls: Sequence[Sequence[Row]]) -> Sequence[FocalrouteError | None] | None:
+        """See `Store.write_at_once`."""
+        if any(isinstance(row, Feedback | StoredProbe) for rows in calls for row in rows):
+            return None  # the store's thread tells the listeners
+        if not self._desk.idle or time.monotonic() < self._left_until or not self._using.acquire(blocking=False):
+            return None
+        try:
+            return self._written(calls)
+        finally:
+            self._using.release()
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
@@ -192,6 +214,22 @@ class SqliteStore:
         self._desk.submit(Write(rows, work, future), rows)
         return future
 
+    def _written(self, calls: Sequence[Sequence[Row]]) -> Sequence[FocalrouteError | None] | None:
+        """What became of these calls; None: the database cannot be had now."""
+        began = time.monotonic()
+        try:
+            begin_writing(self._connection, _BUSY_S, once=True)
+        except _FAILURES:
+            return None  # the store's thread waits for it, or finds out what is wrong
+        results = self._transact([(rows, _inserting(rows)) for rows in calls], prune=False)
+        self._desk.remember(
+            [row for rows, result in zip(calls, results, strict=True) if result is None for row in rows]
+        )
+        ended = time.monotonic()
+        if ended - began > _SLOW_S:
+            self._left_until = ended + _LEFT_S
+        return results
+
     @property
     def _name(self) -> str:
         return "the store in memory" if self._path is None else str(self._path)
@@ -218,6 +256,7 @@ class SqliteStore:
             if self._path is not None:
                 db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
+            db.execute("PRAGMA wal_autocheckpoint = 0")  # see `_tidy`
             db.execute("PRAGMA fullfsync = ON")  # macOS: what is synced is on the disk, not in its cache
             self._migrate(db)
             db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
@@ -248,13 +287,16 @@ class SqliteStore:
         while running:
             jobs = self._desk.take(next_poll, _BATCH)
             running = None not in jobs
-            self._commit([job for job in jobs if isinstance(job, Write)])
-            for job in jobs:
-                if isinstance(job, Read):
-                    self._look(job)
-            if time.monotonic() >= next_poll:
-                self._deliver()
-                next_poll = time.monotonic() + self._poll_s
+            with self._using:
+                self._commit([job for job in jobs if isinstance(job, Write)])
+                for job in jobs:
+                    if isinstance(job, Read):
+                        self._look(job)
+                if time.monotonic() >= next_poll:
+                    self._deliver()
+                    self._tidy()
+                    next_poll = time.monotonic() + self._poll_s
+            self._desk.done(len(jobs))
         self._connection.close()
 
     def _commit(self, jobs: list[Write]) -> None:
@@ -264,14 +306,10 @@ class SqliteStore:
         results: list[Any]
         try:
             begin_writing(self._connection, _BUSY_S)
-            books = Books(self._connection)
-            results = [self._unit(job, books) for job in jobs]
-            books.save()
-            self._prune()
-            self._connection.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - every waiter is told, and the thread goes on
-            roll_back(self._connection)
+        except _FAILURES as error:
             results = [self._broken(error) for _ in jobs]
+        else:
+            results = self._transact([(job.rows, job.work) for job in jobs], prune=True)
         if any(isinstance(row, Feedback | StoredProbe) for job in jobs for row in job.rows):
             self._deliver()
         for job, result in zip(jobs, results, strict=True):
@@ -281,34 +319,61 @@ class SqliteStore:
             else:
                 job.future.set_result(result)
 
-    def _unit(self, job: Write, books: Books) -> Any:
+    def _transact(self, units: Sequence[tuple[Sequence[Row], Work]], *, prune: bool) -> list[Any]:
+        """Do all of it in the transaction that was begun, and end that; what each unit gave, or why it was not done.
+
+        Args:
+            prune: whether it may take so long as pruning does, if that is due.
+        """
+        db = self._connection
+        try:
+            books = Books(db)
+            results = [self._unit(rows, work, books) for rows, work in units]
+            books.save()
+            if prune and self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep):
+                tables.prune(db, self._keep)
+                self._unpruned = 0
+            db.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - every waiter is told, and the store goes on
+            roll_back(db)
+            results = [self._broken(error) for _ in units]
+        return results
+
+    def _unit(self, rows: Sequence[Row], work: Work, books: Books) -> Any:
         """Do what one call wants; if it cannot be done, why, and then nothing of it is.
 
         Raises:
             sqlite3.Error: the database itself fails, and the whole transaction with it.
         """
         db = self._connection
-        if job.rows:
+        if rows:
             db.execute("SAVEPOINT unit")
         try:
-            result = job.work(db, books)
+            result = work(db, books)
         except FocalrouteError as error:
             result = error
         except Exception as error:
             if isinstance(error, sqlite3.Error) and not isinstance(error, _WRONG_ROWS):
                 raise
             result = StoreError(f"{self._name}: a row cannot be stored ({type(error).__name__}: {error})")
-        if job.rows and isinstance(result, FocalrouteError):
+        if rows and isinstance(result, FocalrouteError):
             db.execute("ROLLBACK TO unit")
-        if job.rows:
+        if rows:
             db.execute("RELEASE unit")
-        self._unpruned += len(job.rows)
+        self._unpruned += len(rows)
+        self._unchecked += len(rows)
         return result
 
-    def _prune(self) -> None:
-        if self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep):
-            tables.prune(self._connection, self._keep)
-            self._unpruned = 0
+    def _tidy(self) -> None:
+        """What callers that commit by themselves leave behind."""
+        try:
+            if self._unchecked >= _CHECKPOINT_EVERY:
+                self._unchecked = 0
+                begin_writing(self._connection, _BUSY_S)
+                self._transact([], prune=True)
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except _FAILURES as error:
+            _log.warning("what was written could not be tidied up, it is tried again: %s", self._broken(error))
 
     def _look(self, job: Read) -> None:
         """Read in one transaction, so that all of it sees the same rows."""
@@ -337,6 +402,10 @@ class SqliteStore:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
         tell(tuple(self._listeners), rows + news)
+
+
+def _inserting(rows: Sequence[Row]) -> Work:
+    return lambda db, books: tables.insert_all(db, books, rows)
 
 
 def _code(error: Exception) -> int:

@@ -1,0 +1,152 @@
+"""A caller commits by itself where nothing has to be waited for; what has to be is left to the store's thread."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from focalroute.errors import StoreError
+from focalroute.store import sqlite as engine
+from focalroute.store.base import Row
+from focalroute.store.redis_store import RedisStore
+from focalroute.store.sqlite import SqliteStore
+from tests.redis_server import RedisServer, place
+from tests.store.made import answer, bill, judge, trajectory
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(tmp_path / "s.db" if request.param == "file" else None)) as made:
+        yield made
+
+
+def comes(what: Callable[[], Any]) -> Any:
+    """What this gives as soon as it gives something; the store's thread may just be at the database."""
+    until = time.monotonic() + 10
+    while (found := what()) is None:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    return found
+
+
+def written(store: SqliteStore, calls: Sequence[Sequence[Row]]) -> Sequence[Exception | None]:
+    found: Sequence[Exception | None] = comes(lambda: store.write_at_once(calls))
+    return found
+
+
+def ids(store: SqliteStore) -> list[str]:
+    return [row.id for row, _ in store.recent(1000)]
+
+
+def test_it_is_committed_when_it_returns_and_each_call_fails_alone(store: SqliteStore) -> None:
+    """As `write` does it: rows, sums, what went wrong."""
+    whole = answer("a", steps=trajectory())
+    found = written(store, [(whole, bill()), (answer("b"), answer("a")), (answer("c"),)])
+    assert [type(one) for one in found] == [type(None), StoreError, type(None)]
+    assert "ids must be unique" in str(found[1])
+    assert ids(store) == ["a", "c"]
+    assert store.totals()["a"].calls == 1
+    assert store.answer("a") == whole
+    assert store.answer("b") is None
+    assert store.verify() == ()
+
+
+def test_feedback_is_for_the_thread_that_tells_listeners(store: SqliteStore) -> None:
+    written(store, [(answer("a"),)])
+    assert store.write_at_once([(answer("b"),), (judge("a"),)]) is None
+    assert ids(store) == ["a"]
+
+
+def test_what_was_queued_comes_first(store: SqliteStore) -> None:
+    """While the thread is at work, or has taken a job and is not, nobody overtakes it."""
+    reached = []
+
+    def look(_: sqlite3.Connection) -> None:
+        reached.append(store.write_at_once([(answer("early"),)]))
+
+    store._read(look)
+    assert reached == [None]
+    for number in range(200):
+        queued = store.write(answer(f"{number}"))
+        if store.write_at_once([(answer(f"{number}-after"),)]) is not None:
+            assert queued.done()
+    assert [one for one in ids(store) if "-" not in one] == [f"{number}" for number in range(200)]
+
+
+def test_a_locked_file_is_the_threads(tmp_path: Path) -> None:
+    """Nothing is written and nobody waits; once the other process has gone on, it is possible again."""
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        written(store, [(answer("a"),)])
+        with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            began = time.perf_counter()
+            assert store.write_at_once([(answer("b"),)]) is None
+            assert time.perf_counter() - began < 2  # of the five seconds that a lock is waited for
+            queued = store.write(answer("b"))
+            other.execute("COMMIT")
+        queued.result(10)
+        written(store, [(answer("c"),)])
+        assert ids(store) == ["a", "b", "c"]
+
+
+def test_power_loss_is_waited_for_by_the_thread(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s.db", durability="full")) as store:
+        store.write(answer("a")).result(10)
+        time.sleep(0.05)
+        assert store.write_at_once([(answer("b"),)]) is None
+
+
+def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_SLOW_S", -1.0)  # every commit is slow
+    monkeypatch.setattr(engine, "_LEFT_S", 0.3)
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        written(store, [(answer("a"),)])
+        assert store.write_at_once([(answer("b"),)]) is None
+        written(store, [(answer("b"),)])  # in time
+        assert ids(store) == ["a", "b"]
+
+
+def test_a_closed_store_takes_nothing(store: SqliteStore) -> None:
+    store.close()
+    assert store.write_at_once([(answer("a"),)]) is None
+    with pytest.raises(StoreError, match="closed"):
+        store.write(answer("a")).result(10)
+
+
+def test_a_full_file_says_so(tmp_path: Path) -> None:
+    """Nothing of the calls is written, each is told, and with room again it goes on."""
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        pages = store._read(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
+        store._read(lambda db: db.execute(f"PRAGMA max_page_count = {pages}"))
+        found = written(store, [(answer(f"{i}", steps=trajectory()),) for i in range(20)])
+        assert {type(one) for one in found} == {StoreError}
+        assert "make room on the disk" in str(found[0])
+        assert ids(store) == []
+        store._read(lambda db: db.execute("PRAGMA max_page_count = 1000000"))
+        assert set(written(store, [(answer("a"),)])) == {None}
+
+
+def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
+    """Neither the log of changes nor the tables grow without bounds, though only callers write."""
+    path = tmp_path / "s.db"
+    with closing(SqliteStore(path, keep=100, poll_s=0.01)) as store:
+        for part in range(40):
+            written(store, [(answer(f"{part}-{i}", steps=trajectory()), bill()) for i in range(100)])
+            comes(lambda: True if store._unchecked < 300 else None)
+        assert len(ids(store)) <= 600
+        assert store.totals()["a"].calls == 4000
+        assert path.stat().st_size > 100_000
+        assert Path(f"{path}-wal").stat().st_size < 8_000_000
+        assert store.verify() == ()
+
+
+def test_redis_is_always_waited_for(redis_server: RedisServer) -> None:
+    with closing(RedisStore(place(redis_server.url))) as store:
+        assert store.write_at_once([(answer("a"),)]) is None
+        assert list(store.recent(9)) == []
