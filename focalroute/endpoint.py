@@ -1,7 +1,6 @@
-"""One endpoint: single attempts at a call, over our own HTTP transport or a ready ``AsyncOpenAI``. Never retries.
+"""One endpoint: single attempts at a call, over our own HTTP session or a ready ``AsyncOpenAI``. Never retries.
 
-HTTP is httpx's requests and responses over its aiohttp transport (httpx-aiohttp), called directly: what httpx's client
-adds on top (redirects, cookies, authentication flows) is not wanted here. `docs/performance.md` compares the choices.
+HTTP is aiohttp's, with httpx's certificates. `docs/performance.md` compares the choices.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from focalroute.config import Endpoint
@@ -37,13 +36,14 @@ from focalroute.wire import (
 )
 
 if TYPE_CHECKING:
-    import httpx
+    from aiohttp import ClientResponse, ClientSession
+    from multidict import CIMultiDict
 
 __all__ = ["EndpointClient", "HttpClients"]
 
 _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
-_EXTENSIONS = {"timeout": {"connect": 10.0}}  # seconds; all else is bounded by `EndpointClient.complete`
+_CONNECT_S = 10.0  # all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
 _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
@@ -54,44 +54,43 @@ Heed = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
 
 class HttpClients:
-    """One HTTP transport for each running event loop (and proxy), its connections kept alive, for all endpoints."""
+    """One HTTP session for each running event loop, its connections kept alive, for all endpoints."""
 
     def __init__(self) -> None:
-        self._open: dict[_Place, tuple[AsyncGenerator[httpx.AsyncBaseTransport, None], httpx.AsyncBaseTransport]] = {}
+        self._open: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[ClientSession, None], ClientSession]] = {}
 
-    async def transport(self, proxy: str | None) -> httpx.AsyncBaseTransport:
-        """The running loop's transport, made on first use. It closes with the loop, or with `aclose`."""
-        place = (asyncio.get_running_loop(), proxy)
-        found = self._open.get(place)
+    async def session(self) -> ClientSession:
+        """The running loop's session, made on first use. It closes with the loop, or with `aclose`."""
+        loop = asyncio.get_running_loop()
+        found = self._open.get(loop)
         if found is None:
-            for other in [other for other in list(self._open) if other[0].is_closed()]:
+            for other in [other for other in list(self._open) if other.is_closed()]:
                 self._open.pop(other, None)
-            living = _living(proxy)
-            found = self._open[place] = living, await anext(living)
+            living = _living()
+            found = self._open[loop] = living, await anext(living)
         return found[1]
 
     async def aclose(self) -> None:
-        """Close the running loop's transports and their connections. Idempotent."""
-        loop = asyncio.get_running_loop()
-        for place in [place for place in list(self._open) if place[0] is loop]:
-            living, _ = self._open.pop(place)
-            await living.aclose()
+        """Close the running loop's session and its connections. Idempotent."""
+        found = self._open.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await found[0].aclose()
 
 
-_Place = tuple[asyncio.AbstractEventLoop, "str | None"]
-
-
-async def _living(proxy: str | None) -> AsyncGenerator[httpx.AsyncBaseTransport, None]:
-    """A transport that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
+async def _living() -> AsyncGenerator[ClientSession, None]:
+    """A session that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
     import httpx
-    from httpx_aiohttp import AiohttpTransport
+    from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-    limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=_KEEPALIVE_S)
-    transport = AiohttpTransport(limits=limits, proxy=httpx.Proxy(proxy) if proxy else None)
+    connector = TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=httpx.create_ssl_context())
+    timeout = ClientTimeout(sock_connect=_CONNECT_S)
+    session = ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
+    )
     try:
-        yield transport
+        yield session
     finally:
-        await transport.aclose()
+        await session.close()
 
 
 class EndpointClient:
@@ -207,35 +206,39 @@ class _Http:
     """Our own client: one POST, bounded and typed. A redirect is a failure like any other status."""
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None) -> None:
-        import httpx
-        import httpx_aiohttp  # noqa: F401 - loaded here, so that no call's time limit pays for it
+        import httpx  # noqa: F401 - loaded here, so that no call's time limit pays for it
+        from aiohttp import BasicAuth
+        from multidict import CIMultiDict
+        from yarl import URL
 
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
-            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
-        except httpx.InvalidURL:
+            self._urls = {path: URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
+        except ValueError:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = cap_field(endpoint.base_url)
         self._clients = clients
         self._heed = heed
         self._key = _key(endpoint)
-        self._proxy = _proxy(endpoint.base_url)
+        proxy = URL(_proxy(endpoint.base_url) or "")
+        self._proxy = proxy.with_user(None) if proxy.host else None
+        self._proxy_auth = BasicAuth(proxy.user, proxy.password or "") if proxy.user else None
         # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
         # them a new connection would cost several times its way.
         self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
-        self._headers = httpx.Headers(headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {}))
-        self._last = httpx.Headers([*self._headers.multi_items(), ("Connection", "close")])
+        self._headers = CIMultiDict(headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {}))
+        self._last = CIMultiDict([*self._headers.items(), ("Connection", "close")])
 
     async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
         """The body of the reply."""
-        async with contextlib.aclosing(await self._post(path, body, self._headers)) as response:
+        async with await self._post(path, body, self._headers) as response:
             return await read_all(_chunks(response), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         response = await self._post(CHAT, body, self._headers if self._keeps else self._last)
-        async with contextlib.aclosing(response), contextlib.aclosing(_chunks(response)) as chunks:
+        async with response, contextlib.aclosing(_chunks(response)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
                 if decoder.done:
@@ -243,37 +246,45 @@ class _Http:
             if self._keeps and decoder.done:
                 await _drained(chunks)
 
-    async def _post(self, path: str, body: Mapping[str, Any], headers: httpx.Headers) -> httpx.Response:
-        import httpx
-        from aiohttp import ClientConnectorError, ClientError, ConnectionTimeoutError
+    async def _post(self, path: str, body: Mapping[str, Any], headers: CIMultiDict[str]) -> ClientResponse:
+        from aiohttp import (
+            ClientConnectionError,
+            ClientConnectorError,
+            ClientError,
+            ClientHttpProxyError,
+            ConnectionTimeoutError,
+        )
 
         sent = _json(body)
-        content = httpx.ByteStream(sent)  # as a stream: the transport adds the headers of its length and of the host
-        request = httpx.Request("POST", self._urls[path], headers=headers, stream=content, extensions=_EXTENSIONS)
-        request.read()
-        transport = await self._clients.transport(self._proxy)
+        session = await self._clients.session()
         try:
-            response = await transport.handle_async_request(request)
-        except (ClientError, ValueError) as error:  # what the transport has no httpx name for, or no characters
+            response = await session.post(
+                self._urls[path],
+                data=sent,
+                headers=headers,
+                allow_redirects=False,
+                proxy=self._proxy,
+                proxy_auth=self._proxy_auth,
+            )
+        except (ClientConnectionError, ClientHttpProxyError, OSError) as error:
+            failure = Failure("connection", f"could not reach the service ({type(error).__name__})")
+            raise CallFailed(failure, free=isinstance(error, ClientConnectorError | ConnectionTimeoutError)) from None
+        except (ClientError, ValueError) as error:
             raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
-        except (httpx.TransportError, OSError) as error:
-            cause = error.__cause__ or error  # the transport gives many of them one name
-            failure = Failure("connection", f"could not reach the service ({type(cause).__name__})")
-            raise CallFailed(failure, free=isinstance(cause, ClientConnectorError | ConnectionTimeoutError)) from None
         if self._heed is not None:
-            self._heed(response.headers.raw)
-        if not 200 <= response.status_code < 300:
-            async with contextlib.aclosing(response):
+            self._heed(response.raw_headers)
+        if not 200 <= response.status < 300:
+            async with response:
                 raise CallFailed(await self._refused(response, sent))
         return response
 
-    async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
+    async def _refused(self, response: ClientResponse, sent: bytes) -> Failure:
         try:
             payload = json.loads(await read_all(_chunks(response), _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
-        return refusal(response.status_code, response.headers, payload, secrets)
+        return refusal(response.status, response.headers, payload, secrets)
 
 
 def _key(endpoint: Endpoint) -> str | None:
@@ -300,15 +311,14 @@ def _json(body: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 
 
-async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes, None]:
     """The body in pieces, as they come."""
-    import httpx
     from aiohttp import ClientError
 
     try:
-        async for chunk in cast("httpx.AsyncByteStream", response.stream):
+        async for chunk in response.content.iter_any():
             yield chunk
-    except (httpx.TransportError, ClientError, OSError) as error:
+    except (ClientError, OSError) as error:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
 
 

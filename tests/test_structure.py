@@ -26,7 +26,6 @@ ENGINES = {
     "openai": {"injected.py"},
     "sqlite3": {"store/sqlite.py"},
     "httpx": {"endpoint.py", "prices.py"},
-    "httpx_aiohttp": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"retries.py"},
     "typer": {"cli.py", "cli_policy.py", "cli_pool.py", "cli_server.py"},  # of a part: in that part
@@ -178,7 +177,6 @@ LAZY = {
     "datasets",
     "genai_prices",
     "httpx",
-    "httpx_aiohttp",
     "jsonschema",
     "matplotlib",
     "onnx",
