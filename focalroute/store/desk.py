@@ -119,11 +119,6 @@ class Desk(Generic[JobT]):
         """Whether it is open, and every job is done."""
         return not self._undone and self._thread.is_alive()
 
-    def remember(self, rows: Iterable[Row]) -> None:
-        """These were written, by no job; the answers among them can be read here from now on."""
-        with self._lock:
-            self._remember(rows)
-
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """One of the latest answers, written or on its way; None: look into the store."""
         with self._lock:

@@ -222,9 +222,6 @@ class SqliteStore:
         except _FAILURES:
             return None  # the store's thread waits for it, or finds out what is wrong
         results = self._transact([(rows, _inserting(rows)) for rows in calls], prune=False)
-        self._desk.remember(
-            [row for rows, result in zip(calls, results, strict=True) if result is None for row in rows]
-        )
         ended = time.monotonic()
         if ended - began > _SLOW_S:
             self._left_until = ended + _LEFT_S
