@@ -1,8 +1,9 @@
 """Rows on their way from an event loop to the store and back, in company.
 
-All that a loop writes in one of its turns is committed together, at once where the store can; else by its thread, which
-wakes the loop once for all that was committed meanwhile. Whoever wrote is told in groups, one a turn: told all at once,
-everybody goes on to the next call at once, and then waits for the service with nobody left to use the time.
+What is written first in a turn of the loop is committed at once where the store can, and all that follows in that turn
+together at its end; else by the store's thread, which wakes the loop once for all that was committed meanwhile. These
+are told in groups, one a turn: told all at once, everybody goes on to the next call at once, and then waits for the
+service with nobody left to use the time.
 """
 
 from __future__ import annotations
@@ -49,18 +50,28 @@ class _Lane:
         self._loop = loop
         self._store = store
         self._going: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
+        self._written = 0  # in this turn of the loop
+        self._lone = True  # whether it was one write in the last turn that had any
         self._landed: deque[_Outcome] = deque()  # by the store's thread
         self._untold: deque[_Outcome] = deque()
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
         waiter = self._loop.create_future()
-        if not self._going:
+        self._written += 1
+        if self._written == 1:
             self._loop.call_soon(self._go)
+            outcomes = self._store.write_at_once([rows]) if self._lone else None
+            if outcomes is not None:
+                _tell(waiter, outcomes[0])
+                return waiter
         self._going.append((rows, waiter))
         return waiter
 
     def _go(self) -> None:
+        self._lone, self._written = self._written == 1, 0
         going, self._going = self._going, []
+        if not going:
+            return
         outcomes = self._store.write_at_once([rows for rows, _ in going])
         if outcomes is not None:
             self._tell([(waiter, error) for (_, waiter), error in zip(going, outcomes, strict=True)])
@@ -88,12 +99,15 @@ class _Lane:
 
     def _tell_group(self) -> None:
         for _ in range(min(len(self._untold), max(_GROUP, len(self._untold) // _GROUPS))):
-            waiter, error = self._untold.popleft()
-            if waiter.done():  # nobody waits for it any more
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
+            _tell(*self._untold.popleft())
         if self._untold:
             self._loop.call_soon(self._tell_group)
+
+
+def _tell(waiter: asyncio.Future[None], error: BaseException | None) -> None:
+    if waiter.done():  # nobody waits for it any more
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

@@ -1,6 +1,6 @@
 """One endpoint: single attempts at a call, over our own HTTP session or a ready ``AsyncOpenAI``. Never retries.
 
-HTTP is aiohttp's, with httpx's certificates. `docs/performance.md` compares the choices.
+HTTP is aiohttp's; `docs/performance.md` compares the choices.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import ssl
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +49,7 @@ _CONNECT_S = 10.0  # all else is bounded by `EndpointClient.complete`
 _KEEPALIVE_S = 30.0
 _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 #: Takes the raw headers of a response.
@@ -79,10 +82,9 @@ class HttpClients:
 
 async def _living() -> AsyncGenerator[ClientSession, None]:
     """A session that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
-    import httpx
     from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-    connector = TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=httpx.create_ssl_context())
+    connector = TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=_trusted())
     timeout = ClientTimeout(sock_connect=_CONNECT_S)
     session = ClientSession(
         connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
@@ -91,6 +93,20 @@ async def _living() -> AsyncGenerator[ClientSession, None]:
         yield session
     finally:
         await session.close()
+
+
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are believed: as in httpx and openai those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's.
+
+    httpx has that in a function, but importing it takes 50 ms of a first call.
+    """
+    import certifi
+
+    if file := os.environ.get("SSL_CERT_FILE"):
+        return ssl.create_default_context(cafile=file)
+    if folder := os.environ.get("SSL_CERT_DIR"):
+        return ssl.create_default_context(capath=folder)
+    return ssl.create_default_context(cafile=certifi.where())
 
 
 class EndpointClient:
@@ -206,8 +222,7 @@ class _Http:
     """Our own client: one POST, bounded and typed. A redirect is a failure like any other status."""
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None) -> None:
-        import httpx  # noqa: F401 - loaded here, so that no call's time limit pays for it
-        from aiohttp import BasicAuth
+        from aiohttp import BasicAuth  # loaded here, so that no call's time limit pays for it
         from multidict import CIMultiDict
         from yarl import URL
 
@@ -306,7 +321,7 @@ def _proxy(base_url: str) -> str | None:
 
 def _json(body: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+        return _ENCODER.encode(body).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 

@@ -51,11 +51,14 @@ class Prober:
         """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
         if self._closed or ask.sight.agreement is not None:  # of another open text no feedback tells anything
             return
-        free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
-        candidates = {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}
-        probe = self._probing.after(_cost(ask.purse.bills), candidates)
+        probe = self._probing.after(_cost(ask.purse.bills), lambda: self._candidates(ask))
         if probe is not None:
             self._tasks.begin(self._probe(probe, ask.query, ask.purse))
+
+    def _candidates(self, ask: Ask) -> set[int]:
+        """Who was not asked, and can be."""
+        free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
+        return {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}
 
     async def _probe(self, probe: Probe, query: Query, purse: Purse) -> None:
         paid, written = len(purse.bills), len(purse.unwritten)

@@ -25,7 +25,8 @@ ENGINES = {
     "tokenizers": {"embedders/onnx.py"},
     "openai": {"injected.py"},
     "sqlite3": {"store/sqlite.py"},
-    "httpx": {"endpoint.py", "prices.py"},
+    "httpx": {"prices.py"},
+    "certifi": {"endpoint.py"},
     "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"retries.py"},
     "typer": {"cli.py", "cli_policy.py", "cli_pool.py", "cli_server.py"},  # of a part: in that part
@@ -174,6 +175,7 @@ BEYOND = {
 LAZY = {
     "aiohttp",
     "bert_score",
+    "certifi",
     "datasets",
     "genai_prices",
     "httpx",

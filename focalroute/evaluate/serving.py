@@ -107,7 +107,7 @@ class Serving:
         if isinstance(self.policy, Named):
             return ()
         paid = Cost(sum(heard.usd for heard in turn.heard.values()), len(turn.heard))
-        probe = self._probing.after(paid, set(turn.available) - turn.heard.keys())
+        probe = self._probing.after(paid, lambda: set(turn.available) - turn.heard.keys())
         if probe is None:
             return ()
         reply = self._reply(turn, probe.endpoint)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from focalroute.observe.observer import Observer
@@ -59,7 +59,7 @@ class Probing:
         self._probed: deque[int] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
-    def after(self, ask: Cost, candidates: Collection[int]) -> Probe | None:
+    def after(self, ask: Cost, candidates: Callable[[], Collection[int]]) -> Probe | None:
         """After an ask: whom to probe with its query, if anybody; then `settle` what it cost.
 
         The probe is paid by the asks before this one: were it paid by this one, too, dear queries, which are the hard
@@ -67,7 +67,7 @@ class Probing:
 
         Args:
             ask: what it cost.
-            candidates: the endpoints that were not asked and can be probed.
+            candidates: gives the endpoints that were not asked and can be probed; asked only if it is time for a probe.
         """
         if not self._share:
             return None
@@ -101,15 +101,16 @@ class Probing:
             return [Cost(0.0, 1.0)] * len(costs), 1
         return [Cost(max(cost, least), 1.0) for cost in usd], 0
 
-    def _choose(self, candidates: Collection[int], prices: list[Cost], unit: int) -> int | None:
+    def _choose(self, candidates: Callable[[], Collection[int]], prices: list[Cost], unit: int) -> int | None:
         seen = self._observer.seen()
-        if not any(seen):
+        if self._owed[unit] < min(price[unit] for price in prices) or not any(seen):
             return None
+        free = candidates()
 
         def score(endpoint: int) -> float:
             known = seen[endpoint] + self._probed.count(endpoint) + _PRIOR
             return known * known * prices[endpoint][unit]
 
-        needy = [endpoint for endpoint in self._observer.order() if endpoint in candidates and seen[endpoint] < _ENOUGH]
+        needy = [endpoint for endpoint in self._observer.order() if endpoint in free and seen[endpoint] < _ENOUGH]
         chosen = min(needy, key=score, default=None)
         return chosen if chosen is not None and self._owed[unit] >= prices[chosen][unit] else None

@@ -47,7 +47,7 @@ class Session:
         }
         if found != dict(signature):
             raise PolicyError(f"has inputs and outputs {found}, expected {dict(signature)}")
-        self._run = session.run
+        self._run = getattr(session, "_sess", session).run  # without its wrapper's checks, which are made here once
         self._made_of = model, signature
 
     def __reduce__(self) -> tuple[type[Session], tuple[bytes, Signature]]:
@@ -56,7 +56,7 @@ class Session:
     def run(self, inputs: Inputs) -> F32:
         """The logits; PolicyError if onnxruntime fails, or anything in them is not finite."""
         try:
-            logits: F32 = self._run(_OUTPUT, inputs)[0]
+            logits: F32 = self._run(_OUTPUT, inputs, None)[0]
         except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
             raise PolicyError(f"onnxruntime: {error}") from None
         if not isfinite(sum(logits.ravel().tolist())):  # a handful of numbers: four times as fast as numpy

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,20 @@ from focalroute.errors import StoreError
 from focalroute.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer, StoredProbe
 
-__all__ = ["from_pico", "pack", "pico_above", "read_answer", "to_pico", "unpack", "write_answer", "write_probe"]
+__all__ = [
+    "from_pico",
+    "pack",
+    "pico_above",
+    "read_answer",
+    "to_pico",
+    "unpack",
+    "write_answer",
+    "write_probe",
+    "write_tags",
+]
 
 _PICO = Decimal(10) ** 12
+_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of its JSON
 
 
@@ -37,21 +49,25 @@ def from_pico(pico: int) -> Decimal:
     return Decimal(pico) / _PICO
 
 
+@lru_cache(256)
+def write_tags(tags: tuple[str, ...]) -> str:
+    """An ask's tags as JSON; most asks have the same few."""
+    return json.dumps(tags)
+
+
 def write_answer(answer: StoredAnswer) -> str:
     """What is small and plain of an answer, as JSON."""
     members = {
         name: [m.round, m.candidate, m.completion_tokens, m.latency_s, None if m.usd is None else str(m.usd)]
         for name, m in answer.members.items()
     }
-    record = [answer.keys, answer.kind, answer.answered, answer.probabilities, members]
-    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+    return _json([answer.keys, answer.kind, answer.answered, answer.probabilities, members])
 
 
 def write_probe(probe: StoredProbe) -> str:
     """A probe as JSON, but for the answer it belongs to."""
     usd = None if probe.usd is None else str(probe.usd)
-    record = [probe.endpoint, probe.key, probe.completion_tokens, probe.latency_s, usd]
-    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+    return _json([probe.endpoint, probe.key, probe.completion_tokens, probe.latency_s, usd])
 
 
 def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], probes: str | None = None) -> StoredAnswer:
@@ -108,7 +124,7 @@ def pack(trajectory: Trajectory) -> bytes:
         "task": trajectory.task,
         "embedder": trajectory.embedder,
     }
-    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
+    text = _json(head).encode()
     text += b" " * (-len(text) % 4)
     body = b"".join((text, *(array.astype("<f4", copy=False).tobytes() for array in arrays)))
     return _HEAD.pack(zlib.crc32(body), len(text)) + body

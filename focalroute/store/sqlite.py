@@ -29,7 +29,7 @@ from focalroute.store.accounts import Books, settle_overdue
 from focalroute.store.base import Account, Balance, Listener, Reservation, Row, StoredAnswer, StoredProbe
 from focalroute.store.desk import Desk
 from focalroute.store.jobs import Read, Write
-from focalroute.store.locking import begin_writing, roll_back
+from focalroute.store.locking import begin_writing, patient, roll_back
 from focalroute.store.schema import check_ours, check_path, migrate
 from focalroute.store.telling import tell
 
@@ -218,7 +218,7 @@ class SqliteStore:
         """What became of these calls; None: the database cannot be had now."""
         began = time.monotonic()
         try:
-            begin_writing(self._connection, _BUSY_S, once=True)
+            begin_writing(self._connection, 0.0)
         except _FAILURES:
             return None  # the store's thread waits for it, or finds out what is wrong
         results = self._transact([(rows, _inserting(rows)) for rows in calls], prune=False)
@@ -255,6 +255,7 @@ class SqliteStore:
             db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
             db.execute("PRAGMA wal_autocheckpoint = 0")  # see `_tidy`
             db.execute("PRAGMA fullfsync = ON")  # macOS: what is synced is on the disk, not in its cache
+            db.execute("PRAGMA busy_timeout = 0")  # see `begin_writing` and `patient`
             self._migrate(db)
             db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
         except BaseException:
@@ -286,11 +287,13 @@ class SqliteStore:
             running = None not in jobs
             with self._using:
                 self._commit([job for job in jobs if isinstance(job, Write)])
-                for job in jobs:
-                    if isinstance(job, Read):
-                        self._look(job)
-                if time.monotonic() >= next_poll:
-                    self._deliver()
+                with patient(self._connection, _BUSY_S):
+                    for job in jobs:
+                        if isinstance(job, Read):
+                            self._look(job)
+                    if due := time.monotonic() >= next_poll:
+                        self._deliver()
+                if due:
                     self._tidy()
                     next_poll = time.monotonic() + self._poll_s
             self._desk.done(len(jobs))
@@ -325,7 +328,11 @@ class SqliteStore:
         db = self._connection
         try:
             books = Books(db)
-            results = [self._unit(rows, work, books) for rows, work in units]
+            alone = len(units) == 1  # then the transaction is its own
+            results = [self._unit(rows, work, books, apart=bool(rows) and not alone) for rows, work in units]
+            if alone and isinstance(results[0], FocalrouteError):
+                roll_back(db)
+                return results
             books.save()
             if prune and self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep):
                 tables.prune(db, self._keep)
@@ -336,14 +343,17 @@ class SqliteStore:
             results = [self._broken(error) for _ in units]
         return results
 
-    def _unit(self, rows: Sequence[Row], work: Work, books: Books) -> Any:
-        """Do what one call wants; if it cannot be done, why, and then nothing of it is.
+    def _unit(self, rows: Sequence[Row], work: Work, books: Books, *, apart: bool) -> Any:
+        """Do what one call wants; if it cannot be done, why.
+
+        Args:
+            apart: whether nothing of it shall then be done, though the transaction goes on.
 
         Raises:
             sqlite3.Error: the database itself fails, and the whole transaction with it.
         """
         db = self._connection
-        if rows:
+        if apart:
             db.execute("SAVEPOINT unit")
         try:
             result = work(db, books)
@@ -353,9 +363,9 @@ class SqliteStore:
             if isinstance(error, sqlite3.Error) and not isinstance(error, _WRONG_ROWS):
                 raise
             result = StoreError(f"{self._name}: a row cannot be stored ({type(error).__name__}: {error})")
-        if rows and isinstance(result, FocalrouteError):
+        if apart and isinstance(result, FocalrouteError):
             db.execute("ROLLBACK TO unit")
-        if rows:
+        if apart:
             db.execute("RELEASE unit")
         self._unpruned += len(rows)
         self._unchecked += len(rows)

@@ -23,7 +23,7 @@ from focalroute.store.base import (
     StoredProbe,
     UsageTotal,
 )
-from focalroute.store.codec import from_pico, pack, read_answer, to_pico, write_answer, write_probe
+from focalroute.store.codec import from_pico, pack, read_answer, to_pico, write_answer, write_probe, write_tags
 
 if TYPE_CHECKING:
     import sqlite3
@@ -163,7 +163,7 @@ def _insert_bill(db: sqlite3.Connection, row: LedgerRow) -> None:
     db.execute(
         "INSERT INTO ledger (answer_id, endpoint, at, prompt_tokens, completion_tokens, cached_tokens, "
         "reasoning_tokens, provider_pico, cost_pico, cost_source, tags) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (row.answer_id, row.endpoint, row.at, *used, to_pico(row.cost), row.cost_source, json.dumps(row.tags)),
+        (row.answer_id, row.endpoint, row.at, *used, to_pico(row.cost), row.cost_source, write_tags(row.tags)),
     )
 
 

@@ -27,7 +27,7 @@ def run(probing: Probing, asks: int, cost: Cost, candidates: Sequence[int]) -> C
     """Who was probed how often; each probe costs what was expected."""
     probed: Counter[int] = Counter()
     for _ in range(asks):
-        probe = probing.after(cost, candidates)
+        probe = probing.after(cost, lambda: candidates)
         if probe is not None:
             probing.settle(probe, probe.expected)
             probed[probe.endpoint] += 1
@@ -54,8 +54,8 @@ def test_the_ask_that_pays_is_not_the_one_whose_query_is_probed() -> None:
     watched = observer()
     learn(watched, "a", 1)
     probing = Probing(watched, 0.5)
-    assert probing.after(Cost(100.0, 1), [1]) is None
-    probe = probing.after(Cost(0.0, 1), [1])
+    assert probing.after(Cost(100.0, 1), lambda: [1]) is None
+    probe = probing.after(Cost(0.0, 1), lambda: [1])
     assert probe is not None
     assert probe.endpoint == 1
 
@@ -64,11 +64,11 @@ def test_what_a_probe_really_cost_is_paid_back_before_the_next() -> None:
     watched = observer()
     learn(watched, "a", 1)
     probing = Probing(watched, 0.5)
-    probing.after(Cost(2.0, 1), [1])
-    probe = probing.after(Cost(0.0, 1), [1])
+    probing.after(Cost(2.0, 1), lambda: [1])
+    probe = probing.after(Cost(0.0, 1), lambda: [1])
     assert probe is not None
     probing.settle(probe, Cost(3.0, 1))  # it was to cost 1
-    waited = next(n for n in range(100) if probing.after(Cost(1.0, 1), [1]))
+    waited = next(n for n in range(100) if probing.after(Cost(1.0, 1), lambda: [1]))
     assert waited == 6  # 2 too much and 1 for the next, at half a dollar an ask
 
 
@@ -78,7 +78,7 @@ def test_a_newcomer_comes_first_and_then_whoever_was_seen_least() -> None:
     learn(watched, "b", 30)
     learn(watched, "c", 20)
     probing = Probing(watched, 1.0)
-    probed = [probe.endpoint for _ in range(40) if (probe := probing.after(Cost(1.0, 1), [0, 1, 2, 3]))]
+    probed = [probe.endpoint for _ in range(40) if (probe := probing.after(Cost(1.0, 1), lambda: [0, 1, 2, 3]))]
     assert probed[:20] == [3] * 20
     assert set(probed[20:32]) == {2, 3}
 
@@ -118,7 +118,7 @@ def test_savings_are_bounded() -> None:
     learn(watched, "a", 1)
     probing = Probing(watched, 0.5)
     for _ in range(1000):
-        probing.after(Cost(1.0, 1), [])
+        probing.after(Cost(1.0, 1), lambda: [])
     assert run(probing, 20, Cost(0.0, 1), [1, 2, 3]).total() == 4
 
 

@@ -46,15 +46,28 @@ def ids(store: SqliteStore) -> list[str]:
 
 def test_it_is_committed_when_it_returns_and_each_call_fails_alone(store: SqliteStore) -> None:
     """As `write` does it: rows, sums, what went wrong."""
-    whole = answer("a", steps=trajectory())
-    found = written(store, [(whole, bill()), (answer("b"), answer("a")), (answer("c"),)])
+    found = written(store, [(answer("a"), bill()), (answer("b"), answer("a")), (answer("c"),)])
     assert [type(one) for one in found] == [type(None), StoreError, type(None)]
     assert "ids must be unique" in str(found[1])
     assert ids(store) == ["a", "c"]
     assert store.totals()["a"].calls == 1
-    assert store.answer("a") == whole
+    assert store.answer("a") == answer("a")
     assert store.answer("b") is None
     assert store.verify() == ()
+
+
+def test_of_a_lone_call_that_fails_nothing_is_done(store: SqliteStore) -> None:
+    """Though it has a transaction to itself, and what is wrong comes last."""
+    written(store, [(answer("a"),)])
+    (found,) = written(store, [(answer("b"), bill(), answer("a"))])
+    assert "ids must be unique" in str(found)
+    assert ids(store) == ["a"]
+    assert store.totals() == {}
+    queued = store.write(answer("c"), bill(), answer("a"))
+    with pytest.raises(StoreError, match="ids must be unique"):
+        queued.result(10)
+    assert set(written(store, [(answer("b"), bill())])) == {None}
+    assert ids(store) == ["a", "b"]
 
 
 def test_feedback_is_for_the_thread_that_tells_listeners(store: SqliteStore) -> None:
