@@ -113,10 +113,10 @@ class Breaker:
 
     def overdue(self) -> list[Flight]:
         """The calls under way that are much too slow already."""
-        if not self._flights:
+        flights, now = tuple(self._flights), self._pool.clock()
+        if not flights or now - flights[0].began < _SLOW_S:  # the oldest comes first
             return []
-        now = self._pool.clock()
-        old = [flight for flight in tuple(self._flights) if now - flight.began >= _SLOW_S]
+        old = [flight for flight in flights if now - flight.began >= _SLOW_S]
         return [flight for flight in old if self._slow(now - flight.began)]
 
     def leave(self, flight: Flight, failure: Failure | None, *, blameless: bool = False) -> None:

@@ -210,7 +210,8 @@ class Seat:
         failure: Failure | None = None
         before = len(call.bills)
         try:
-            return await self._put(call, plan)
+            put = self._attempt(call, plan) if plan.otherwise is None else self._put(call, plan, plan.otherwise)
+            return await put
         except CallFailed as error:
             failure = error.failure
             raise
@@ -222,10 +223,8 @@ class Seat:
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(turn, tokens, failure)
 
-    async def _put(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
+    async def _put(self, call: Call, plan: Plan, otherwise: Plan) -> tuple[Reading, Completion]:
         """One attempt; a second one in another way where the service does not take just this schema, or scores none."""
-        if plan.otherwise is None:
-            return await self._attempt(call, plan)
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
         if way not in self._refused:
@@ -237,7 +236,7 @@ class Seat:
             if len(self._refused) >= _REFUSED_KEPT:
                 self._refused.clear()
             self._refused.add(way)
-        return await self._attempt(call, plan.otherwise)
+        return await self._attempt(call, otherwise)
 
     async def _attempt(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
         """Reserved before and settled after, whatever becomes of it."""
@@ -253,7 +252,10 @@ class Seat:
         free = False
         decoder = None if call.outlet is None else StreamDecoder()
         try:
-            completion = await self._complete(call, plan.request, decoder)
+            if call.outlet is None or decoder is None:
+                completion = await self._client.complete(plan.request)
+            else:
+                completion = await self._said(call, call.outlet, plan.request, decoder)
             usage = completion.usage
             return plan.read(completion), completion
         except CallFailed as error:
@@ -273,10 +275,8 @@ class Seat:
             call.bills.append(bill)
             purse.settle(hold, bill)
 
-    async def _complete(self, call: Call, request: Request, decoder: StreamDecoder | None) -> Completion:
-        """The whole reply; with a decoder it comes in pieces, said as they come."""
-        if decoder is None or call.outlet is None:
-            return await self._client.complete(request)
+    async def _said(self, call: Call, outlet: Outlet, request: Request, decoder: StreamDecoder) -> Completion:
+        """The whole reply, said in pieces as they come."""
         able = self._capabilities
         told = self.endpoint.stream_usage is not False if able is None else able.stream_usage
         request = replace(request, n=1, stream_usage=told)
@@ -284,7 +284,7 @@ class Seat:
             async for piece in pieces:
                 if isinstance(piece, Completion):
                     return piece
-                call.outlet.say(call, piece)
+                outlet.say(call, piece)
         raise broken("the stream was cut short", decoder.usage)
 
     def _tokens(self, request: Request) -> float:
