@@ -63,8 +63,6 @@ class Agreement:
 
     def between(self, candidates: Sequence[str]) -> F32:
         """How alike each two candidates are, (K, K), in [0, 1]; 1 on the diagonal."""
-        if len(candidates) == 1:
-            return np.ones((1, 1), np.float32)
         seen = [] if self.failure else [self._own[text] for text in candidates if text in self._own]
         vectors = np.stack(seen if len(seen) == len(candidates) else [self._built_in(text) for text in candidates])
         alike = np.maximum(np.einsum("kd,ld->kl", vectors, vectors), 0) ** 2
@@ -79,15 +77,18 @@ class Agreement:
         return found
 
 
-def shared(members: F32, alike: F32) -> F32:
+def shared(members: F32, alike: F32 | None) -> F32:
     """Evidence (K, m, Fm) of hard votes, as votes shared by how alike the candidates are, (K, K).
 
     "vote", "probability" and "evidence" of a candidate become the sum over all candidates, each as far as it is alike;
     the first two at most 1. There is no probability whose logarithm could be taken.
+
+    Args:
+        alike: None: there is one candidate, and nobody to share with.
     """
     soft = members.copy()
     soft[:, :, _LOG_PROBABILITY] = 0
-    if len(alike) > 1:  # else there is nobody to share with
+    if alike is not None:
         soft[:, :, _SHARED] = np.einsum("kl,lmf->kmf", alike, members[:, :, _SHARED])
         soft[:, :, _SHARED[:2]] = np.minimum(soft[:, :, _SHARED[:2]], 1)
     return soft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -77,10 +78,10 @@ def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
     hashed *= np.uint32(0x2C1B3C6D)
     hashed ^= hashed >> np.uint32(13)
     # twice as many buckets as features: the upper half holds the negative n-grams
-    bins = np.bincount((hashed % np.uint32(2 * width)).astype(np.intp), minlength=2 * width)
+    bins = np.bincount(hashed % np.uint32(2 * width), minlength=2 * width)
     sums = (bins[:width] - bins[width:]).astype(np.float32)
     features: NDArray[np.float32] = np.copysign(np.log1p(np.abs(sums)), sums)
-    norm = float(np.sqrt(features @ features))
+    norm = math.sqrt(features @ features)
     return features / np.float32(norm) if norm else features
 
 

@@ -240,9 +240,11 @@ class Sight:
         self._leader = p.index(max(p))
         self._agrees = [1.0 if k == self._leader else -1.0 for k in range(len(p))]
         if self.agreement is not None:
-            alike = self._alike(self.agreement)
-            p = self._doubted(gathered(p, self._leader, alike))
-            self._agrees = (2 * alike[self._leader] - 1).tolist()
+            if len(p) > 1:
+                alike = self._alike(self.agreement)
+                p = gathered(p, self._leader, alike)
+                self._agrees = (2 * alike[self._leader] - 1).tolist()
+            p = self._doubted(p)
         falling = sorted(p, reverse=True)
         top = [*falling[:4], 0.0, 0.0, 0.0][:4]
         entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(len(p)) if len(p) > 1 else 0.0
@@ -283,7 +285,7 @@ class Sight:
         else:
             seen = np.concatenate([self._blocks[i] for i in members], axis=1)
             if self.agreement is not None:
-                seen = shared(seen, self._alike(self.agreement))
+                seen = shared(seen, self._alike(self.agreement) if k > 1 else None)
             np.multiply(np.add.reduce(seen[:, :, 1:3], axis=1), 1 / m, out=candidates[:, :2])
         candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._reading.names))
         return Evidence(seen, candidates, tuple(members))

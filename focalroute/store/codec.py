@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_json
 
 from focalroute.errors import StoreError
 from focalroute.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 _PICO = Decimal(10) ** 12
-_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_LITTLE = np.dtype("<f4")
 _HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of its JSON
 
 
@@ -49,6 +50,23 @@ def from_pico(pico: int) -> Decimal:
     return Decimal(pico) / _PICO
 
 
+def _json(value: object) -> bytes:
+    """As JSON, by pydantic's encoder, which writes numbers five times as fast as Python's own.
+
+    That one has what the other does not take, such as half of a surrogate pair, and refuses what is no JSON.
+
+    Raises:
+        ValueError: a number in it is not finite; TypeError: it cannot be written.
+    """
+    try:
+        text = to_json(value)
+    except ValueError:
+        text = b"NaN"
+    if b"NaN" in text or b"Infinity" in text:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return text
+
+
 @lru_cache(256)
 def write_tags(tags: tuple[str, ...]) -> str:
     """An ask's tags as JSON; most asks have the same few."""
@@ -61,13 +79,13 @@ def write_answer(answer: StoredAnswer) -> str:
         name: [m.round, m.candidate, m.completion_tokens, m.latency_s, None if m.usd is None else str(m.usd)]
         for name, m in answer.members.items()
     }
-    return _json([answer.keys, answer.kind, answer.answered, answer.probabilities, members])
+    return _json([answer.keys, answer.kind, answer.answered, answer.probabilities, members]).decode()
 
 
 def write_probe(probe: StoredProbe) -> str:
     """A probe as JSON, but for the answer it belongs to."""
     usd = None if probe.usd is None else str(probe.usd)
-    return _json([probe.endpoint, probe.key, probe.completion_tokens, probe.latency_s, usd])
+    return _json([probe.endpoint, probe.key, probe.completion_tokens, probe.latency_s, usd]).decode()
 
 
 def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], probes: str | None = None) -> StoredAnswer:
@@ -124,9 +142,9 @@ def pack(trajectory: Trajectory) -> bytes:
         "task": trajectory.task,
         "embedder": trajectory.embedder,
     }
-    text = _json(head).encode()
+    text = _json(head)
     text += b" " * (-len(text) % 4)
-    body = b"".join((text, *(array.astype("<f4", copy=False).tobytes() for array in arrays)))
+    body = b"".join([text, *[array.astype(_LITTLE, copy=False).tobytes() for array in arrays]])
     return _HEAD.pack(zlib.crc32(body), len(text)) + body
 
 

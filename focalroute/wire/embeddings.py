@@ -41,7 +41,7 @@ def decode_embeddings(body: bytes | bytearray, count: int) -> Embedded:
         raise broken("the reply does not have an embedding for each text", usage)
     vectors: dict[int, Sequence[float]] = {}
     for place, item in enumerate(data):
-        item = item if isinstance(item, Mapping) else {}
+        item = item if isinstance(item, dict) else {}
         index = item.get("index", place)
         if type(index) is not int or not _is_vector(item.get("embedding")):
             raise broken("an embedding is not a list of finite numbers", usage)

@@ -51,7 +51,7 @@ def broken(message: str, usage: Usage | None = None) -> CallFailed:
 
 def reported(error: object) -> Failure:
     """An error that came in the body of a successful response, as OpenRouter sends them."""
-    code = error.get("code") if isinstance(error, Mapping) else None
+    code = error.get("code") if isinstance(error, dict) else None
     if type(code) is int and 400 <= code <= 599:
         return Failure("status", f"the reply reports error {code}", status=code)
     return Failure("protocol", "the reply reports an error")
@@ -69,14 +69,14 @@ def content_of(content: object) -> str | None:
     if content is None:
         return ""
     if isinstance(content, list):
-        parts = [text_of(part.get("text", "")) if isinstance(part, Mapping) else None for part in content]
+        parts = [text_of(part.get("text", "")) if isinstance(part, dict) else None for part in content]
         return None if None in parts else "".join(part for part in parts if part)
     return text_of(content)
 
 
 def usage_of(usage: object) -> Usage | None:
     """The usage; None if it is absent, negative or contradicts itself."""
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
     if prompt is None or completion is None:
@@ -93,7 +93,7 @@ def usage_of(usage: object) -> Usage | None:
 
 def _within(usage: Mapping[str, Any], details: str, name: str) -> object:
     inner = usage.get(details)
-    return inner.get(name) if isinstance(inner, Mapping) else None
+    return inner.get(name) if isinstance(inner, dict) else None
 
 
 def count_of(value: object) -> int | None:
@@ -126,7 +126,7 @@ def _number(value: object) -> float | None:
 
 def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
     """The tokens of a choice, from OpenAI's or Together's form; None if any is missing or incredible."""
-    if not isinstance(logprobs, Mapping):
+    if not isinstance(logprobs, dict):
         return None
     content = logprobs.get("content")
     entries = _openai_entries(content) if isinstance(content, list) else _together_entries(logprobs)
@@ -140,7 +140,7 @@ def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
 
 def echoed_tokens(logprobs: object) -> tuple[Token, ...] | None:
     """The tokens of an echoed prompt but for its first, which nothing stands before; None if any is missing."""
-    entries = _together_entries(logprobs)[1:] if isinstance(logprobs, Mapping) else []
+    entries = _together_entries(logprobs)[1:] if isinstance(logprobs, dict) else []
     tokens = [_token(text, value, ()) for text, value, _ in entries]
     known = tuple(token for token in tokens if token is not None)
     return known if any(token.logprob for token in known) and len(known) == len(tokens) else None
@@ -152,9 +152,9 @@ _Entry = tuple[object, object, Sequence[tuple[object, object]]]
 def _openai_entries(content: Sequence[object]) -> list[_Entry]:
     entries: list[_Entry] = []
     for item in content:
-        item = item if isinstance(item, Mapping) else {}
+        item = item if isinstance(item, dict) else {}
         top = item.get("top_logprobs")
-        tops = [t for t in top if isinstance(t, Mapping)] if isinstance(top, list) else []
+        tops = [t for t in top if isinstance(t, dict)] if isinstance(top, list) else []
         entries.append((item.get("token"), item.get("logprob"), [(t.get("token"), t.get("logprob")) for t in tops]))
     return entries
 
@@ -164,10 +164,10 @@ def _together_entries(logprobs: Mapping[str, Any]) -> list[_Entry]:
     texts, values, tops = (logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     if not isinstance(texts, list) or not isinstance(values, list) or len(texts) != len(values):
         return []
-    tops = [tops] if isinstance(tops, Mapping) else tops if isinstance(tops, list) else []
+    tops = [tops] if isinstance(tops, dict) else tops if isinstance(tops, list) else []
     padded = [*tops, *([None] * len(texts))]
     return [
-        (text, value, list(top.items()) if isinstance(top, Mapping) else [])
+        (text, value, list(top.items()) if isinstance(top, dict) else [])
         for text, value, top in zip(texts, values, padded, strict=False)
     ]
 

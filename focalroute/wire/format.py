@@ -174,10 +174,10 @@ def opened(payload: object, content: str, *, generates: bool = True) -> tuple[Ma
     Raises:
         CallFailed: it is no object, or reports an error instead.
     """
-    if not isinstance(payload, Mapping):
+    if not isinstance(payload, dict):
         raise broken("the reply is not a JSON object")
     counts = payload.get("usage")
-    if not generates and isinstance(counts, Mapping):
+    if not generates and isinstance(counts, dict):
         counts = {**counts, "completion_tokens": counts.get("completion_tokens") or 0}
     usage, held = usage_of(counts), payload.get(content)
     if payload.get("error") is not None and not held:
@@ -202,8 +202,8 @@ def decode(payload: object) -> Completion:
 
 
 def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
-    message = choice.get("message") if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
         raise broken("a choice has no message", usage)
     if choice.get("finish_reason") == "error":
         raise CallFailed(reported(choice.get("error")), usage)
@@ -211,5 +211,5 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     if text is None:
         raise broken("a message's content is not text", usage)
     calls = message.get("tool_calls")
-    calls = tuple(c for c in calls if isinstance(c, Mapping)) if isinstance(calls, list) else ()
+    calls = tuple(c for c in calls if isinstance(c, dict)) if isinstance(calls, list) else ()
     return CompletionChoice(text, text_of(choice.get("finish_reason")), tokens_of(choice.get("logprobs")), calls)

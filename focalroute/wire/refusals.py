@@ -31,17 +31,17 @@ def _message(payload: object) -> str:
     for _ in range(3):
         if isinstance(payload, str):
             return payload
-        inner = payload if isinstance(payload, Mapping) else {}
+        inner = payload if isinstance(payload, dict) else {}
         payload = inner.get("message") or inner.get("error") or inner.get("detail")
     return ""
 
 
 def _error_code(payload: object, secrets: Sequence[str]) -> str | None:
     """The service's own short name of the error, if it cannot be something of ours that it sent back."""
-    inner = payload.get("error") if isinstance(payload, Mapping) else None
+    inner = payload.get("error") if isinstance(payload, dict) else None
     for source in (inner, payload):
         for name in ("code", "type"):
-            code = source.get(name) if isinstance(source, Mapping) else None
+            code = source.get(name) if isinstance(source, dict) else None
             if isinstance(code, str) and _CODE.fullmatch(code) and not any(code in secret for secret in secrets):
                 return code
     return None

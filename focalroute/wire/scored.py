@@ -5,7 +5,6 @@ OpenAI had it first, vLLM has it, and most services have not: they refuse it, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from focalroute.errors import CallFailed
@@ -43,7 +42,7 @@ def decode_scored(body: bytes | bytearray, count: int) -> Completion:
         raise _about_something_else("the reply does not have a completion for each text", usage)
     found: dict[int, CompletionChoice] = {}
     for place, item in enumerate(choices):
-        item = item if isinstance(item, Mapping) else {}
+        item = item if isinstance(item, dict) else {}
         index, text = item.get("index", place), text_of(item.get("text"))
         if type(index) is not int or text is None:
             raise _about_something_else("a completion has no text", usage)

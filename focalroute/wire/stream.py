@@ -82,7 +82,7 @@ class StreamDecoder:
         Raises:
             CallFailed: it reports an error, or is not a chat completion chunk.
         """
-        if not isinstance(payload, Mapping):
+        if not isinstance(payload, dict):
             raise self._failed("a stream event is not a JSON object")
         self.usage = usage_of(payload.get("usage")) or self.usage
         if payload.get("error") is not None:
@@ -95,8 +95,8 @@ class StreamDecoder:
         return "".join([self._piece(choice) for choice in choices or ()])
 
     def _piece(self, choice: object) -> str:
-        delta = choice.get("delta") if isinstance(choice, Mapping) else None
-        if not isinstance(choice, Mapping) or not isinstance(delta, Mapping | None):
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(delta, dict | None):
             raise self._failed("a stream choice is not an object")
         index = count_of(choice.get("index", 0))
         text = content_of((delta or {}).get("content"))
@@ -138,7 +138,7 @@ class _Part:
         self._texts.append(text)
         self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
         logprobs = choice.get("logprobs")
-        content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        content = logprobs.get("content") if isinstance(logprobs, dict) else None
         if isinstance(content, list) and self._entries is not None:
             self._entries += content
         elif text:  # text without its log-probabilities: the rest is of no use
@@ -149,12 +149,12 @@ class _Part:
 
     def _add_call(self, call: object) -> None:
         """Tool calls come in pieces too: the first names it, the others add to its arguments."""
-        if not isinstance(call, Mapping) or (index := count_of(call.get("index", 0))) is None:
+        if not isinstance(call, dict) or (index := count_of(call.get("index", 0))) is None:
             return
         function = call.get("function")
-        piece = text_of(function.get("arguments")) if isinstance(function, Mapping) else None
+        piece = text_of(function.get("arguments")) if isinstance(function, dict) else None
         if index not in self._calls:
-            self._calls[index] = {**call, "function": dict(function) if isinstance(function, Mapping) else {}}
+            self._calls[index] = {**call, "function": dict(function) if isinstance(function, dict) else {}}
         self._arguments.setdefault(index, []).append(piece or "")
 
     def whole(self) -> CompletionChoice:
