@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from focalroute.config import Endpoint
 from focalroute.errors import CallFailed, ConfigError
 from focalroute.injected import CHAT, COMPLETIONS, EMBEDDINGS, Injected, cap_field, read_all
+from focalroute.loops import PerLoop
 from focalroute.records import Failure, Usage
 from focalroute.wire import (
     MAX_REPLY_BYTES,
@@ -60,24 +61,33 @@ class HttpClients:
     """One HTTP session for each running event loop, its connections kept alive, for all endpoints."""
 
     def __init__(self) -> None:
-        self._open: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[ClientSession, None], ClientSession]] = {}
+        self._open = PerLoop(_Open)
 
     async def session(self) -> ClientSession:
         """The running loop's session, made on first use. It closes with the loop, or with `aclose`."""
-        loop = asyncio.get_running_loop()
-        found = self._open.get(loop)
-        if found is None:
-            for other in [other for other in list(self._open) if other.is_closed()]:
-                self._open.pop(other, None)
-            living = _living()
-            found = self._open[loop] = living, await anext(living)
-        return found[1]
+        found = self._open.here()
+        return found.session or await found.begin()
 
     async def aclose(self) -> None:
         """Close the running loop's session and its connections. Idempotent."""
-        found = self._open.pop(asyncio.get_running_loop(), None)
+        found = self._open.pop()
         if found is not None:
-            await found[0].aclose()
+            await found.aclose()
+
+
+class _Open:
+    """One loop's session; None before it is begun."""
+
+    def __init__(self) -> None:
+        self.session: ClientSession | None = None
+        self._living = _living()
+
+    async def begin(self) -> ClientSession:
+        self.session = await anext(self._living)
+        return self.session
+
+    async def aclose(self) -> None:
+        await self._living.aclose()
 
 
 async def _living() -> AsyncGenerator[ClientSession, None]:

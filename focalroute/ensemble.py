@@ -27,6 +27,7 @@ from focalroute.errors import StoreError
 from focalroute.feedback import USER, Label, Listener
 from focalroute.fleet import Follower, fetch
 from focalroute.judge import Judge, Judging, judging_endpoints
+from focalroute.loops import PerLoop, Turns
 from focalroute.many import ask_all
 from focalroute.observe import Observer
 from focalroute.outlet import Outlet
@@ -160,6 +161,7 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
+        self._turns = PerLoop(Turns)
         self._streams = Background()  # the answers being written
         self._closed = False
         serving = chosen(policy, self._names, seed)
@@ -309,6 +311,8 @@ class AsyncEnsemble:
         purse = self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s)
         deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
         began, dice = time.perf_counter(), self._dice()
+        if (turn := self._turns.here().enter()) is not None:
+            await turn
         text = await self._embedding.read(asked.text, purse, deadline)
         ask = begin(
             asked,

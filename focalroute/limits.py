@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from focalroute.config import Endpoint
 from focalroute.errors import CallFailed
+from focalroute.loops import PerLoop
 from focalroute.records import Failure
 
 __all__ = ["Health", "Rolling", "Throttle", "Turn", "pause_of"]
@@ -149,7 +150,7 @@ class Throttle:
         self._paused_until = 0.0
         self._cut_at = -math.inf
         self._peak = 0.0
-        self._gates: dict[asyncio.AbstractEventLoop, _Gate] = {}
+        self._gates = PerLoop(_Gate)
 
     @property
     def ready(self) -> bool:
@@ -170,20 +171,11 @@ class Throttle:
     @property
     def under_way(self) -> int:
         """Calls under way now, in all loops."""
-        return sum(gate.under_way for gate in list(self._gates.values()))
+        return sum(gate.under_way for gate in self._gates.all())
 
     def _crowded(self) -> bool:
-        gate = self._gates.get(asyncio.get_running_loop())
+        gate = self._gates.known()
         return gate is not None and gate.under_way + len(gate.waiting) >= _CROWDED * self.limit
-
-    def _gate(self) -> _Gate:
-        loop = asyncio.get_running_loop()
-        gate = self._gates.get(loop)
-        if gate is None:
-            for other in [other for other in list(self._gates) if other.is_closed()]:
-                self._gates.pop(other, None)
-            gate = self._gates[loop] = _Gate()
-        return gate
 
     def _earliest(self, tokens: float, now: float) -> float:
         """When a call of so many tokens may go; the lock is held."""
@@ -206,7 +198,7 @@ class Throttle:
             CallFailed: the wait would be longer.
         """
         until = time.monotonic() + within_s
-        gate = self._gate()
+        gate = self._gates.here()
         await gate.enter(self)
         turn = Turn(time.monotonic(), gate)
         if self._rated or self._paused_until > turn.started:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -42,32 +43,37 @@ def test_a_write_whose_waiter_gave_up_is_committed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_many_are_told_in_their_order_and_never_all_in_one_turn(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "store.db")
-    told: list[tuple[int, int]] = []  # who, in which turn of the loop
+@pytest.mark.parametrize("durability", ["normal", "full"])
+def test_company_shares_a_transaction(tmp_path: Path, durability: Literal["normal", "full"]) -> None:
+    """Who writes alone is committed by then; who writes in company with all others of the turn, in few commits."""
+    store = SqliteStore(tmp_path / "store.db", durability=durability)
+    commits: list[int] = []
+    transact = store._transact
 
-    async def write() -> None:
-        loop, commits = asyncio.get_running_loop(), Commits(store)
-        turn = 0
+    def counted(units: Sequence[Any], **how: Any) -> Any:
+        commits.append(len(units))
+        return transact(units, **how)
 
-        def count() -> None:
-            nonlocal turn
-            turn += 1
-            loop.call_soon(count)
+    store._transact = counted  # type: ignore[method-assign]
 
-        async def one(number: int) -> None:
-            await commits.write((answer(f"{number}"),))
-            told.append((number, turn))
+    async def write() -> list[list[int]]:
+        writes, seen = Commits(store), []
+        for part in range(3):
+            await asyncio.gather(*(writes.write((answer(f"{part}-{number}"),)) for number in range(50)))
+            await asyncio.sleep(0.05)  # what is queued is done
+            seen.append(commits.copy())
+            commits.clear()
+        for number in range(3):
+            await writes.write((answer(f"alone-{number}"),))
+        seen.append(commits.copy())
+        return seen
 
-        count()
-        await asyncio.gather(*map(one, range(100)))
-
-    asyncio.run(write())
+    *crowds, alone = asyncio.run(write())
     store.close()
-    assert [number for number, _ in told] == list(range(100))
-    together = Counter(turn for _, turn in told)
-    assert len(together) >= 2
-    assert max(together.values()) <= 50  # two groups may meet in a turn
+    for crowd in crowds:
+        assert sum(crowd) == 50
+        assert len(crowd) <= 3
+    assert alone == [1, 1, 1]
 
 
 def test_loops_one_after_the_other_have_their_own_writes(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ BEYOND = {
     "budget": {"amounts", "cost", "store"},
     "capabilities": {"endpoint", "wire"},
     "closed_fields": {"canonical"},
-    "commits": {"store"},
+    "commits": {"loops", "store"},
     "collect": {
         "amounts",
         "answers",
@@ -91,7 +91,7 @@ BEYOND = {
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "structured", "tool_calls", "wire"},
     "embedders": {"budget", "cost", "endpoint", "limits", "observe", "outlay", "policy", "retries", "store", "wire"},
-    "endpoint": {"injected", "wire"},
+    "endpoint": {"injected", "loops", "wire"},
     "evaluate": {
         "ask",
         "budget",
@@ -114,6 +114,7 @@ BEYOND = {
     "injected": {"wire"},
     "judge": {"background", "ask", "budget", "feedback", "pacing", "pool", "race", "store"},
     "learn": {"answers", "observe", "policy", "store", "structured", "tool_calls"},
+    "limits": {"loops"},
     "many": {"progress", "query"},
     "observe": {"answers", "tool_calls"},
     "outlay": {"budget", "cost", "wire"},

@@ -45,7 +45,7 @@ _BATCH = 1000
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
 _CHECKPOINT_EVERY = 300  # rows: about the thousand pages after which SQLite would by itself, whoever writes
-_SLOW_S = 0.01  # a commit that took longer is a reason to leave the next ones to the store's thread
+_SLOW_S = 0.05  # a commit that waited longer is a reason to leave the next ones to the store's thread
 _LEFT_S = 10.0  # for so long
 
 _ADVICE = {
@@ -216,15 +216,14 @@ class SqliteStore:
 
     def _written(self, calls: Sequence[Sequence[Row]]) -> Sequence[FocalrouteError | None] | None:
         """What became of these calls; None: the database cannot be had now."""
-        began = time.monotonic()
+        began = time.monotonic() - time.thread_time()  # what this thread works is no wait
         try:
             begin_writing(self._connection, 0.0)
         except _FAILURES:
             return None  # the store's thread waits for it, or finds out what is wrong
         results = self._transact([(rows, _inserting(rows)) for rows in calls], prune=False)
-        ended = time.monotonic()
-        if ended - began > _SLOW_S:
-            self._left_until = ended + _LEFT_S
+        if time.monotonic() - time.thread_time() - began > _SLOW_S:
+            self._left_until = time.monotonic() + _LEFT_S
         return results
 
     @property

@@ -1,0 +1,92 @@
+"""Several event loops, and many who begin in one turn of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from focalroute.loops import AT_ONCE, PerLoop, Turns
+
+
+def test_every_loop_has_its_own_and_closed_ones_are_forgotten() -> None:
+    made = PerLoop(list[int])
+
+    async def use(number: int) -> list[int]:
+        assert made.known() is None
+        made.here().append(number)
+        assert made.known() is made.here()
+        return made.here()
+
+    assert [asyncio.run(use(number)) for number in range(3)] == [[0], [1], [2]]
+    assert made.all() == [[2]]
+
+
+def test_one_may_be_let_go_of() -> None:
+    made = PerLoop(list[int])
+
+    async def use() -> None:
+        made.here().append(1)
+        assert made.pop() == [1]
+        assert made.pop() is None
+        assert made.here() == []
+
+    asyncio.run(use())
+
+
+async def begin(turns: Turns, count: int) -> list[tuple[int, int]]:
+    """Have so many begin at once; who did, and in which turn of the loop."""
+    loop, begun, turn = asyncio.get_running_loop(), [], 0
+
+    def tick() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(tick)
+
+    async def one(number: int) -> None:
+        if (wait := turns.enter()) is not None:
+            await wait
+        begun.append((number, turn))
+
+    tick()
+    await asyncio.gather(*map(one, range(count)))
+    return begun
+
+
+def test_a_few_begin_in_a_turn_and_all_in_their_order() -> None:
+    async def main() -> list[tuple[int, int]]:
+        return await begin(Turns(), 5 * AT_ONCE + 3)
+
+    begun = asyncio.run(main())
+    assert [number for number, _ in begun] == list(range(5 * AT_ONCE + 3))
+    assert sorted(Counter(turn for _, turn in begun).values()) == [3, *[AT_ONCE] * 5]
+
+
+def test_who_comes_later_does_not_overtake_and_need_not_wait_when_it_is_quiet() -> None:
+    async def main() -> None:
+        turns = Turns()
+        first = [turns.enter() for _ in range(2 * AT_ONCE)]
+        assert [wait is None for wait in first] == [True] * AT_ONCE + [False] * AT_ONCE
+        await asyncio.sleep(0)  # the others begin in this turn, and take all of its places
+        late = turns.enter()
+        assert late is not None
+        assert all(wait is None or wait.done() for wait in first)
+        assert not late.done()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert late.done()
+        assert turns.enter() is None
+
+    asyncio.run(main())
+
+
+def test_who_gives_up_takes_no_place() -> None:
+    async def main() -> None:
+        turns = Turns()
+        waits = [turns.enter() for _ in range(3 * AT_ONCE)]
+        for wait in waits[AT_ONCE : 2 * AT_ONCE]:
+            assert wait is not None
+            wait.cancel()
+        await asyncio.sleep(0)
+        assert all(wait is None or wait.done() for wait in waits)
+
+    asyncio.run(main())
