@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import ssl
 import urllib.request
@@ -139,7 +140,7 @@ class EndpointClient:
         """Ask once for a whole reply.
 
         Args:
-            timeout_s: for the call; None: the endpoint's own.
+            timeout_s: for the call; None: the endpoint's own; infinite: the caller sees to it.
 
         Raises:
             CallFailed: no chat completion came back; the failure says why.
@@ -163,6 +164,8 @@ class EndpointClient:
 
     async def _whole(self, path: str, body: Mapping[str, Any], timeout_s: float | None) -> bytearray:
         transport = self._ready()
+        if timeout_s == math.inf:
+            return await transport.whole(path, body)
         try:
             async with asyncio.timeout(timeout_s or self.endpoint.timeout_s):
                 return await transport.whole(path, body)

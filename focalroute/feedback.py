@@ -74,7 +74,9 @@ class Listener:
 
     def expect(self, answer: StoredAnswer) -> None:
         """Feedback for it may come soon, and need not read it then; of it is kept what tells whether a label fits."""
-        self._given[answer.id] = replace(answer, members={}, trajectory=None, receipt="", texts=None)
+        self._given[answer.id] = StoredAnswer(
+            answer.id, answer.created_at, answer.keys, answer.kind, answer.answered, answer.probabilities, {}, None, ""
+        )
         if len(self._given) > _EXPECTED:
             self._given.popitem(last=False)  # in one step, as several loops' threads may be here
 

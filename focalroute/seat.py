@@ -253,7 +253,8 @@ class Seat:
         decoder = None if call.outlet is None else StreamDecoder()
         try:
             if call.outlet is None or decoder is None:
-                completion = await self._client.complete(plan.request)
+                bounded = call.terms.left_s <= self.endpoint.timeout_s  # by the deadline of the ask
+                completion = await self._client.complete(plan.request, timeout_s=math.inf if bounded else None)
             else:
                 completion = await self._said(call, call.outlet, plan.request, decoder)
             usage = completion.usage
