@@ -14,6 +14,7 @@ import ssl
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -262,7 +263,7 @@ class _Http:
     async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
         """The body of the reply."""
         async with await self._post(path, body, self._headers) as response:
-            return await read_all(_chunks(response), MAX_REPLY_BYTES)
+            return await read_all(partial(_piece, response), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         response = await self._post(CHAT, body, self._headers if self._keeps else self._last)
@@ -308,7 +309,7 @@ class _Http:
 
     async def _refused(self, response: ClientResponse, sent: bytes) -> Failure:
         try:
-            payload = json.loads(await read_all(_chunks(response), _MAX_ERROR_BYTES))
+            payload = json.loads(await read_all(partial(_piece, response), _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
@@ -339,15 +340,20 @@ def _json(body: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 
 
-async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes, None]:
-    """The body in pieces, as they come."""
+async def _piece(response: ClientResponse) -> bytes:
+    """What came of the body meanwhile, waited for; empty at its end."""
     from aiohttp import ClientError
 
     try:
-        async for chunk in response.content.iter_any():
-            yield chunk
+        return await response.content.readany()
     except (ClientError, OSError) as error:
         raise broken(f"the reply was cut short ({type(error).__name__})") from None
+
+
+async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes, None]:
+    """The body in pieces, as they come."""
+    while piece := await _piece(response):
+        yield piece
 
 
 async def _drained(chunks: AsyncIterator[bytes]) -> None:

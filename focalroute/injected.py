@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,14 +35,13 @@ def cap_field(base_url: str) -> CapField:
     return "max_completion_tokens" if own else "max_tokens"
 
 
-async def read_all(pieces: AsyncGenerator[bytes, None], limit: int) -> bytearray:
-    """All of the pieces, at most ``limit`` bytes; CallFailed if there are more."""
+async def read_all(piece: Callable[[], Awaitable[bytes]], limit: int) -> bytearray:
+    """All pieces until an empty one, at most ``limit`` bytes; CallFailed if there are more."""
     body = bytearray()
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            body += piece
-            if len(body) > limit:
-                raise broken("the reply is too long")
+    while some := await piece():
+        body += some
+        if len(body) > limit:
+            raise broken("the reply is too long")
     return body
 
 
@@ -67,7 +67,8 @@ class Injected:
         """The body of the reply."""
         # unless told, the library asks for embeddings in another form
         form = {"encoding_format": "float"} if path == EMBEDDINGS else {}
-        return await read_all(self._bytes(path, {**body, **form}), MAX_REPLY_BYTES)
+        async with contextlib.aclosing(self._bytes(path, {**body, **form})) as pieces:
+            return await read_all(partial(anext, pieces, b""), MAX_REPLY_BYTES)
 
     async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
         """The pieces of text of a streamed reply."""
@@ -87,7 +88,8 @@ class Injected:
             async with create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
                 begun = True
                 async for chunk in response.http_response.aiter_raw():
-                    yield chunk
+                    if chunk:
+                        yield chunk
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             unread = CallFailed(_translated(error, self._secrets(body)), free=_unsent(error))
             failed = _cut(error) if begun else unread
