@@ -82,14 +82,16 @@ class _Open:
 
     def __init__(self) -> None:
         self.session: ClientSession | None = None
-        self._living = _living()
+        self._living: AsyncGenerator[ClientSession, None] | None = None
 
     async def begin(self) -> ClientSession:
+        self._living = _living()
         self.session = await anext(self._living)
         return self.session
 
     async def aclose(self) -> None:
-        await self._living.aclose()
+        if self._living is not None:
+            await self._living.aclose()
 
 
 async def _living() -> AsyncGenerator[ClientSession, None]:
@@ -111,11 +113,17 @@ def _trusted() -> ssl.SSLContext:
     """Whose certificates are believed: as in httpx and openai those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's.
 
     httpx has that in a function, but importing it takes 50 ms of a first call.
+
+    Raises:
+        ConfigError: that file cannot be read, or holds none.
     """
     import certifi
 
     if file := os.environ.get("SSL_CERT_FILE"):
-        return ssl.create_default_context(cafile=file)
+        try:
+            return ssl.create_default_context(cafile=file)
+        except OSError as error:
+            raise ConfigError(f"SSL_CERT_FILE: {file}: no certificates can be read from it ({error})") from None
     if folder := os.environ.get("SSL_CERT_DIR"):
         return ssl.create_default_context(capath=folder)
     return ssl.create_default_context(cafile=certifi.where())

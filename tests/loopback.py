@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-__all__ = ["Received", "Server", "completion", "json_reply", "serving", "sse", "until"]
+__all__ = ["Received", "Server", "completion", "json_reply", "self_signed", "serving", "sse", "until"]
 
 Handler = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
 
@@ -104,6 +106,15 @@ async def sse(request: web.Request, *events: Any, end: bool = True) -> web.Strea
         return response
     await response.write_eof()
     return response
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that nobody vouches for, and its key."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
 
 
 def until(condition: Callable[[], bool]) -> None:

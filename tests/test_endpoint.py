@@ -8,9 +8,11 @@ import email.utils
 import gzip
 import json
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -22,7 +24,7 @@ from focalroute.endpoint import EndpointClient, HttpClients
 from focalroute.errors import CallFailed, ConfigError
 from focalroute.records import Usage
 from focalroute.wire import MAX_REPLY_BYTES, Completion, Request
-from tests.loopback import Handler, Server, completion, json_reply, serving, sse
+from tests.loopback import Handler, Server, completion, json_reply, self_signed, serving, sse
 
 PROMPT = "a very private prompt"
 KEY = "sk-very-secret-key"
@@ -571,3 +573,47 @@ def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(CallFailed) as caught:
             using("http://direct.invalid/v1", complete)
     assert caught.value.failure.kind == "connection"
+
+
+def test_whose_certificates_are_believed_is_said_as_to_httpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service whose certificate nobody vouches for is not spoken to, and a file without certificates is named."""
+    certificate, key = self_signed(tmp_path)
+    good = {"SSL_CERT_FILE": str(certificate)}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await ok(request, None)
+
+    async def run() -> list[Any]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        clients = HttpClients()
+        url = f"https://127.0.0.1:{runner.addresses[0][1]}/v1"
+        client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
+        found: list[Any] = []
+        for variables in ({}, {"SSL_CERT_FILE": str(tmp_path / "none.pem")}, {"SSL_CERT_FILE": str(key)}, good):
+            for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+                monkeypatch.delenv(name, raising=False)
+            for name, value in variables.items():
+                monkeypatch.setenv(name, value)
+            try:
+                found.append((await client.complete(REQUEST)).choices[0].text)
+            except (CallFailed, ConfigError) as error:
+                found.append(error)
+            if not isinstance(found[-1], ConfigError):
+                await clients.aclose()
+        await clients.aclose()
+        await runner.cleanup()
+        return found
+
+    unknown, missing, empty, trusted = asyncio.run(run())
+    assert unknown.failure.kind == "connection"
+    assert "Certificate" in str(unknown)
+    assert str(missing).startswith(f"SSL_CERT_FILE: {tmp_path / 'none.pem'}: no certificates can be read")
+    assert str(empty).startswith(f"SSL_CERT_FILE: {key}: no certificates can be read")
+    assert trusted == "A"

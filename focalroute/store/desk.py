@@ -117,7 +117,7 @@ class Desk(Generic[JobT]):
     @property
     def idle(self) -> bool:
         """Whether it is open, and every job is done."""
-        return not self._undone and self._thread.is_alive()
+        return not self._undone and not self._closed and self._thread.is_alive()
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """One of the latest answers, written or on its way; None: look into the store."""

@@ -286,13 +286,11 @@ class SqliteStore:
             running = None not in jobs
             with self._using:
                 self._commit([job for job in jobs if isinstance(job, Write)])
-                with patient(self._connection, _BUSY_S):
-                    for job in jobs:
-                        if isinstance(job, Read):
-                            self._look(job)
-                    if due := time.monotonic() >= next_poll:
-                        self._deliver()
-                if due:
+                for job in jobs:
+                    if isinstance(job, Read):
+                        self._look(job)
+                if time.monotonic() >= next_poll:
+                    self._deliver()
                     self._tidy()
                     next_poll = time.monotonic() + self._poll_s
             self._desk.done(len(jobs))
@@ -384,8 +382,9 @@ class SqliteStore:
     def _look(self, job: Read) -> None:
         """Read in one transaction, so that all of it sees the same rows."""
         try:
-            self._connection.execute("BEGIN")
-            result = job.work(self._connection)
+            with patient(self._connection, _BUSY_S):
+                self._connection.execute("BEGIN")
+                result = job.work(self._connection)
         except BaseException as error:  # noqa: BLE001 - it is raised where the reader waits
             roll_back(self._connection)
             job.future.set_exception(self._broken(error) if isinstance(error, _FAILURES) else error)
@@ -398,12 +397,13 @@ class SqliteStore:
         if not self._listeners:
             return
         try:
-            probe = tables.newest_probe(self._connection)
-            rows: list[tables.Judged] = []
-            if probe > self._probes_heard:
-                rows = tables.feedback_probed_after(self._connection, self._probes_heard, self._heard)
-            news, self._heard = tables.feedback_after(self._connection, self._heard)
-            self._probes_heard = probe
+            with patient(self._connection, _BUSY_S):
+                probe = tables.newest_probe(self._connection)
+                rows: list[tables.Judged] = []
+                if probe > self._probes_heard:
+                    rows = tables.feedback_probed_after(self._connection, self._probes_heard, self._heard)
+                news, self._heard = tables.feedback_after(self._connection, self._heard)
+                self._probes_heard = probe
         except _FAILURES as error:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return

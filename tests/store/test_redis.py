@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -24,6 +23,7 @@ from focalroute.store.redis_keys import FIXED, Keys
 from focalroute.store.redis_link import Link
 from focalroute.store.redis_rows import packed, refusal
 from focalroute.store.redis_store import RedisStore
+from tests.loopback import self_signed
 from tests.redis_server import RedisServer, free_port, place
 from tests.store.made import answer, bill, judge, trajectory
 from tests.store.test_writing import BAD_ROWS
@@ -110,10 +110,7 @@ def test_a_password_and_an_access_list_are_kept_to(tmp_path: Path, monkeypatch: 
 
 
 def test_tls_is_checked_against_the_authority_given(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
+    certificate, key = self_signed(tmp_path)
     files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate))
     with RedisServer(tmp_path) as probe:
         port = probe.port
