@@ -326,7 +326,7 @@ class SqliteStore:
         try:
             books = Books(db)
             alone = len(units) == 1  # then the transaction is its own
-            results = [self._unit(rows, work, books, apart=bool(rows) and not alone) for rows, work in units]
+            results = [self._unit(rows, work, books, apart=not (alone or _whole(rows))) for rows, work in units]
             if alone and isinstance(results[0], FocalrouteError):
                 roll_back(db)
                 return results
@@ -408,6 +408,11 @@ class SqliteStore:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
         tell(tuple(self._listeners), rows + news)
+
+
+def _whole(rows: Sequence[Row]) -> bool:
+    """Whether what is done for these rows is one statement, which SQLite does as a whole or not at all."""
+    return not rows or (len(rows) == 1 and isinstance(rows[0], Feedback))
 
 
 def _inserting(rows: Sequence[Row]) -> Work:

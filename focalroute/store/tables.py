@@ -136,18 +136,23 @@ def _insert_answer(db: sqlite3.Connection, row: StoredAnswer) -> None:
 
 
 def _insert_feedback(db: sqlite3.Connection, row: Feedback) -> None:
-    if db.execute("SELECT 1 FROM answers WHERE id = ?", (row.answer_id,)).fetchone() is None:
-        raise UnknownAnswer(
-            f"the store has no answer with id {row.answer_id!r}; give feedback through the store it was asked with"
-        )
-    query = "SELECT reward, label FROM feedback WHERE answer_id = ? AND source = ?"
-    found = db.execute(query, (row.answer_id, row.source)).fetchone()
-    if found is None:
-        db.execute(
-            "INSERT INTO feedback (answer_id, source, reward, label, created_at) VALUES (?, ?, ?, ?, ?)",
+    """In one statement, where it is the first from its source: whether the answer is there the reference tells."""
+    try:
+        inserted = db.execute(
+            "INSERT INTO feedback (answer_id, source, reward, label, created_at) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (answer_id, source) DO NOTHING",
             (row.answer_id, row.source, row.reward, row.label, row.created_at),
         )
-    elif found != (row.reward, row.label):
+    except db.IntegrityError:
+        if db.execute("SELECT 1 FROM answers WHERE id = ?", (row.answer_id,)).fetchone() is not None:
+            raise
+        raise UnknownAnswer(
+            f"the store has no answer with id {row.answer_id!r}; give feedback through the store it was asked with"
+        ) from None
+    if inserted.rowcount:
+        return
+    query = "SELECT reward, label FROM feedback WHERE answer_id = ? AND source = ?"
+    if db.execute(query, (row.answer_id, row.source)).fetchone() != (row.reward, row.label):
         raise FeedbackConflict(
             f"answer {row.answer_id!r} already has a different feedback from source {row.source!r}; "
             "it stands: use another source to add to it"
