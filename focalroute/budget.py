@@ -159,7 +159,7 @@ class BudgetGuard:
         """
         future = self._kept.reserve(reservation, limits)
         try:
-            grant = await asyncio.wrap_future(future)
+            grant = future.result() if future.done() else await asyncio.wrap_future(future)
         except asyncio.CancelledError:  # the store does it all the same
             future.add_done_callback(lambda done: self._let_go(done, reservation))
             raise
@@ -177,12 +177,20 @@ class BudgetGuard:
         """Turn a reservation into what was really spent, soon."""
         if row.reservation is not None:
             self._held.discard(row.reservation.id)
-        self._kept.write(row).add_done_callback(_warn)
+        outcomes = self._kept.write_at_once([(row,)])
+        if outcomes is None:
+            self._kept.write(row).add_done_callback(_warn)
+        elif outcomes[0] is not None:
+            _warn_of(outcomes[0])
 
 
 def _warn(written: Future[None]) -> None:
     if (error := written.exception()) is not None:
-        _log.warning("a bill could not be stored, so what was reserved for it stays reserved: %s", error)
+        _warn_of(error)
+
+
+def _warn_of(error: BaseException) -> None:
+    _log.warning("a bill could not be stored, so what was reserved for it stays reserved: %s", error)
 
 
 class Purse:

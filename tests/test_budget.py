@@ -19,6 +19,7 @@ from focalroute.cost import Bill
 from focalroute.errors import BudgetExceeded, ConfigError, StoreError
 from focalroute.store.base import Account
 from focalroute.store.sqlite import SqliteStore
+from tests.store.test_writing import held
 
 ZERO = Decimal(0)
 PRICED = Endpoint("a", model="m", input_usd_per_1m="0.88", output_usd_per_1m="0.88")
@@ -188,7 +189,8 @@ def test_a_reservation_that_nobody_waits_for_any_more_is_released(store: SqliteS
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
-    asyncio.run(run())
+    with held(store):
+        asyncio.run(run())
     store.totals()  # by now the reservation is made, and its release queued
     assert left(keeper.purse(None, "y")) == {"usd_total": 1}
     assert store.verify() == ()

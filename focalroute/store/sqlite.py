@@ -115,12 +115,7 @@ class SqliteStore:
         """See `Store.write_at_once`."""
         if any(isinstance(row, Feedback | StoredProbe) for rows in calls for row in rows):
             return None  # the store's thread tells the listeners
-        if not self._desk.idle or time.monotonic() < self._left_until or not self._using.acquire(blocking=False):
-            return None
-        try:
-            return self._written(calls)
-        finally:
-            self._using.release()
+        return self._at_once([(rows, _inserting(rows)) for rows in calls])
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
@@ -144,7 +139,16 @@ class SqliteStore:
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
         """See `Store.reserve`."""
-        return self._change(lambda _, books: books.reserve(reservation, limits, time.time()))
+
+        def work(_: sqlite3.Connection, books: Books) -> base.Grant:
+            return books.reserve(reservation, limits, time.time())
+
+        done = self._at_once([((), work)])
+        if done is None:
+            return self._change(work)
+        future: Future[base.Grant] = Future()
+        _settle(future, done[0])
+        return future
 
     def balances(self, opened: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
         """See `Store.balances`."""
@@ -214,17 +218,22 @@ class SqliteStore:
         self._desk.submit(Write(rows, work, future), rows)
         return future
 
-    def _written(self, calls: Sequence[Sequence[Row]]) -> Sequence[FocalrouteError | None] | None:
-        """What became of these calls; None: the database cannot be had now."""
-        began = time.monotonic() - time.thread_time()  # what this thread works is no wait
+    def _at_once(self, units: Sequence[tuple[Sequence[Row], Work]]) -> list[Any] | None:
+        """What these units give, done in this thread; None: that would take waiting, for others or for the disk."""
+        if not self._desk.idle or time.monotonic() < self._left_until or not self._using.acquire(blocking=False):
+            return None
         try:
-            begin_writing(self._connection, 0.0)
-        except _FAILURES:
-            return None  # the store's thread waits for it, or finds out what is wrong
-        results = self._transact([(rows, _inserting(rows)) for rows in calls], prune=False)
-        if time.monotonic() - time.thread_time() - began > _SLOW_S:
-            self._left_until = time.monotonic() + _LEFT_S
-        return results
+            began = time.monotonic() - time.thread_time()  # what this thread works is no wait
+            try:
+                begin_writing(self._connection, 0.0)
+            except _FAILURES:
+                return None  # the store's thread waits for it, or finds out what is wrong
+            results = self._transact(units, prune=False)
+            if time.monotonic() - time.thread_time() - began > _SLOW_S:
+                self._left_until = time.monotonic() + _LEFT_S
+            return results
+        finally:
+            self._using.release()
 
     @property
     def _name(self) -> str:
@@ -312,9 +321,7 @@ class SqliteStore:
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, FocalrouteError):
                 self._desk.forget(job.rows)
-                job.future.set_exception(result)
-            else:
-                job.future.set_result(result)
+            _settle(job.future, result)
 
     def _transact(self, units: Sequence[tuple[Sequence[Row], Work]], *, prune: bool) -> list[Any]:
         """Do all of it in the transaction that was begun, and end that; what each unit gave, or why it was not done.
@@ -408,6 +415,14 @@ class SqliteStore:
             _log.warning("feedback could not be read, it is tried again: %s", self._broken(error))
             return
         tell(tuple(self._listeners), rows + news)
+
+
+def _settle(future: Future[Any], result: Any) -> None:
+    """Give a future its result, or raise it there."""
+    if isinstance(result, FocalrouteError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 def _whole(rows: Sequence[Row]) -> bool:

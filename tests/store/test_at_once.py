@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 
 from focalroute.errors import StoreError
 from focalroute.store import sqlite as engine
-from focalroute.store.base import Row
+from focalroute.store.base import Account, Reservation, Row
 from focalroute.store.redis_store import RedisStore
 from focalroute.store.sqlite import SqliteStore
 from tests.redis_server import RedisServer, place
 from tests.store.made import answer, bill, judge, trajectory
+from tests.store.test_writing import held
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -106,6 +108,26 @@ def test_a_locked_file_is_the_threads(tmp_path: Path) -> None:
         queued.result(10)
         written(store, [(answer("c"),)])
         assert ids(store) == ["a", "b", "c"]
+
+
+def test_a_reservation_is_made_at_once_or_waits_its_turn(tmp_path: Path) -> None:
+    """Either way it is exact: what does not fit beside all others is refused."""
+    limits = {Account(): Decimal(1)}
+    with closing(SqliteStore(tmp_path / "s.db")) as store, closing(SqliteStore(tmp_path / "s.db")) as other:
+        store.open_accounts(limits)
+        comes(lambda: store.write_at_once([]))
+        first = store.reserve(Reservation("r1", "x", "a", Decimal("0.5")), limits)
+        assert first.done()
+        assert first.result().granted
+        with held(store):
+            queued = store.reserve(Reservation("r2", "x", "a", Decimal("0.25")), limits)
+            assert not queued.done()
+            assert other.reserve(Reservation("r3", "x", "a", Decimal("0.375")), limits).result(10).granted
+        assert not queued.result(10).granted
+        comes(lambda: store.write_at_once([]))
+        assert not store.reserve(Reservation("r4", "x", "a", Decimal("0.25")), limits).result(10).granted
+        assert store.reserve(Reservation("r5", "x", "a", Decimal("0.125")), limits).result(10).granted
+        assert store.verify() == ()
 
 
 def test_power_loss_is_waited_for_by_the_thread(tmp_path: Path) -> None:
