@@ -233,6 +233,7 @@ class SqliteStore:
                 self._left_until = time.monotonic() + _LEFT_S
             return results
         finally:
+            roll_back(self._connection)  # if this thread was interrupted
             self._using.release()
 
     @property
@@ -384,7 +385,7 @@ class SqliteStore:
                 self._transact([], prune=True)
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except _FAILURES as error:
-            _log.warning("what was written could not be tidied up, it is tried again: %s", self._broken(error))
+            _log.warning("what was written could not be tidied up, it is tried again later: %s", self._broken(error))
 
     def _look(self, job: Read) -> None:
         """Read in one transaction, so that all of it sees the same rows."""

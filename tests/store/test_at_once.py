@@ -72,6 +72,21 @@ def test_of_a_lone_call_that_fails_nothing_is_done(store: SqliteStore) -> None:
     assert ids(store) == ["a", "b"]
 
 
+def test_who_is_interrupted_leaves_nothing_half_done(store: SqliteStore) -> None:
+    """As by Ctrl-C, which comes between any two lines of the main thread."""
+
+    def interrupted(db: sqlite3.Connection, _: object) -> None:
+        db.execute("INSERT INTO capabilities VALUES ('k', 1.0, '{}')")
+        raise KeyboardInterrupt
+
+    written(store, [(answer("a"),)])
+    with pytest.raises(KeyboardInterrupt):
+        store._at_once([((), interrupted)])
+    assert store.capabilities("k") is None
+    assert set(written(store, [(answer("b"),)])) == {None}
+    assert ids(store) == ["a", "b"]
+
+
 def test_feedback_is_for_the_thread_that_tells_listeners(store: SqliteStore) -> None:
     written(store, [(answer("a"),)])
     assert store.write_at_once([(answer("b"),), (judge("a"),)]) is None
