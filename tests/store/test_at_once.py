@@ -14,7 +14,7 @@ import pytest
 
 from focalroute.errors import StoreError
 from focalroute.store import sqlite as engine
-from focalroute.store.base import Account, Reservation, Row
+from focalroute.store.base import Account, Reservation, Row, Store
 from focalroute.store.redis_store import RedisStore
 from focalroute.store.sqlite import SqliteStore
 from tests.redis_server import RedisServer, place
@@ -197,6 +197,7 @@ def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
 
 
 def test_redis_is_always_waited_for(redis_server: RedisServer) -> None:
-    with closing(RedisStore(place(redis_server.url))) as store:
+    redis: Store = RedisStore(place(redis_server.url))
+    with closing(redis) as store:
         assert store.write_at_once([(answer("a"),)]) is None
         assert list(store.recent(9)) == []
