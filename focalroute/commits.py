@@ -39,7 +39,8 @@ class _Lane:
         self._going: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
         self._written = 0  # in this turn of the loop
         self._lone = True  # whether it was one write in the last turn that had any
-        self._landed: deque[tuple[asyncio.Future[None], BaseException | None]] = deque()  # by the store's thread
+        self._landed: deque[tuple[asyncio.Future[None], BaseException | None]] = deque()  # mostly by the store's thread
+        self._called = False  # whether the loop was called to tell them
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
         waiter = self._loop.create_future()
@@ -65,12 +66,14 @@ class _Lane:
             _tell(waiter, error)
 
     def _land(self, waiter: asyncio.Future[None], written: Future[None]) -> None:
-        """On the store's thread. A loop that is closed by now is not told."""
+        """On the store's thread, or at once on the loop's. A loop that is closed by now is not told."""
         self._landed.append((waiter, written.exception()))
-        if len(self._landed) == 1 and not self._loop.is_closed():
+        if not self._called and not self._loop.is_closed():
+            self._called = True  # two threads that both call do no harm
             self._loop.call_soon_threadsafe(self._tell_landed)
 
     def _tell_landed(self) -> None:
+        self._called = False  # before it looks: who comes after that calls again
         while self._landed:
             _tell(*self._landed.popleft())
 

@@ -43,6 +43,7 @@ from focalroute.wire import (
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
     from multidict import CIMultiDict
+    from yarl import URL
 
 __all__ = ["EndpointClient", "HttpClients"]
 
@@ -244,7 +245,7 @@ class _Http:
     """Our own client: one POST, bounded and typed. A redirect is a failure like any other status."""
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None) -> None:
-        from aiohttp import BasicAuth  # loaded here, so that no call's time limit pays for it
+        import aiohttp  # noqa: F401 - loaded here, so that no call's time limit pays for it
         from multidict import CIMultiDict
         from yarl import URL
 
@@ -258,9 +259,7 @@ class _Http:
         self._clients = clients
         self._heed = heed
         self._key = _key(endpoint)
-        proxy = URL(_proxy(endpoint.base_url) or "")
-        self._proxy = proxy.with_user(None) if proxy.host else None
-        self._proxy_auth = BasicAuth(proxy.user, proxy.password or "") if proxy.user else None
+        self._proxy = _proxy(endpoint)
         # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
         # them a new connection would cost several times its way.
         self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
@@ -296,12 +295,7 @@ class _Http:
         session = await self._clients.session()
         try:
             response = await session.post(
-                self._urls[path],
-                data=sent,
-                headers=headers,
-                allow_redirects=False,
-                proxy=self._proxy,
-                proxy_auth=self._proxy_auth,
+                self._urls[path], data=sent, headers=headers, allow_redirects=False, proxy=self._proxy
             )
         except (ClientConnectionError, ClientHttpProxyError, OSError) as error:
             failure = Failure("connection", f"could not reach the service ({type(error).__name__})")
@@ -334,11 +328,23 @@ def _key(endpoint: Endpoint) -> str | None:
     return key
 
 
-def _proxy(base_url: str) -> str | None:
+def _proxy(endpoint: Endpoint) -> URL | None:
     """The proxy that the environment names for this address, looked up once."""
-    parts = urlsplit(base_url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    return None if urllib.request.proxy_bypass(parts.hostname or "") else proxy
+    from yarl import URL
+
+    parts = urlsplit(endpoint.base_url or "")
+    said = urllib.request.getproxies().get(parts.scheme)
+    if not said or urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    try:
+        proxy = URL(said if "://" in said else f"http://{said}")
+    except ValueError:
+        proxy = URL()
+    if proxy.scheme not in ("http", "https") or not proxy.host:
+        raise ConfigError(
+            f"Endpoint {endpoint.name!r}: {parts.scheme}_proxy: is not an address such as http://proxy:3128"
+        )
+    return proxy
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

@@ -313,6 +313,7 @@ class AsyncEnsemble:
         began, dice = time.perf_counter(), self._dice()
         if (turn := self._turns.here().enter()) is not None:
             await turn
+            self._check_open()
         text = await self._embedding.read(asked.text, purse, deadline)
         ask = begin(
             asked,

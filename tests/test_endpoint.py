@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import email.utils
 import gzip
@@ -573,6 +574,34 @@ def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(CallFailed) as caught:
             using("http://direct.invalid/v1", complete)
     assert caught.value.failure.kind == "connection"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("written", ["http://me:s%23cret@{}", "me:s%23cret@{}"])
+def test_a_proxy_may_want_a_password_and_be_named_without_a_scheme(
+    monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    with serving(ok) as server:
+        monkeypatch.setenv("http_proxy", written.format(server.url.removeprefix("http://").removesuffix("/v1")))
+        assert using("http://somewhere.invalid/v1", complete).choices[0].text == "A"
+    said = server.received[0].headers["Proxy-Authorization"]
+    assert base64.b64decode(said.removeprefix("Basic ")) == b"me:s#cret"
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://me:secret@proxy:1080", "http://me:sec#ret@proxy:1", "http://:3128", "http://"]
+)
+def test_a_proxy_that_cannot_be_used_is_no_reason_to_go_without(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    """It is an error, which does not quote it: there may be a password in it."""
+    with serving(ok) as server:
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.delenv("no_proxy", raising=False)
+        with pytest.raises(
+            ConfigError, match=r"'e': http_proxy: is not an address such as http://proxy:3128"
+        ) as caught:
+            using(server.url.replace("127.0.0.1", "localhost"), complete)
+    assert "sec" not in str(caught.value)
+    assert not server.received
 
 
 def test_whose_certificates_are_believed_is_said_as_to_httpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

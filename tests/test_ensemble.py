@@ -902,6 +902,22 @@ def test_a_missing_key_is_named_by_its_variable(pool: SimulatedPool, monkeypatch
         Ensemble([endpoint])
 
 
+def test_an_ask_that_had_not_begun_when_it_was_closed_does_not_begin(pool: SimulatedPool, tmp_path: Path) -> None:
+    """Where many begin at once, some wait for a turn of the loop."""
+
+    async def main() -> list[Answer | BaseException]:
+        ensemble = AsyncEnsemble(pool.endpoints, store=tmp_path / "s.db")
+        asks = [asyncio.ensure_future(ensemble.ask("What is 1 + 1?", answer="number")) for _ in range(50)]
+        await asyncio.sleep(0)
+        await ensemble.aclose()
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    found = asyncio.run(main())
+    refused = [one for one in found if isinstance(one, RuntimeError)]
+    assert len(refused) >= 40
+    assert all("closed" in str(one) for one in refused)
+
+
 def test_closing_twice_is_fine_and_a_closed_ensemble_says_so(pool: SimulatedPool) -> None:
     ensemble = Ensemble(pool.endpoints)
     ensemble.ask(QUESTION, choices=CHOICES)

@@ -259,6 +259,7 @@ class RedisStore:
             work = [job for job in jobs if job is not None]
             if work or self._sender.away:
                 self._serve(work)
+            self._desk.done(len(jobs))
             if time.monotonic() >= next_poll and not self._sender.away:
                 self._poll()
                 next_poll = time.monotonic() + self._poll_s

@@ -44,7 +44,8 @@ _BUSY_S = 5.0
 _BATCH = 1000
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
-_CHECKPOINT_EVERY = 300  # rows: about the thousand pages after which SQLite would by itself, whoever writes
+_CHECKPOINT_EVERY = 300  # rows of this process: about the thousand pages after which SQLite would by itself
+_MOST_PAGES = 4000  # not checkpointed, whoever wrote them; then whoever commits does it
 _SLOW_S = 0.05  # a commit that waited longer is a reason to leave the next ones to the store's thread
 _LEFT_S = 10.0  # for so long
 
@@ -95,6 +96,7 @@ class SqliteStore:
         self._using = threading.Lock()  # the connection
         self._left_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
         self._unchecked = 0  # rows written since the last checkpoint
+        self._restarted = False  # whether there was one since: whatever is written next waits for the disk
         self._desk: Desk[Write | Read] = Desk(
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
         )
@@ -220,9 +222,11 @@ class SqliteStore:
 
     def _at_once(self, units: Sequence[tuple[Sequence[Row], Work]]) -> list[Any] | None:
         """What these units give, done in this thread; None: that would take waiting, for others or for the disk."""
-        if not self._desk.idle or time.monotonic() < self._left_until or not self._using.acquire(blocking=False):
+        if self._restarted or time.monotonic() < self._left_until or not self._using.acquire(blocking=False):
             return None
         try:
+            if not self._desk.idle:
+                return None
             began = time.monotonic() - time.thread_time()  # what this thread works is no wait
             try:
                 begin_writing(self._connection, 0.0)
@@ -262,7 +266,7 @@ class SqliteStore:
             if self._path is not None:
                 db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
-            db.execute("PRAGMA wal_autocheckpoint = 0")  # see `_tidy`
+            db.execute(f"PRAGMA wal_autocheckpoint = {_MOST_PAGES}")  # mostly it is `_tidy` that does it
             db.execute("PRAGMA fullfsync = ON")  # macOS: what is synced is on the disk, not in its cache
             db.execute("PRAGMA busy_timeout = 0")  # see `begin_writing` and `patient`
             self._migrate(db)
@@ -304,7 +308,8 @@ class SqliteStore:
                     self._tidy()
                     next_poll = time.monotonic() + self._poll_s
             self._desk.done(len(jobs))
-        self._connection.close()
+        with self._using:
+            self._connection.close()
 
     def _commit(self, jobs: list[Write]) -> None:
         """Commit all calls in one transaction, deliver what feedback there is in it, then tell the futures."""
@@ -317,11 +322,11 @@ class SqliteStore:
             results = [self._broken(error) for _ in jobs]
         else:
             results = self._transact([(job.rows, job.work) for job in jobs], prune=True)
+            self._restarted = False
         if any(isinstance(row, Feedback | StoredProbe) for job in jobs for row in job.rows):
             self._deliver()
         for job, result in zip(jobs, results, strict=True):
-            if isinstance(result, FocalrouteError):
-                self._desk.forget(job.rows)
+            self._desk.forget(job.rows)  # they are in the tables, or nowhere
             _settle(job.future, result)
 
     def _transact(self, units: Sequence[tuple[Sequence[Row], Work]], *, prune: bool) -> list[Any]:
@@ -339,9 +344,8 @@ class SqliteStore:
                 roll_back(db)
                 return results
             books.save()
-            if prune and self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep):
-                tables.prune(db, self._keep)
-                self._unpruned = 0
+            if prune:
+                self._prune()
             db.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - every waiter is told, and the store goes on
             roll_back(db)
@@ -373,19 +377,31 @@ class SqliteStore:
         if apart:
             db.execute("RELEASE unit")
         self._unpruned += len(rows)
-        self._unchecked += len(rows)
+        self._unchecked += len(rows) or 1
         return result
+
+    def _prune(self) -> None:
+        if self._keep is not None and self._prunable:
+            tables.prune(self._connection, self._keep)
+            self._unpruned = 0
+
+    @property
+    def _prunable(self) -> bool:
+        return self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep)
 
     def _tidy(self) -> None:
         """What callers that commit by themselves leave behind."""
         try:
-            if self._unchecked >= _CHECKPOINT_EVERY:
-                self._unchecked = 0
+            if self._prunable:
                 begin_writing(self._connection, _BUSY_S)
-                self._transact([], prune=True)
+                self._prune()
+                self._connection.execute("COMMIT")
+            if self._unchecked >= _CHECKPOINT_EVERY:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                self._unchecked, self._restarted = 0, self._path is not None
         except _FAILURES as error:
-            _log.warning("what was written could not be tidied up, it is tried again later: %s", self._broken(error))
+            roll_back(self._connection)
+            _log.warning("what was written could not be tidied up, it is tried again: %s", self._broken(error))
 
     def _look(self, job: Read) -> None:
         """Read in one transaction, so that all of it sees the same rows."""

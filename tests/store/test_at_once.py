@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -189,11 +190,67 @@ def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
         for part in range(40):
             written(store, [(answer(f"{part}-{i}", steps=trajectory()), bill()) for i in range(100)])
             comes(lambda: True if store._unchecked < 300 else None)
+            if store._restarted:
+                store.write(bill()).result(10)
         assert len(ids(store)) <= 600
-        assert store.totals()["a"].calls == 4000
+        assert store.totals()["a"].calls >= 4000
         assert path.stat().st_size > 100_000
         assert Path(f"{path}-wal").stat().st_size < 8_000_000
         assert store.verify() == ()
+
+
+def test_what_others_write_is_checkpointed_too(tmp_path: Path) -> None:
+    """One store that writes nothing itself, and is never the last to close, does not let the log grow for ever."""
+    path = tmp_path / "s.db"
+    with closing(SqliteStore(path)):
+        for part in range(30):
+            with closing(SqliteStore(path)) as other:
+                written(other, [(answer(f"{part}-{i}", steps=trajectory()), bill()) for i in range(140)])
+        assert Path(f"{path}-wal").stat().st_size < 25_000_000
+        assert path.stat().st_size > 1_000_000
+
+
+def test_after_a_checkpoint_the_next_write_is_the_threads(tmp_path: Path) -> None:
+    """It begins the log anew, which waits for the disk."""
+    with closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as store:
+        written(store, [(answer(f"{i}"), bill()) for i in range(200)])
+        comes(lambda: True if store._unchecked == 0 else None)
+        time.sleep(0.05)
+        assert store.write_at_once([(answer("a"),)]) is None
+        store.write(answer("a")).result(10)
+        written(store, [(answer("b"),)])
+
+
+def test_few_are_kept_where_few_shall_be(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s.db", keep=10, poll_s=0.01)) as store:
+        written(store, [(answer(f"{i}"),) for i in range(100)])
+        comes(lambda: True if len(ids(store)) == 10 else None)
+        assert store.answer("0") is None
+
+
+def test_closing_while_others_commit_loses_nothing_that_was_said_to_be_done(tmp_path: Path) -> None:
+    path, done = tmp_path / "s.db", []
+    store = SqliteStore(path)
+
+    def commit(thread: int) -> None:
+        for number in range(10_000):
+            outcomes = store.write_at_once([(answer(f"{thread}-{number}"),)])
+            if outcomes == [None]:
+                done.append(f"{thread}-{number}")
+            elif outcomes is not None:
+                raise outcomes[0] or AssertionError
+            elif store._desk.closed:
+                return
+
+    with ThreadPoolExecutor(3) as pool:
+        threads = [pool.submit(commit, thread) for thread in range(3)]
+        time.sleep(0.2)
+        store.close()
+        for thread in threads:
+            thread.result(20)
+    with closing(SqliteStore(path)) as again:
+        assert len(done) > 10
+        assert {row.id for row, _ in again.recent(100_000)} == set(done)
 
 
 def test_redis_is_always_waited_for(redis_server: RedisServer) -> None:
