@@ -76,4 +76,5 @@ class Turns:
                 waiter.set_result(None)
                 self._begun += 1
         if self._begun:
+            self._begun = AT_ONCE  # they go on in the next turn: who comes in this one is not to overtake them
             self._loop.call_soon(self._next)

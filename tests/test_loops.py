@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
+
 from focalroute.loops import AT_ONCE, PerLoop, Turns
 
 
@@ -77,6 +79,27 @@ def test_who_comes_later_does_not_overtake_and_need_not_wait_when_it_is_quiet() 
         assert turns.enter() is None
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", range(1, 3 * AT_ONCE))
+def test_the_order_is_kept_though_some_come_while_others_are_let_in(first: int) -> None:
+    async def main() -> list[int]:
+        turns, begun = Turns(), []
+
+        async def one(number: int) -> None:
+            if (wait := turns.enter()) is not None:
+                await wait
+            begun.append(number)
+
+        tasks = []
+        for number in range(60):
+            tasks.append(asyncio.ensure_future(one(number)))
+            if number >= first and number % 3 == 0:
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        return begun
+
+    assert asyncio.run(main()) == list(range(60))
 
 
 def test_who_gives_up_takes_no_place() -> None:
