@@ -125,7 +125,7 @@ class Desk(Generic[JobT]):
             return self._recent.get(answer_id)
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """These were not written after all."""
+        """These are in the store by now, or were not written after all: no answer among them need be read here."""
         with self._lock:
             for row in rows:
                 if isinstance(row, StoredAnswer) and self._recent.get(row.id) is row:
