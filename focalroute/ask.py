@@ -12,9 +12,6 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from focalroute.answers import candidate_key
 from focalroute.budget import Purse
 from focalroute.cost import total
@@ -39,10 +36,10 @@ _EVIDENCE = slices(MEMBER)["evidence"].start
 
 
 class Fused(NamedTuple):
-    """The Fusion's evidence and the posterior it gives over the candidates, float64 (K,)."""
+    """The Fusion's evidence and the posterior it gives over the candidates (K,)."""
 
     evidence: Evidence
-    posterior: NDArray[np.float64]
+    posterior: list[float]
 
 
 @dataclass(slots=True)
@@ -90,7 +87,7 @@ class Ask:
     @property
     def replies(self) -> tuple[Reply, ...]:
         """All replies so far, in the order of asking, failures included."""
-        return tuple(reply for round_ in self.rounds for reply in round_.replies)
+        return tuple([reply for round_ in self.rounds for reply in round_.replies])
 
     @property
     def put(self) -> Query:
@@ -158,13 +155,18 @@ class Ask:
         options = len(trial.candidates) + (not self.query.choices)
         if not trial.backs or (options + 1) ** len(pending) > _MOST_TRIALS:
             return False
-        best = posterior(self.policy.fusion_logits(trial.evidence())).argmax()
+        best = self._likeliest(trial.evidence())
         for sure in (False, True) if self.query.choices or (self.query.samples or 1) > 1 else (False,):
             for votes in itertools.product((None, *range(options)), repeat=len(pending)):
                 evidence = trial.supposing(zip(pending, votes, strict=True), len(self.rounds) + 1, sure=sure)
-                if posterior(self.policy.fusion_logits(evidence)).argmax() != best:
+                if self._likeliest(evidence) != best:
                     return False
         return True
+
+    def _likeliest(self, evidence: Evidence) -> int:
+        """The candidate with the most posterior mass, the first of equals."""
+        masses = posterior(self.policy.fusion_logits(evidence).tolist())
+        return masses.index(max(masses))
 
     def take(self, round_: Round) -> None:
         """Take in a round: its replies, and what the Fusion makes of them and all before."""
@@ -182,7 +184,7 @@ class Ask:
         if self.sight.backs and self.rounds[-1].replies:
             evidence = self.sight.evidence()
             alone = len(evidence.candidates) == 1
-            self.fused = Fused(evidence, np.ones(1) if alone else posterior(self.policy.fusion_logits(evidence)))
+            self.fused = Fused(evidence, [1.0] if alone else posterior(self.policy.fusion_logits(evidence).tolist()))
             self.sight.see(self.fused.posterior)
 
     def goes_on(self, *, most: int, askable: int) -> bool:
@@ -201,7 +203,8 @@ class Ask:
 
     def ranked(self) -> list[str]:
         """The candidates, those with the most posterior mass first."""
-        order = [] if self.fused is None else (-self.fused.posterior).argsort(kind="stable").tolist()
+        masses = [] if self.fused is None else self.fused.posterior
+        order = sorted(range(len(masses)), key=masses.__getitem__, reverse=True)  # the first of equals stays ahead
         return [self.sight.candidates[k] for k in order]
 
     def answer(self) -> Answer:
@@ -212,7 +215,8 @@ class Ask:
         """
         if self.fused is None:
             raise self._failure()
-        given = self.given = give(self.query, self.sight, self.fused.posterior, self.replies, self.written)
+        replies = self.replies
+        given = self.given = give(self.query, self.sight, self.fused.posterior, replies, self.written)
         receipt = self._receipt()
         return Answer(
             id=self.query.id,
@@ -220,11 +224,11 @@ class Ask:
             value=given.value,
             choice=given.place if self.query.choices else None,
             candidates=tuple(self.sight.candidates),
-            probabilities=tuple(self.fused.posterior.tolist()),
+            probabilities=tuple(self.fused.posterior),
             confidence=given.confidence,
             cost=receipt.cost,
             receipt=receipt,
-            replies=self.replies,
+            replies=replies,
             metadata=self.query.metadata,
             tool_calls=given.tool_calls,
             shares=given.shares,
@@ -294,22 +298,24 @@ class Ask:
 
     def _saved(self, index: int, reply: Reply) -> Decimal | None:
         """What a cancelled call would have gone on to cost, taken to accrue evenly over the usual time of a call."""
+        if reply.error is None or reply.error.kind != "cancelled":
+            return None
         usd, usual_s = self.sight.usual(index)
-        if reply.error is None or reply.error.kind != "cancelled" or usd is None:
+        if usd is None:
             return None
         if not reply.attempts:  # it was never made
             return Decimal(f"{usd:.12f}")
         return None if usual_s is None else Decimal(f"{usd * max(0.0, 1 - reply.latency_s / usual_s):.12f}")
 
     def _shortfalls(self) -> list[str]:
-        said = []
+        said, replies = [], self.replies
         if self.policy.failed:
             said.append("fallback policy: plurality of the cheapest endpoints")
         if self.unread:
             said.append(self.unread)
         if self.late:
             said.append("deadline hit: fused what had arrived")
-        failed = [reply.endpoint for reply in self.replies if reply.error and reply.error.kind != "cancelled"]
+        failed = [reply.endpoint for reply in replies if reply.error and reply.error.kind != "cancelled"]
         if failed:
             said.append(f"fewer members: {', '.join(failed)} failed")
         if self.sight.agreement is not None and self.sight.agreement.failure:
@@ -317,7 +323,7 @@ class Ask:
         if self.written is not None and self.written.error is not None:
             why = f"{self.written.endpoint}: {self.written.error.kind}: {self.written.error.message}"
             said.append(f"not synthesised ({why}): the answer is the reply that was chosen")
-        asked = {reply.endpoint for reply in self.replies}
+        asked = {reply.endpoint for reply in replies}
         left_out = {name: why for name, why in self.left_out.items() if name not in asked}
         for reason in sorted(set(left_out.values())):
             names = [name for name, why in left_out.items() if why == reason]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from focalroute.answers import shown
 from focalroute.ask import Ask, Fused
@@ -129,7 +128,7 @@ class Chain(Ask):
             self.fused = Fused(self.sight.evidence(), self._posterior())
             self.sight.see(self.fused.posterior)
 
-    def _posterior(self) -> NDArray[np.float64]:
+    def _posterior(self) -> list[float]:
         k = len(self.sight.candidates)
         total = np.zeros(k)
         for _, candidate, mass in self.steps:
@@ -141,7 +140,7 @@ class Chain(Ask):
         others = np.delete(total, last)
         if others.size and total[last] <= others.max():
             total[last] = others.max() * (1 + _LEAD)
-        posterior: NDArray[np.float64] = total / total.sum()
+        posterior: list[float] = (total / total.sum()).tolist()
         return posterior
 
     def _candidate(self, number: int, reply: Reply) -> int | None:

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from numpy import float64
-from numpy.typing import NDArray
-
 from focalroute.answers import KINDS, normal_form, reply_form
 from focalroute.observe import Sight
 from focalroute.records import Query, Reply
@@ -39,12 +36,11 @@ class Given:
 
 
 def give(
-    query: Query, sight: Sight, posterior: NDArray[float64], replies: Sequence[Reply], written: Reply | None
+    query: Query, sight: Sight, posterior: Sequence[float], replies: Sequence[Reply], written: Reply | None
 ) -> Given:
     """What was written, if it was; else what this posterior over the candidates says, the first of equals."""
-    masses: list[float] = posterior.tolist()
-    confidence = max(masses)
-    best = masses.index(confidence)
+    confidence = max(posterior)
+    best = posterior.index(confidence)
     candidate, form = sight.candidates[best], sight.forms[best]
     if written is not None and written.ok and written.text is not None:
         read = normal_form(written.text, "text") or ""
@@ -53,7 +49,7 @@ def give(
     if caller is not None:
         return Given(caller.text or "", candidate, form, kind, confidence, best, caller.tool_calls)
     if isinstance(structure, Structure):
-        fused, election = structure.fuse(sight.forms, masses)
+        fused, election = structure.fuse(sight.forms, posterior)
         sure = min(election.shares.values(), default=confidence)
         return Given(fused, structure.value(fused), fused, kind, sure, election.candidate, shares=election.shares)
     return Given(candidate, candidate if kind in ("choice", "text") else form, form, kind, confidence, best)

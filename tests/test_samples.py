@@ -188,8 +188,8 @@ def test_the_shipped_fusion_counts_samples_as_parts_of_a_vote() -> None:
         sight = begun()
         for reply in replies:
             sight.add(reply, 1)
-        masses = posterior(policy.fusion_logits(sight.evidence()))
-        return dict(zip(sight.candidates, masses.tolist(), strict=True))
+        masses = posterior(policy.fusion_logits(sight.evidence()).tolist())
+        return dict(zip(sight.candidates, masses, strict=True))
 
     sure, wavering = q(sampled("a", ("7", 0.8), ("8", 0.2))), q(sampled("a", ("7", 0.6), ("8", 0.4)))
     assert sure["7"] > wavering["7"] > 0.5

@@ -36,7 +36,7 @@ _OPEN = 8  # a free-form question counts as one of so many choices, however many
 
 
 def _bounded(x: float) -> float:
-    return max(-4.0, min(4.0, x))
+    return -4.0 if x < -4.0 else 4.0 if x > 4.0 else x
 
 
 def _half_a_sample(samples: int) -> float:
@@ -102,6 +102,7 @@ class Sight:
         self._corrections = corrections if 1 < len(self.candidates) <= MOST_CHOICES else None
         self._similar = [_bounded(4 * x) for x in similar]
         self._log_pool = _bounded(math.log(len(reading.names)) / 4)
+        self._log_choices = _bounded(math.log(len(self.candidates)) / 4) if self._closed else 0.0
         self._clusters: dict[str, int] = {}
         self._members: dict[int, tuple[int, int | None, int, float, Decimal | None]] = {}
         self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
@@ -192,7 +193,7 @@ class Sight:
             budget_left: share of this ask's cap that is left; 1 without a cap.
         """
         price = min(max(price_of_money, PRICE_RANGE[0]), PRICE_RANGE[1])
-        n, k = len(self._reading.names), len(self.candidates)
+        n = len(self._reading.names)
         context = np.array(
             (
                 1.0 if round == 1 else 0.0,
@@ -203,7 +204,7 @@ class Sight:
                 len(self.asked) / n,
                 len(self.backs) / n,
                 *self._fused,
-                _bounded(math.log(k) / 4) if self._closed else 0.0,
+                self._log_choices,
                 self._reading.level,
             ),
             np.float32,
@@ -228,13 +229,13 @@ class Sight:
             self._unasked = price, rows
         return self._unasked[1].copy()
 
-    def see(self, posterior: Sequence[float] | NDArray[np.float64]) -> None:
+    def see(self, posterior: Sequence[float]) -> None:
         """Take in the fused posterior over the present candidates; the next observations show it.
 
         Raises:
             ValueError: it is not one probability for each candidate, adding up to 1.
         """
-        p = [float(x) for x in posterior]
+        p = list(posterior)
         if len(p) != len(self.candidates) or not abs(sum(p) - 1) < 0.01 or min(p) < 0:
             raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
         self._leader = p.index(max(p))

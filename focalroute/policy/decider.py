@@ -73,8 +73,7 @@ def decide(
     log_mu = None
     if explore:
         first = _first(probabilities, heads, must_pick, one)
-        picked, could = _sample(probabilities, heads, first, eligible, rng)
-        log_mu = _log_probability(probabilities, heads, first, could, picked) if heads else None
+        picked, could, log_mu = _sample(probabilities, heads, first, eligible, rng)
     else:
         picked, could = _greedy(logits.tolist(), heads, must_pick, eligible, one)
     return Decision(round, must_pick, heads, could, probabilities, picked, log_mu, one)
@@ -111,9 +110,21 @@ def _log_sum(logits: Sequence[float]) -> float:
 
 def log_probability(probabilities: Sequence[float], decision: Decision) -> float:
     """The log-probability of a decision under these p (N,) instead of the decision's own; -inf if it is impossible."""
-    d = decision
-    first = _first(probabilities, d.order, d.must_pick, d.one)
-    return _log_probability(probabilities, d.order, first, d.eligible, d.picked)
+    heads, picked = decision.order, decision.picked
+    first = _first(probabilities, heads, decision.must_pick, decision.one)
+    total, some = 0.0, False
+    for head, at_first, could in zip(heads, first, decision.eligible, strict=True):
+        if not could:
+            continue
+        chance = probabilities[head] if some else at_first
+        if head in picked:
+            total += log(chance)
+            some = True
+        elif chance < 1.0:
+            total += log1p(-chance)
+        else:
+            return -inf
+    return total
 
 
 def _sample(
@@ -122,16 +133,22 @@ def _sample(
     first: Sequence[float],
     eligible: Eligible,
     rng: random.Random,
-) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Who was picked, and which heads could have been when they were visited."""
+) -> tuple[tuple[int, ...], tuple[bool, ...], float | None]:
+    """Who was picked, which heads could have been when they were visited, and the log-probability of that."""
     picked: tuple[int, ...] = ()
-    could = []
-    for place, head in enumerate(heads):
+    could, log_mu = [], 0.0
+    for head, at_first in zip(heads, first, strict=True):
         free = not picked or eligible(head, picked)
         could.append(free)
-        if free and rng.random() < (probabilities[head] if picked else first[place]):
+        if not free:
+            continue
+        chance = probabilities[head] if picked else at_first
+        if rng.random() < chance:
             picked += (head,)
-    return picked, tuple(could)
+            log_mu += log(chance)
+        else:
+            log_mu += log1p(-chance)
+    return picked, tuple(could), log_mu if heads else None
 
 
 def _greedy(
@@ -152,28 +169,6 @@ def _greedy(
         if free and head in likely:
             picked += (head,)
     return picked, tuple(could)
-
-
-def _log_probability(
-    probabilities: Sequence[float],
-    heads: Sequence[int],
-    first: Sequence[float],
-    could: Sequence[bool],
-    picked: Sequence[int],
-) -> float:
-    total, some = 0.0, False
-    for place, head in enumerate(heads):
-        if not could[place]:
-            continue
-        chance = probabilities[head] if some else first[place]
-        if head in picked:
-            total += log(chance)
-            some = True
-        elif chance < 1.0:
-            total += log1p(-chance)
-        else:
-            return -inf
-    return total
 
 
 def _first(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, one: bool) -> list[float]:

@@ -219,7 +219,7 @@ class LogLinearOnline(Named):
             scores, weights = np.zeros(candidates), self.weights.copy()
             for member, candidate in voted.items():
                 scores[candidate] += weights[member]
-            q = posterior(scores)
+            q = posterior(scores.tolist())
             for member, candidate in voted.items():
                 weights[member] += RATE * (right[candidate] / max(total, 1.0) - q[candidate])
             self.weights = weights
