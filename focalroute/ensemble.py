@@ -53,7 +53,7 @@ from focalroute.telemetry import Telemetry, recorder_of
 from focalroute.updates import Updater
 
 if TYPE_CHECKING:
-    from focalroute.learn.online import UpdateReport
+    from focalroute.learn.update_report import UpdateReport
 
 __all__ = ["CLOSED", "AsyncEnsemble"]
 

@@ -15,7 +15,8 @@ from typing import Any
 from focalroute.errors import ConfigError, FocalrouteError
 from focalroute.fleet.archive import Archive
 from focalroute.fleet.learner import FleetLearner
-from focalroute.learn.online import UpdateReport, update_policy
+from focalroute.learn.online import update_policy
+from focalroute.learn.update_report import UpdateReport
 from focalroute.policy.catalogue import chosen
 from focalroute.store import Store, existing, open_store
 from focalroute.store.redis_store import RedisStore

@@ -15,7 +15,7 @@ from focalroute.store import Store, is_shared
 
 if TYPE_CHECKING:
     from focalroute.fleet.learner import FleetLearner
-    from focalroute.learn.online import UpdateReport
+    from focalroute.learn.update_report import UpdateReport
     from focalroute.store.redis_store import RedisStore
 
 __all__ = ["Updater", "learned_folder"]
@@ -83,8 +83,7 @@ class Updater:
             ConfigError: there is no policy folder, or a named policy serves.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
-        from focalroute.learn.apart import can_start, update_apart  # on first use: who only asks does not learn
-        from focalroute.learn.online import update_policy
+        from focalroute.learn.apart import can_start, update_apart
         from focalroute.store.sqlite import SqliteStore
 
         root = learned_folder(self._policy)
@@ -97,6 +96,8 @@ class Updater:
                 with self._store.on_disk() as file:
                     report = update_apart(file, root, seed=seed)
             else:
+                from focalroute.learn.online import update_policy  # not before: the learner takes .1 s to load
+
                 report = update_policy(self._store, root, seed=seed)
         self._slot.refresh()
         return report

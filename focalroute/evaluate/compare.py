@@ -18,7 +18,7 @@ from focalroute.evaluate.offpolicy import (
     PolicyValue,
     compare_policies,
 )
-from focalroute.learn.gate import ENOUGH
+from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.command import named
 from focalroute.store import existing, open_store, shown
 

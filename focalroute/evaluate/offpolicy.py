@@ -17,9 +17,9 @@ from focalroute.errors import ConfigError
 from focalroute.evaluate.crossfit import PARTS, cross_fitted
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
-from focalroute.learn.gate import ENOUGH
 from focalroute.learn.offpolicy import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
 from focalroute.learn.trajectory import Batch, batch, vocabulary
+from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy
 from focalroute.records import Feedback
 from focalroute.store.base import StoredAnswer

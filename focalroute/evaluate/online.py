@@ -18,9 +18,10 @@ from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.serving import Serving, feedback_on
 from focalroute.learn.episodes import Costs, episode, rewarded
 from focalroute.learn.export import fusion_model, fusion_net
-from focalroute.learn.online import UpdateReport, update_policy
+from focalroute.learn.online import update_policy
 from focalroute.learn.recollect import asked_of, seen_of
 from focalroute.learn.stacking import fit
+from focalroute.learn.update_report import UpdateReport
 from focalroute.policy.bundle import load
 from focalroute.policy.publish import publish
 from focalroute.store import Store, open_store

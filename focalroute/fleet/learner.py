@@ -18,7 +18,8 @@ from tempfile import TemporaryDirectory
 
 from focalroute.errors import PolicyError, StoreError
 from focalroute.fleet.archive import Archive
-from focalroute.learn.online import UpdateReport, update_policy
+from focalroute.learn.online import update_policy
+from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.publish import install
 from focalroute.store.redis_board import Board

@@ -6,12 +6,13 @@ import logging
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from focalroute.errors import PolicyError
-from focalroute.learn.online import UpdateReport
+from focalroute.learn.update_report import UpdateReport
 
 __all__ = ["can_start", "update_apart"]
 
@@ -59,4 +60,9 @@ def update_apart(store: Path, root: str | Path, *, seed: int | None = None) -> U
         _log.warning("%s", line.removeprefix("WARNING: "))
     if process.returncode:
         raise PolicyError(f"the policies could not be updated: {why.removeprefix('error: ')}")
-    return TypeAdapter(UpdateReport).validate_json(report)
+    return _reports().validate_json(report)
+
+
+@cache
+def _reports() -> TypeAdapter[UpdateReport]:
+    return TypeAdapter(UpdateReport)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from focalroute.learn.critic import values
@@ -21,48 +19,13 @@ from focalroute.learn.offpolicy import (
     worth,
 )
 from focalroute.learn.trajectory import Batch, Fusions
+from focalroute.learn.update_report import Comparison
 
-__all__ = ["ENOUGH", "LIKELY", "MARGIN", "Comparison", "compare", "supported"]
-
-#: An effective sample size below this says nothing.
-ENOUGH = 50.0
-#: Points of value that may be lost: a new policy is rejected if it surely loses more.
-MARGIN = 1.0
-
+__all__ = ["LIKELY", "compare", "supported"]
 
 #: Standard errors by which a Fusion must be better on held-out feedback.
 LIKELY = 1.0
 _SHARES = (1.0, 0.5, 0.25, 0.125)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The new policy's value minus the old one's, in points: 1 is one more right answer in 100, costs counted too.
-
-    Attributes:
-        episodes: those that count: where the Deciders differ, only those whose every decision was sampled, since greedy
-            ones have no probability to weigh by; where only the Fusions differ, all.
-        gain: the estimate.
-        low: lower end of its 95 % interval (normal approximation).
-        high: upper end.
-        effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi_new / mu.
-    """
-
-    episodes: int
-    gain: float
-    low: float
-    high: float
-    effective_sample_size: float
-
-    @property
-    def enough(self) -> bool:
-        """Whether there is evidence at all."""
-        return self.effective_sample_size >= ENOUGH
-
-    @property
-    def worse(self) -> bool:
-        """Whether the new one is surely worse."""
-        return self.high < -MARGIN
 
 
 def compare(old: Learner, new: Learner, held: Batch) -> Comparison:

@@ -22,8 +22,9 @@ from focalroute.learn.losses import SurrogateLoss, fusion_loss, log_posterior, s
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, Steps
+from focalroute.learn.update_report import Diagnostics
 
-__all__ = ["Diagnostics", "Hyperparameters", "Learner", "update"]
+__all__ = ["Hyperparameters", "Learner", "update"]
 
 _Net = TypeVar("_Net", DeciderNet, FusionNet, CriticNet)
 _Policy = TypeVar("_Policy", DeciderNet, FusionNet)
@@ -89,40 +90,6 @@ class Learner:
             "critic": critic_parameters(critic),
         }
         return cls(decider, fusion, critic, {name: Moments.zero(arrays) for name, arrays in nets.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnostics:
-    """How an update went. Losses are means in nats, values in units of reward.
-
-    Attributes:
-        episodes: queries in the batch.
-        decisions: sampled decisions, which the surrogate is over; all of the Decider's figures are 0 if there are none.
-        policy_loss: the surrogate at the end, its sign turned. Advantages are normalised: compare it with nothing else.
-        approx_kl: mean of (rho - 1) - log rho at the end: how far the Decider went; beyond ``target_kl`` it stopped.
-        clip_fraction: share of decisions whose ratio rho ended beyond 1 +- eps; far over 0.3: too large a step.
-        entropy: of a decision at the end, in nats, added up over its heads; falling to 0: it no longer explores.
-        effective_sample_size: (sum w)^2 / sum w^2 of w = min(pi_old / mu, 2): how many fresh decisions these are worth.
-        value_loss: mean squared error / 2 of the critic before the update.
-        explained_variance: 1 - Var(return - V) / Var(return) before the update: 1 perfect, 0 no better than a constant,
-            below 0 worse.
-        fusion_loss: negative log-likelihood of the feedback under the Fusion before the update.
-        fusion_loss_after: likewise after it.
-        fusion_kl: mean of KL(q_old || q) at the end.
-    """
-
-    episodes: int
-    decisions: int
-    policy_loss: float
-    approx_kl: float
-    clip_fraction: float
-    entropy: float
-    effective_sample_size: float
-    value_loss: float
-    explained_variance: float
-    fusion_loss: float
-    fusion_loss_after: float
-    fusion_kl: float
 
 
 def update(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,16 @@ from focalroute.errors import PolicyError
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
-from focalroute.learn.gate import ENOUGH, MARGIN, Comparison, compare, supported
-from focalroute.learn.mappo import Diagnostics, Hyperparameters, Learner, update
+from focalroute.learn.gate import compare, supported
+from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.state import pack, unpack, uses
 from focalroute.learn.trajectory import batch, grown, vocabulary
+from focalroute.learn.update_report import ENOUGH, MARGIN, Comparison, Status, UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish
 from focalroute.store.base import Store
 
-__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "STARTING", "WINDOW", "UpdateReport", "update_policy"]
+__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "STARTING", "WINDOW", "update_policy"]
 
 #: The latest rewarded answers that an update reads.
 WINDOW = 1_000
@@ -45,34 +46,6 @@ _HELD_OUT = 5  # one in so many is held out for the gate
 _REACH = 4 * WINDOW  # answers looked at to find the rewarded ones
 
 _log = logging.getLogger("focalroute")
-
-Status = Literal["published", "rejected", "insufficient"]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateReport:
-    """What an update came to.
-
-    Attributes:
-        status: "published"; "rejected": surely worse than the old policy; "insufficient": too little evidence to tell.
-            In both of the latter cases the old policy stays.
-        version: the version that is current now.
-        parent: the version it started from.
-        episodes: how many it learned from.
-        held_out: how many were kept for the gate.
-        reason: the status in words.
-        comparison: the gate's estimate; None if there was nothing to learn from.
-        diagnostics: how learning went; None likewise.
-    """
-
-    status: Status
-    version: int
-    parent: int
-    episodes: int
-    held_out: int
-    reason: str
-    comparison: Comparison | None = None
-    diagnostics: Diagnostics | None = None
 
 
 def update_policy(

@@ -16,7 +16,7 @@ __all__ = ["MEANINGS", "NEEDED", "updates_section"]
 #: What is said where no folder is given.
 NEEDED = "Give --policy FOLDER, the folder that updates are published to, to see what each of its versions learned."
 
-#: Every figure of an update: its name here, and what it means (see `focalroute.learn.mappo.Diagnostics`).
+#: Every figure of an update: its name here, and what it means (see `focalroute.learn.update_report.Diagnostics`).
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "gain": (
         "gain, points",

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.learn.gate import Comparison
-from focalroute.learn.mappo import Diagnostics
-from focalroute.learn.online import UpdateReport
+from focalroute.learn.update_report import Comparison, Diagnostics, UpdateReport
 from tests.docs.snippets import LANGUAGES, ROOT, pages
 
 BUILD = ROOT / "docs" / "build.py"

@@ -15,9 +15,9 @@ from focalroute.evaluate.crossfit import PARTS, cross_fitted
 from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, UNTRIED, PolicyComparison, compare_policies
 from focalroute.learn.critic import STATE
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.gate import ENOUGH
 from focalroute.learn.mappo import Learner
 from focalroute.learn.trajectory import Steps
+from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.publish import publish
 from focalroute.records import Feedback

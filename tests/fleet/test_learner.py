@@ -21,7 +21,8 @@ from focalroute.errors import PolicyError
 from focalroute.fleet.archive import Archive
 from focalroute.fleet.follower import Follower, fetch
 from focalroute.fleet.learner import FleetLearner
-from focalroute.learn.online import UpdateReport, update_policy
+from focalroute.learn.online import update_policy
+from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import install

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +34,18 @@ def test_a_process_of_its_own_learns_bit_for_bit_the_same(tmp_path: Path) -> Non
     assert apart.diagnostics is not None
     one, other = (bundle.load(tmp_path / name) for name in ("policy", "here"))
     assert (one.decider_onnx, one.fusion_onnx) == (other.decider_onnx, other.fusion_onnx)
+
+
+def test_who_has_another_process_learn_need_not_load_the_learner(tmp_path: Path) -> None:
+    """It takes a tenth of a second in which no ask goes on, and tens of MiB."""
+    file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
+    code = (
+        "import sys\n"
+        "from focalroute.learn.apart import update_apart\n"
+        f"assert update_apart({file!r}, {policy!r}, seed=3).episodes > 0\n"
+        "assert not {'onnx', 'focalroute.learn.mappo', 'focalroute.learn.online'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_too_little_to_learn_from_is_reported(tmp_path: Path) -> None:

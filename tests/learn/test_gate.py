@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from focalroute.learn.critic import CriticNet
-from focalroute.learn.gate import Comparison, compare, supported
+from focalroute.learn.gate import compare, supported
 from focalroute.learn.losses import unlikeliness
 from focalroute.learn.mappo import Learner
 from focalroute.learn.nets import FusionNet, parameters
 from focalroute.learn.offpolicy import log_q
 from focalroute.learn.trajectory import batch
+from focalroute.learn.update_report import Comparison
 from tests.learn.made import NAMES, episodes_of, fresh_learner, learned, play, value
 
 

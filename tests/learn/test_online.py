@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from focalroute.errors import PolicyError
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.mappo import Hyperparameters, Learner
-from focalroute.learn.online import MAX_LAG, MAX_USES, UpdateReport, update_policy
+from focalroute.learn.online import MAX_LAG, MAX_USES, update_policy
 from focalroute.learn.state import pack, unpack, uses
+from focalroute.learn.update_report import UpdateReport
 from focalroute.observe.experience import Experience
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish, rollback

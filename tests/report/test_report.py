@@ -19,7 +19,7 @@ from focalroute import Answer, AsyncEnsemble
 from focalroute.errors import ConfigError
 from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.mappo import Diagnostics
+from focalroute.learn.update_report import Diagnostics
 from focalroute.page.drawings import CostQuality, Errors, OverTime, Rounds, WhenRight
 from focalroute.page.page import SECTIONS
 from focalroute.policy.publish import publish
