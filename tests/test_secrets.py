@@ -112,8 +112,8 @@ def caught(said: Said, act: Callable[[], Any]) -> BaseException:
 
 def test_an_ensemble_at_work_tells_nobody(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks, feedback, probes, an update that publishes a bundle, statistics, receipts and the ledger."""
-    monkeypatch.setattr("focalroute.learn.gate.ENOUGH", 0.0)  # whatever was learned is published
-    monkeypatch.setattr("focalroute.learn.gate.MARGIN", 100.0)
+    monkeypatch.setattr("focalroute.learn.update_report.ENOUGH", 0.0)  # whatever was learned is published
+    monkeypatch.setattr("focalroute.learn.update_report.MARGIN", 100.0)
     monkeypatch.setattr("focalroute.learn.apart.can_start", lambda: False)  # it updates here, where these hold
     models = [SimulatedModel(name, skill=skill) for name, skill in (("a", 0.6), ("b", 0.75), ("c", 0.9))]
     keys = dict.fromkeys("abc", "PLANTED_KEY")

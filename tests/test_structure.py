@@ -26,8 +26,8 @@ ENGINES = {
     "openai": {"injected.py"},
     "sqlite3": {"store/sqlite.py"},
     "httpx": {"prices.py"},
-    "certifi": {"endpoint.py"},
-    "aiohttp": {"endpoint.py", "sim/server.py"},  # a client, and the simulated service it may talk to
+    "certifi": {"http.py"},
+    "aiohttp": {"http.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"retries.py"},
     "typer": {"cli.py", "cli_policy.py", "cli_pool.py", "cli_server.py"},  # of a part: in that part
     "starlette": {"server/app.py"},
@@ -91,7 +91,7 @@ BEYOND = {
     "cost": {"wire"},
     "elicit": {"answers", "capabilities", "structured", "tool_calls", "wire"},
     "embedders": {"budget", "cost", "endpoint", "limits", "observe", "outlay", "policy", "retries", "store", "wire"},
-    "endpoint": {"injected", "loops", "wire"},
+    "endpoint": {"http", "injected", "loops", "wire"},
     "evaluate": {
         "ask",
         "budget",
@@ -111,6 +111,7 @@ BEYOND = {
     "feedback": {"commits", "learn", "observe", "policy", "store", "updates"},
     "fleet": {"learn", "policy", "store"},
     "given": {"answers", "observe", "store", "structured"},
+    "http": {"injected", "wire"},
     "injected": {"wire"},
     "judge": {"background", "ask", "budget", "feedback", "pacing", "pool", "race", "store"},
     "learn": {"answers", "observe", "policy", "store", "structured", "tool_calls"},
