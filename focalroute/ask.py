@@ -7,7 +7,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import NamedTuple
@@ -114,6 +114,8 @@ class Ask:
     def observe(self, price_of_money: float) -> Observation:
         """What the Decider sees before the next decision, at this lambda."""
         self.price_of_money = price_of_money
+        if self.fused is not None:  # only now: after the last round nobody would look at it
+            self.sight.see(self.fused.posterior)
         return self.sight.observe(
             round=len(self.rounds) + 1, price_of_money=price_of_money, budget_left=self.purse.share_left
         )
@@ -185,7 +187,6 @@ class Ask:
             evidence = self.sight.evidence()
             alone = len(evidence.candidates) == 1
             self.fused = Fused(evidence, [1.0] if alone else posterior(self.policy.fusion_logits(evidence).tolist()))
-            self.sight.see(self.fused.posterior)
 
     def goes_on(self, *, most: int, askable: int) -> bool:
         """Whether another round follows the last one.
@@ -323,12 +324,13 @@ class Ask:
         if self.written is not None and self.written.error is not None:
             why = f"{self.written.endpoint}: {self.written.error.kind}: {self.written.error.message}"
             said.append(f"not synthesised ({why}): the answer is the reply that was chosen")
-        asked = {reply.endpoint for reply in replies}
+        return said if not self.left_out else said + self._absences({reply.endpoint for reply in replies})
+
+    def _absences(self, asked: Container[str]) -> list[str]:
+        """Who could not be asked, and was not in another round, by reason."""
         left_out = {name: why for name, why in self.left_out.items() if name not in asked}
-        for reason in sorted(set(left_out.values())):
-            names = [name for name, why in left_out.items() if why == reason]
-            said.append(f"{reason}: {', '.join(names)} could not be asked")
-        return said
+        reasons = {reason: [n for n, why in left_out.items() if why == reason] for reason in left_out.values()}
+        return [f"{reason}: {', '.join(names)} could not be asked" for reason, names in sorted(reasons.items())]
 
     def stored(self, answer: Answer, *, texts: bool) -> StoredAnswer:
         """The answer as it is kept; prompt and replies only if ``texts``."""

@@ -126,7 +126,6 @@ class Chain(Ask):
         """See what the answer is now, if the last step brought a reply."""
         if self.steps and self.rounds[-1].replies:
             self.fused = Fused(self.sight.evidence(), self._posterior())
-            self.sight.see(self.fused.posterior)
 
     def _posterior(self) -> list[float]:
         k = len(self.sight.candidates)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from focalroute.capabilities import Capabilities
@@ -52,8 +52,8 @@ class _Member:
     index: int
     group: int
     call: Call
-    task: asyncio.Task[Reply]
     hedge_of: str | None
+    task: asyncio.Task[None] = field(init=False)
     raced: bool = False
     reply: Reply | None = None
 
@@ -90,7 +90,6 @@ class Race:
         self._closed = closed
         self._outlet: Outlet | None = None  # where a member that was picked alone says its reply as it comes
         self._members: list[_Member] = []
-        self._awaited: Sequence[_Member] = ()
         self._news: asyncio.Future[None] | None = None  # done when one of them may have decided something
         self._rescue_s = math.inf  # when nobody has answered by this time left, somebody else is asked
 
@@ -106,10 +105,10 @@ class Race:
         try:
             while pending := [member for member in self._members if member.reply is None]:
                 await self._wait(pending)
-                for member in pending:
-                    if member.task.done():
-                        member.reply = member.task.result()
-                await self._give_up(self._needless())
+                if self._terms.left_s <= 0:
+                    await self._give_up(pending, Failure("timeout", "the deadline of the ask passed"))
+                while needless := self._needless():
+                    await self._give_up(needless)
                 self._hedge()
         except BaseException:
             tasks = [member.task for member in self._members]
@@ -121,21 +120,21 @@ class Race:
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
         call = Call(self._plan, needs_probe(self._terms.query), self._terms, outlet=self._outlet)
-        task = asyncio.get_running_loop().create_task(self._ask(self._seats[index], call, hedge_of))
-        task.add_done_callback(self._heard)
-        self._members.append(_Member(index, group, call, task, hedge_of))
+        member = _Member(index, group, call, hedge_of)
+        member.task = asyncio.get_running_loop().create_task(self._ask(member))
+        self._members.append(member)
 
-    async def _ask(self, seat: Seat, call: Call, hedge_of: str | None) -> Reply:
+    async def _ask(self, member: _Member) -> None:
+        seat, call = self._seats[member.index], member.call
         try:
-            async with asyncio.timeout_at(self._terms.deadline):
-                answered = await retrying(
-                    lambda: seat.attempt(call), self._terms, self._rules.attempts, lambda: self._closed() or self._begun
-                )
+            answered = await retrying(
+                lambda: seat.attempt(call), self._terms, self._rules.attempts, lambda: self._closed() or self._begun
+            )
+            member.reply = _replied(seat, call, member.hedge_of, *answered)
         except CallFailed as error:
-            return _reply(seat, call, hedge_of, error=error.failure)
-        except TimeoutError:
-            return _reply(seat, call, hedge_of, error=Failure("timeout", "the deadline of the ask passed"))
-        return _replied(seat, call, hedge_of, *answered)
+            member.reply = _reply(seat, call, member.hedge_of, error=error.failure)
+        finally:
+            self._heard(member)
 
     # -- while they are under way ------------------------------------------------------------------------------------
 
@@ -152,29 +151,37 @@ class Race:
         return _reply(self._seats[member.index], member.call, member.hedge_of, error=failure)
 
     async def _wait(self, pending: Sequence[_Member]) -> None:
-        """Until something may have to be done: a reply came that decides something, or somebody is late.
+        """Until something may have to be done: a reply came that decides something, somebody is late, or all are.
 
         As `asyncio.wait` does, which takes three times as long to set up for a lone member.
-        """
-        loop = asyncio.get_running_loop()
-        self._awaited, self._news = pending, loop.create_future()
-        self._heard()
-        late_s = min(self._late_in(member) for member in pending)
-        timeout = min(late_s, self._terms.left_s - self._rescue_s)
-        alarm = None if timeout == math.inf else loop.call_later(max(timeout, 0.0), self._ring)
-        try:
-            await self._news
-        finally:
-            if alarm is not None:
-                alarm.cancel()
 
-    def _heard(self, _: asyncio.Future[Any] | None = None) -> None:
+        Raises:
+            Exception: what broke a member.
+        """
+        if not any(member.task.done() for member in pending):  # one that broke while others were given up
+            loop = asyncio.get_running_loop()
+            self._news = loop.create_future()
+            late_s = min([self._late_in(member) for member in pending])
+            timeout = min(late_s, self._terms.left_s - max(self._rescue_s, 0.0))
+            alarm = loop.call_later(max(timeout, 0.0), self._ring)
+            try:
+                await self._news
+            finally:
+                alarm.cancel()
+        for member in pending:
+            if member.reply is None and member.task.done():
+                member.task.result()
+
+    def _heard(self, member: _Member) -> None:
         """A member is done: of those that race each other one is enough, else all are waited for."""
-        done = [member.task for member in self._awaited if member.task.done()]
-        racing = self._rules.early_stop or any(one.raced for one in self._awaited)
-        racing = racing or (self._outlet is not None and not self._begun)
-        if done and (racing or len(done) == len(self._awaited) or any(map(_broke, done))):
+        broke = member.reply is None
+        racing = self._rules.early_stop or (self._outlet is not None and not self._begun)
+        if broke or racing or any(one.raced for one in self._members) or None not in self._replies():
             self._ring()
+
+    def _replies(self) -> list[Reply | None]:
+        """Of all members, in the order of asking; None: not there yet."""
+        return [member.reply for member in self._members]
 
     def _ring(self, _: asyncio.Future[Any] | None = None) -> None:
         if self._news is not None and not self._news.done():
@@ -194,7 +201,7 @@ class Race:
         for member in pending:
             if self._late_in(member) <= 0 and self._race(member):
                 self._terms.retries -= 1
-        if self._begun or any(member.reply and member.reply.ok for member in self._members):
+        if self._begun or any(reply is not None and reply.ok for reply in self._replies()):
             self._rescue_s = -math.inf
         fresh = [member for member in self._members if member.reply is None and not member.raced]
         if pending and (not fresh or self._terms.left_s <= self._rescue_s > -math.inf):
@@ -227,23 +234,20 @@ class Race:
                 return pending
         return lost
 
-    async def _give_up(self, members: Sequence[_Member]) -> None:
-        """Cancel them, down to their sockets; who replied at that very moment has replied."""
-        for member in members:
+    async def _give_up(self, members: Iterable[_Member], why: Failure | None = None) -> None:
+        """Cancel those still under way, down to their sockets; who replied at that very moment has replied."""
+        pending = [member for member in members if member.reply is None]
+        for member in pending:
             member.task.cancel()
-        if members:
-            await asyncio.wait([member.task for member in members])
-        for member in members:
+        if pending:
+            await asyncio.wait([member.task for member in pending])
+        for member in pending:
             if not member.task.cancelled():
-                member.reply = member.task.result()
+                member.task.result()
                 continue
-            why = "another endpoint answered first" if member.call.outrun else "not needed any more"
-            seat = self._seats[member.index]
-            member.reply = _reply(seat, member.call, member.hedge_of, error=Failure("cancelled", why))
-
-
-def _broke(task: asyncio.Task[Reply]) -> bool:
-    return not task.cancelled() and task.exception() is not None
+            said = "another endpoint answered first" if member.call.outrun else "not needed any more"
+            failure = why or Failure("cancelled", said)
+            member.reply = _reply(self._seats[member.index], member.call, member.hedge_of, error=failure)
 
 
 def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, completion: Completion) -> Reply:

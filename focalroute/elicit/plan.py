@@ -109,6 +109,8 @@ class Plan:
     def _called(self, completion: Completion) -> Reading | None:
         """The tools that a reply calls; None: it does not."""
         first = completion.choices[0]
+        if not first.tool_calls and not self.request.params:  # which offer tools
+            return None
         calls = called(first.tool_calls)
         if calls is None:
             raise _unusable(completion, "the reply calls a tool with arguments that are no JSON object")

@@ -43,6 +43,8 @@ _PLACES = (
     np.uint32(0x27D4EB2F),
     np.uint32(0x165667B1),
 )
+# Mix the bits of an n-gram's hash.
+_MIX, _FAR, _NEAR = np.uint32(0x2C1B3C6D), np.uint32(15), np.uint32(13)
 
 
 def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
@@ -74,9 +76,9 @@ def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
     hashed = np.empty(2 * end - 6, np.uint32)
     hashed[: end - 2] = three
     hashed[end - 2 :] = three[: end - 4] + b[3:-1] * _PLACES[3] + b[4:] * _PLACES[4]
-    hashed ^= hashed >> np.uint32(15)
-    hashed *= np.uint32(0x2C1B3C6D)
-    hashed ^= hashed >> np.uint32(13)
+    hashed ^= hashed >> _FAR
+    hashed *= _MIX
+    hashed ^= hashed >> _NEAR
     # twice as many buckets as features: the upper half holds the negative n-grams
     bins = np.bincount(hashed % np.uint32(2 * width), minlength=2 * width)
     sums = (bins[:width] - bins[width:]).astype(np.float32)
