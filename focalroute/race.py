@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,6 +55,7 @@ class _Member:
     hedge_of: str | None
     task: asyncio.Task[None] = field(init=False)
     raced: bool = False
+    given_up: bool = False
     reply: Reply | None = None
 
 
@@ -105,16 +106,14 @@ class Race:
         try:
             while pending := [member for member in self._members if member.reply is None]:
                 await self._wait(pending)
-                if self._terms.left_s <= 0:
-                    await self._give_up(pending, Failure("timeout", "the deadline of the ask passed"))
                 while needless := self._needless():
                     await self._give_up(needless)
+                if self._terms.left_s <= 0:
+                    await self._give_up(self._members, Failure("timeout", "the deadline of the ask passed"))
                 self._hedge()
         except BaseException:
-            tasks = [member.task for member in self._members]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._cancel(self._members)
+            await asyncio.gather(*[member.task for member in self._members], return_exceptions=True)
             raise
         return tuple([self._counted(member, member.reply) for member in self._members if member.reply is not None])
 
@@ -128,7 +127,10 @@ class Race:
         seat, call = self._seats[member.index], member.call
         try:
             answered = await retrying(
-                lambda: seat.attempt(call), self._terms, self._rules.attempts, lambda: self._closed() or self._begun
+                lambda: seat.attempt(call),
+                self._terms,
+                self._rules.attempts,
+                closed=lambda: self._closed() or self._begun or member.given_up,
             )
             member.reply = _replied(seat, call, member.hedge_of, *answered)
         except CallFailed as error:
@@ -234,13 +236,23 @@ class Race:
                 return pending
         return lost
 
-    async def _give_up(self, members: Iterable[_Member], why: Failure | None = None) -> None:
+    async def _cancel(self, members: Sequence[_Member]) -> None:
+        """Until these have ended; who has not let go by the deadline is cancelled again then."""
+        for member in members:
+            member.given_up = True
+            member.task.cancel()
+        pending = {member.task for member in members if not member.task.done()}
+        if pending and self._terms.left_s > 0:
+            _, pending = await asyncio.wait(pending, timeout=self._terms.left_s)
+            for task in pending:
+                task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+
+    async def _give_up(self, members: Sequence[_Member], why: Failure | None = None) -> None:
         """Cancel those still under way, down to their sockets; who replied at that very moment has replied."""
         pending = [member for member in members if member.reply is None]
-        for member in pending:
-            member.task.cancel()
-        if pending:
-            await asyncio.wait([member.task for member in pending])
+        await self._cancel(pending)
         for member in pending:
             if not member.task.cancelled():
                 member.task.result()

@@ -10,8 +10,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
+from openai import AsyncOpenAI
 
 from focalroute import Answer, Budget, Endpoint, Ensemble
 from focalroute.store.sqlite import SqliteStore
@@ -116,6 +118,57 @@ def test_once_somebody_has_answered_nobody_is_asked_besides(service: Service, se
         answer = ensemble.ask("?", answer="number", deadline_s=DEADLINE_S)
     assert kinds(answer) == {"a": "timeout", "b": "ok"}
     assert any(note.startswith("deadline hit") for note in answer.degraded)
+
+
+def over(transport: httpx.AsyncBaseTransport, server: Server) -> Endpoint:
+    """The cheapest endpoint, "a", by a client of the caller's own."""
+    http: Any = httpx.AsyncClient(transport=transport)  # openai 3 has one of its own, and takes this as well
+    client = AsyncOpenAI(base_url=server.url, api_key="unused", http_client=http)
+    return Endpoint("a", client=client, model="a", input_usd_per_1m=1, output_usd_per_1m=1)
+
+
+class Deaf(httpx.AsyncHTTPTransport):
+    """Takes being given up for a fault of the connection, as a handler of all exceptions does."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await super().handle_async_request(request)
+        except asyncio.CancelledError:
+            raise httpx.ReadError("connection lost") from None
+
+
+def test_who_does_not_know_that_it_is_given_up_is_not_asked_once_more(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    """That call would have no end: the deadline it is bounded by is the race's."""
+    members = [over(Deaf(), server), pool(server, "a", "b")[1]]
+    with Ensemble(members, policy=ask_the_cheapest(tmp_path), explore=False) as ensemble:
+        warm_up(ensemble)
+        service.hanging.add("a")
+        answer = ensemble.ask("?", answer="number", deadline_s=DEADLINE_S)
+    assert kinds(answer) == {"a": "connection", "b": "ok"}
+    assert service.calls.count("a") == 2
+
+
+class Stubborn(httpx.AsyncHTTPTransport):
+    """Takes its time to end when it is given up for the first time."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await super().handle_async_request(request)
+        except asyncio.CancelledError:
+            await asyncio.sleep(LONG_S)
+            raise
+
+
+def test_the_deadline_holds_while_somebody_is_given_up(service: Service, server: Server, tmp_path: Path) -> None:
+    members = [over(Stubborn(), server), pool(server, "a", "b")[1]]
+    with Ensemble(members, policy=ask_the_cheapest(tmp_path), explore=False) as ensemble:
+        warm_up(ensemble)
+        service.hanging.add("a")
+        answer = ensemble.ask("?", answer="number", deadline_s=DEADLINE_S)
+    assert kinds(answer) == {"a": "cancelled", "b": "ok"}
+    assert answer.receipt.latency_s < LONG_S / 2
 
 
 def test_nobody_waits_long_to_find_out_what_an_endpoint_can_do(server: Server, service: Service) -> None:

@@ -95,9 +95,11 @@ def pairs(taken: dict[str, list[float]]) -> list[float]:
 def spinning() -> Iterator[None]:
     """Beside such a process, once it is up."""
     with subprocess.Popen([sys.executable, "-c", SPINNING]) as process:
-        time.sleep(0.3)
-        yield
-        process.kill()
+        try:
+            time.sleep(0.3)
+            yield
+        finally:
+            process.kill()
 
 
 async def beside_serving(on_disk: bool) -> dict[str, list[float]]:
