@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +48,7 @@ _CHECKPOINT_EVERY = 300  # rows of this process: about the thousand pages after 
 _MOST_PAGES = 4000  # not checkpointed, whoever wrote them; then whoever commits does it
 _SLOW_S = 0.05  # a commit that waited longer is a reason to leave the next ones to the store's thread
 _LEFT_S = 10.0  # for so long
+_BREATH_S = 0.001  # between two parts of a copy
 
 _ADVICE = {
     sqlite3.SQLITE_BUSY: "another process keeps it locked; end that process or try again",
@@ -94,6 +95,7 @@ class SqliteStore:
         self._poll_s = poll_s
         self._connection = self._open(durability)
         self._using = threading.Lock()  # the connection
+        self._copying = threading.Lock()
         self._left_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
         self._unchecked = 0  # rows written since the last checkpoint
         self._restarted = False  # whether there was one since: whatever is written next waits for the disk
@@ -182,7 +184,9 @@ class SqliteStore:
 
     @contextmanager
     def on_disk(self) -> Iterator[Path]:
-        """A file that holds all of it; of a store in memory a copy, which nobody else may read and which then goes.
+        """Its file; of a store in memory a copy of its answers and what was said of them, which then goes.
+
+        Nobody else may read that.
 
         Raises:
             StoreError: that copy cannot be written.
@@ -191,12 +195,34 @@ class SqliteStore:
             yield self._file
             return
         with TemporaryDirectory(prefix="focalroute-") as folder:
-            file, whole = Path(folder) / "store.db", self._read(lambda db: db.serialize())
+            file = Path(folder) / "store.db"
+            self._read(lambda _: None)  # what is queued comes first
             try:
-                file.write_bytes(whole)  # here, while the store's thread goes on
-            except OSError as error:
-                raise StoreError(f"{file}: a copy of {self._name} cannot be written: {error.strerror}") from None
+                with self._copying:
+                    self._copy(file)
+            except sqlite3.Error as error:
+                raise StoreError(f"{file}: a copy of {self._name} cannot be written: {error}") from None
             yield file
+
+    def _copy(self, file: Path) -> None:
+        """A part at a time, so that asks get their turn between; SQLite does each without the interpreter's lock."""
+        with closing(sqlite3.connect(file, isolation_level=None)) as copy:
+            migrate(copy, str(file))
+        with self._using:
+            self._connection.execute("ATTACH ? AS copy", (str(file),))
+        try:
+            with self._using:
+                self._connection.execute("PRAGMA copy.journal_mode = OFF")  # where it cannot be written it goes anyway
+                self._connection.execute("PRAGMA copy.synchronous = OFF")
+            for part in tables.COPYING:
+                more = True
+                while more:
+                    with self._using:
+                        more = tables.copy_part(self._connection, part)
+                    time.sleep(_BREATH_S)
+        finally:
+            with self._using, suppress(sqlite3.ProgrammingError):  # it was closed meanwhile
+                self._connection.execute("DETACH copy")
 
     def close(self) -> None:
         """See `Store.close`."""

@@ -61,6 +61,18 @@ _FEEDBACK = (
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 
 _PART = 50  # answers read at a time
+_COPIED = 100  # rows copied at a time
+#: What copies the next answers, and then what was said of these; of others, that came meanwhile, nothing.
+COPYING = (
+    "INSERT INTO copy.answers SELECT * FROM main.answers "
+    "WHERE seq > (SELECT coalesce(max(seq), 0) FROM copy.answers) ORDER BY seq LIMIT ?",
+    "INSERT INTO copy.feedback SELECT * FROM main.feedback "
+    "WHERE seq > (SELECT coalesce(max(seq), 0) FROM copy.feedback) "
+    "AND answer_id IN (SELECT id FROM copy.answers) ORDER BY seq LIMIT ?",
+    "INSERT INTO copy.probes SELECT * FROM main.probes "
+    "WHERE seq > (SELECT coalesce(max(seq), 0) FROM copy.probes) "
+    "AND answer_id IN (SELECT id FROM copy.answers) ORDER BY seq LIMIT ?",
+)
 
 Judged = tuple[StoredAnswer, Feedback]
 _Part = tuple[list[Any], dict[str, list[Feedback]]]
@@ -276,6 +288,11 @@ def latest_answers(read: Read, limit: int) -> list[tuple[StoredAnswer, tuple[Fee
         for rows, said in reversed(parts)
         for answer in _readable(row[1:] for row in reversed(rows))
     ]
+
+
+def copy_part(db: sqlite3.Connection, part: str) -> bool:
+    """Do one of `COPYING` once more, into the attached database ``copy``; whether there may be more to copy."""
+    return db.execute(part, (_COPIED,)).rowcount == _COPIED
 
 
 def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part:
