@@ -84,6 +84,7 @@ class Updater:
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
         from focalroute.learn.apart import can_start, update_apart
+        from focalroute.learn.update_report import REACH
         from focalroute.store.sqlite import SqliteStore
 
         root = learned_folder(self._policy)
@@ -93,7 +94,7 @@ class Updater:
             seed = None if self._seed is None else self._seed + self._runs
             self._runs += 1
             if isinstance(self._store, SqliteStore) and can_start():
-                with self._store.on_disk() as file:
+                with self._store.on_disk(REACH) as file:
                     report = update_apart(file, root, seed=seed)
             else:
                 from focalroute.learn.online import update_policy  # not before: the learner takes .1 s to load

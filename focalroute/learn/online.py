@@ -23,7 +23,7 @@ from focalroute.learn.gate import compare, supported
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.state import pack, unpack, uses
 from focalroute.learn.trajectory import batch, grown, vocabulary
-from focalroute.learn.update_report import ENOUGH, MARGIN, Comparison, Status, UpdateReport
+from focalroute.learn.update_report import ENOUGH, MARGIN, REACH, Comparison, Status, UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish
 from focalroute.store.base import Store
@@ -43,7 +43,6 @@ REFINING = replace(STARTING, fusion_rate=1.5e-3)
 
 _NOTHING = "no decision was sampled, and no other Fusion is likely better: the old policy stays"
 _HELD_OUT = 5  # one in so many is held out for the gate
-_REACH = 4 * WINDOW  # answers looked at to find the rewarded ones
 
 _log = logging.getLogger("focalroute")
 
@@ -73,7 +72,7 @@ def _updated(store: Store, root: str | Path, settings: Hyperparameters | None, s
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
     settings = settings or (STARTING if policy.experience is None else REFINING)
     state = _state(root, policy.version)
-    rows = rewarded(store.recent(_REACH))[-WINDOW:]
+    rows = rewarded(store.recent(REACH))[-WINDOW:]
     costs = Costs.of(answer for answer, _ in rows)
     episodes = [found for answer, said in rows if (found := episode(answer, said, costs))]
     held, rest = _split(episodes, rng)

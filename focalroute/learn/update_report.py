@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ENOUGH", "MARGIN", "Comparison", "Diagnostics", "Status", "UpdateReport"]
+__all__ = ["ENOUGH", "MARGIN", "REACH", "Comparison", "Diagnostics", "Status", "UpdateReport"]
 
 #: An effective sample size below this says nothing.
 ENOUGH = 50.0
 #: Points of value that may be lost: a new policy is rejected if it surely loses more.
 MARGIN = 1.0
+#: How many of the latest answers an update looks at, for those that are rewarded.
+REACH = 4_000
 
 Status = Literal["published", "rejected", "insufficient"]
 

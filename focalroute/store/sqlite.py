@@ -183,8 +183,8 @@ class SqliteStore:
         return self._read(tables.problems)
 
     @contextmanager
-    def on_disk(self) -> Iterator[Path]:
-        """Its file; of a store in memory a copy of its answers and what was said of them, which then goes.
+    def on_disk(self, latest: int) -> Iterator[Path]:
+        """Its file; of a store in memory a copy of its latest answers and what was said of them, which then goes.
 
         Nobody else may read that.
 
@@ -199,12 +199,12 @@ class SqliteStore:
             self._read(lambda _: None)  # what is queued comes first
             try:
                 with self._copying:
-                    self._copy(file)
+                    self._copy(file, latest)
             except sqlite3.Error as error:
                 raise StoreError(f"{file}: a copy of {self._name} cannot be written: {error}") from None
             yield file
 
-    def _copy(self, file: Path) -> None:
+    def _copy(self, file: Path, latest: int) -> None:
         """A part at a time, so that asks get their turn between; SQLite does each without the interpreter's lock."""
         with closing(sqlite3.connect(file, isolation_level=None)) as copy:
             migrate(copy, str(file))
@@ -214,12 +214,11 @@ class SqliteStore:
             with self._using:
                 self._connection.execute("PRAGMA copy.journal_mode = OFF")  # where it cannot be written it goes anyway
                 self._connection.execute("PRAGMA copy.synchronous = OFF")
-            for part in tables.COPYING:
-                more = True
-                while more:
-                    with self._using:
-                        more = tables.copy_part(self._connection, part)
-                    time.sleep(_BREATH_S)
+                after: int | None = tables.number_before(self._connection, latest)
+            while after is not None:
+                time.sleep(_BREATH_S)
+                with self._using:
+                    after = tables.copy_answers(self._connection, after)
         finally:
             with self._using, suppress(sqlite3.ProgrammingError):  # it was closed meanwhile
                 self._connection.execute("DETACH copy")

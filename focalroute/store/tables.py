@@ -61,17 +61,11 @@ _FEEDBACK = (
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 
 _PART = 50  # answers read at a time
-_COPIED = 100  # rows copied at a time
-#: What copies the next answers, and then what was said of these; of others, that came meanwhile, nothing.
-COPYING = (
-    "INSERT INTO copy.answers SELECT * FROM main.answers "
-    "WHERE seq > (SELECT coalesce(max(seq), 0) FROM copy.answers) ORDER BY seq LIMIT ?",
-    "INSERT INTO copy.feedback SELECT * FROM main.feedback "
-    "WHERE seq > (SELECT coalesce(max(seq), 0) FROM copy.feedback) "
-    "AND answer_id IN (SELECT id FROM copy.answers) ORDER BY seq LIMIT ?",
-    "INSERT INTO copy.probes SELECT * FROM main.probes "
-    "WHERE seq > (SELECT coalesce(max(seq), 0) FROM copy.probes) "
-    "AND answer_id IN (SELECT id FROM copy.answers) ORDER BY seq LIMIT ?",
+_COPIED = 100  # likewise copied
+_COPY = "INSERT INTO copy.answers SELECT * FROM main.answers WHERE seq > ? ORDER BY seq LIMIT ?"
+_COPY_SAID = tuple(
+    f"INSERT INTO copy.{table} SELECT t.* FROM copy.answers a JOIN main.{table} t ON t.answer_id = a.id WHERE a.seq > ?"  # noqa: S608 - constants
+    for table in ("feedback", "probes")
 )
 
 Judged = tuple[StoredAnswer, Feedback]
@@ -290,9 +284,23 @@ def latest_answers(read: Read, limit: int) -> list[tuple[StoredAnswer, tuple[Fee
     ]
 
 
-def copy_part(db: sqlite3.Connection, part: str) -> bool:
-    """Do one of `COPYING` once more, into the attached database ``copy``; whether there may be more to copy."""
-    return db.execute(part, (_COPIED,)).rowcount == _COPIED
+def number_before(db: sqlite3.Connection, latest: int) -> int:
+    """The number after which the so many latest answers come."""
+    number: int = db.execute("SELECT coalesce(max(seq), 0) - ? FROM answers", (latest,)).fetchone()[0]
+    return number
+
+
+def copy_answers(db: sqlite3.Connection, after: int) -> int | None:
+    """Copy the next answers, and what was said of them, to the attached database ``copy``.
+
+    Returns:
+        The number of the last one; None: there are no more.
+    """
+    copied = db.execute(_COPY, (after, _COPIED)).rowcount
+    for statement in _COPY_SAID:
+        db.execute(statement, (after,))
+    last: int = db.execute("SELECT max(seq) FROM copy.answers").fetchone()[0]
+    return last if copied == _COPIED else None
 
 
 def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part:

@@ -69,11 +69,11 @@ def test_a_store_in_memory_is_on_disk_while_that_is_asked_for(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with closing(SqliteStore("s.db")) as store:
         monkeypatch.chdir(tempfile.gettempdir())
-        with store.on_disk() as file:
+        with store.on_disk(999) as file:
             assert file == tmp_path / "s.db"
     with closing(SqliteStore()) as store:
         store.write(answer("a", steps=trajectory()), judge("a"), bill()).result(10)
-        with store.on_disk() as file:
+        with store.on_disk(999) as file:
             assert file.parent.stat().st_mode & 0o077 == 0
             with closing(SqliteStore(file)) as copy:
                 assert copy.verify() == ()
@@ -83,23 +83,23 @@ def test_a_store_in_memory_is_on_disk_while_that_is_asked_for(tmp_path: Path, mo
 
 def test_a_copy_is_made_in_parts_between_which_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they write may be in it or not, but nothing is said there of an answer that is not."""
-    copy_part, written = tables.copy_part, list[Future[None]]()
+    copy_answers, written = tables.copy_answers, list[Future[None]]()
 
-    def part(db: sqlite3.Connection, statement: str) -> bool:
+    def part(db: sqlite3.Connection, after: int) -> int | None:
         name = f"new {len(written)}"
         written.append(store.write(answer(name), judge(name)))
-        return copy_part(db, statement)
+        return copy_answers(db, after)
 
     monkeypatch.setattr(tables, "_COPIED", 3)
-    monkeypatch.setattr(tables, "copy_part", part)
+    monkeypatch.setattr(tables, "copy_answers", part)
     with closing(SqliteStore()) as store:
         old = [f"old {number}" for number in range(10)]
         for name in old:
             store.write(answer(name), judge(name)).result(10)
-        with store.on_disk() as file, closing(SqliteStore(file)) as copy:
+        with store.on_disk(999) as file, closing(SqliteStore(file)) as copy:
             assert copy.verify() == ()
             found = {row.id: said for row, said in copy.recent(99)}
-        assert len(written) >= 2 * len(old) // 3
+        assert len(written) >= len(old) // 3
         assert [found[name] for name in old] == [(judge(name),) for name in old]
         assert [row.id for row, _ in store.recent(len(written))] == [f"new {i}" for i in range(len(written))]
         assert store.write_at_once([(answer("last"),)]) == [None]
@@ -114,13 +114,15 @@ def test_a_copy_that_the_disk_has_no_room_for_is_a_store_error(room: int) -> Non
             store.write(replace(answer(str(number)), texts=2000 * "x")).result(10)
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
         try:
-            with pytest.raises(StoreError, match="copy of the store in memory cannot be written"), store.on_disk():
+            with pytest.raises(StoreError, match="copy of the store in memory cannot be written"), store.on_disk(999):
                 pass
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         store.write(answer("later")).result(10)
-        with store.on_disk() as file, closing(SqliteStore(file)) as copy:
+        with store.on_disk(999) as file, closing(SqliteStore(file)) as copy:
             assert len(list(copy.recent(999))) == 301
+        with store.on_disk(2) as file, closing(SqliteStore(file)) as copy:
+            assert [row.id for row, _ in copy.recent(999)] == ["299", "later"]
 
 
 def test_many_may_open_a_fresh_file_at_once(tmp_path: Path) -> None:
