@@ -21,6 +21,8 @@ from focalroute.wire import Completion
 
 __all__ = ["Helm", "Race", "Rules"]
 
+_INSIST_S = 0.1  # after the deadline: how often who does not let go is cancelled
+
 
 class Helm(Protocol):
     """Whoever steers an ask through its rounds."""
@@ -113,7 +115,6 @@ class Race:
                 self._hedge()
         except BaseException:
             await self._cancel(self._members)
-            await asyncio.gather(*[member.task for member in self._members], return_exceptions=True)
             raise
         return tuple([self._counted(member, member.reply) for member in self._members if member.reply is not None])
 
@@ -237,17 +238,18 @@ class Race:
         return lost
 
     async def _cancel(self, members: Sequence[_Member]) -> None:
-        """Until these have ended; who has not let go by the deadline is cancelled again then."""
+        """Until these have ended; who has not let go by the deadline is cancelled again then, and again."""
+        pending = {member.task for member in members if not member.task.done()}
         for member in members:
             member.given_up = True
             member.task.cancel()
-        pending = {member.task for member in members if not member.task.done()}
-        if pending and self._terms.left_s > 0:
-            _, pending = await asyncio.wait(pending, timeout=self._terms.left_s)
+        while pending:
+            _, pending = await asyncio.wait(pending, timeout=max(self._terms.left_s, _INSIST_S))
             for task in pending:
                 task.cancel()
-        if pending:
-            await asyncio.wait(pending)
+        for member in members:
+            if not member.task.cancelled():
+                member.task.exception()  # somebody knows of it
 
     async def _give_up(self, members: Sequence[_Member], why: Failure | None = None) -> None:
         """Cancel those still under way, down to their sockets; who replied at that very moment has replied."""

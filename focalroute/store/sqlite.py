@@ -186,7 +186,7 @@ class SqliteStore:
     def on_disk(self, latest: int) -> Iterator[Path]:
         """Its file; of a store in memory a copy of its latest answers and what was said of them, which then goes.
 
-        Nobody else may read that.
+        Nobody else may read that. Not for the store's own thread, that is for listeners.
 
         Raises:
             StoreError: that copy cannot be written.
@@ -207,12 +207,15 @@ class SqliteStore:
     def _copy(self, file: Path, latest: int) -> None:
         """A part at a time, so that asks get their turn between; SQLite does each without the interpreter's lock."""
         with closing(sqlite3.connect(file, isolation_level=None)) as copy:
+            copy.execute("PRAGMA synchronous = OFF")  # here and below: where it is not written whole it goes anyway
+            copy.execute("BEGIN")
             migrate(copy, str(file))
+            copy.execute("COMMIT")
         with self._using:
             self._connection.execute("ATTACH ? AS copy", (str(file),))
         try:
             with self._using:
-                self._connection.execute("PRAGMA copy.journal_mode = OFF")  # where it cannot be written it goes anyway
+                self._connection.execute("PRAGMA copy.journal_mode = OFF")
                 self._connection.execute("PRAGMA copy.synchronous = OFF")
                 after: int | None = tables.number_before(self._connection, latest)
             while after is not None:

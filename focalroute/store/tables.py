@@ -353,11 +353,11 @@ def problems(db: sqlite3.Connection) -> tuple[str, ...]:
 
 
 def _damaged_pages(db: sqlite3.Connection) -> Iterator[str]:
-    yield from (f"integrity check: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok")
+    yield from (f"integrity check: {row[0]}" for row in db.execute("PRAGMA main.integrity_check") if row[0] != "ok")
 
 
 def _lost_rows(db: sqlite3.Connection) -> Iterator[str]:
-    for table, number, parent, _ in db.execute("PRAGMA foreign_key_check"):
+    for table, number, parent, _ in db.execute("PRAGMA main.foreign_key_check"):
         yield f"{table}: row {number} points to a missing row of {parent}"
 
 
