@@ -135,7 +135,11 @@ class BudgetGuard:
         looking = self._looking.get(accounts)
         if looking is None or looking.done():
             looking = self._looking[accounts] = self._kept.balances(accounts)
-        known = await asyncio.wrap_future(looking)
+        try:
+            known = await asyncio.wrap_future(looking)
+        except asyncio.CancelledError:
+            self._looking.pop(accounts, None)  # it may have been read by now: who looks later is to see what is then
+            raise
         self._known.update(known)
 
     async def wait_for_others(self, accounts: tuple[Account, ...], enough: Callable[[], bool]) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,7 +18,7 @@ from focalroute.budget import BudgetGuard, Hold, Purse
 from focalroute.config import Budget, Endpoint
 from focalroute.cost import Bill
 from focalroute.errors import BudgetExceeded, ConfigError, StoreError
-from focalroute.store.base import Account
+from focalroute.store.base import Account, Balance
 from focalroute.store.sqlite import SqliteStore
 from tests.store.test_writing import held
 
@@ -104,6 +105,30 @@ def test_two_guards_on_one_store_share_the_limit(store: SqliteStore) -> None:
     assert hold(late, "0.5") is None
     assert not late.fits(Decimal("0.5"))  # now it has
     assert hold(late, "0.25")
+
+
+def test_what_nobody_waited_for_is_looked_up_again(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may say how things were before: read already, but not told yet."""
+    looked: list[Future[Mapping[Account, Balance]]] = []
+    balances = store.balances
+
+    def slow(accounts: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
+        found = balances(accounts) if looked else Future[Mapping[Account, Balance]]()
+        if not looked:
+            found.set_running_or_notify_cancel()  # as the store does with what is in its queue
+        looked.append(found)
+        return found
+
+    limited = guard(store, usd_total=1)
+    monkeypatch.setattr(store, "balances", slow)
+
+    async def look() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(limited.refresh((Account(),)), 0.01)
+        await limited.refresh((Account(),))
+
+    asyncio.run(look())
+    assert len(looked) == 2
 
 
 def test_looking_again_finds_what_others_released(store: SqliteStore) -> None:
