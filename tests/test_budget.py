@@ -125,7 +125,7 @@ def test_what_nobody_waited_for_is_looked_up_again(store: SqliteStore, monkeypat
     async def look() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(limited.refresh((Account(),)), 0.01)
-        await limited.refresh((Account(),))
+        await asyncio.wait_for(limited.refresh((Account(),)), 10)
 
     asyncio.run(look())
     assert len(looked) == 2
