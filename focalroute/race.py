@@ -179,12 +179,8 @@ class Race:
         """A member is done: of those that race each other one is enough, else all are waited for."""
         broke = member.reply is None
         racing = self._rules.early_stop or (self._outlet is not None and not self._begun)
-        if broke or racing or any(one.raced for one in self._members) or None not in self._replies():
+        if broke or racing or any(one.raced for one in self._members) or all(one.reply for one in self._members):
             self._ring()
-
-    def _replies(self) -> list[Reply | None]:
-        """Of all members, in the order of asking; None: not there yet."""
-        return [member.reply for member in self._members]
 
     def _ring(self, _: asyncio.Future[Any] | None = None) -> None:
         if self._news is not None and not self._news.done():
@@ -204,7 +200,7 @@ class Race:
         for member in pending:
             if self._late_in(member) <= 0 and self._race(member):
                 self._terms.retries -= 1
-        if self._begun or any(reply is not None and reply.ok for reply in self._replies()):
+        if self._begun or any(member.reply and member.reply.ok for member in self._members):
             self._rescue_s = -math.inf
         fresh = [member for member in self._members if member.reply is None and not member.raced]
         if pending and (not fresh or self._terms.left_s <= self._rescue_s > -math.inf):

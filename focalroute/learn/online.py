@@ -23,15 +23,13 @@ from focalroute.learn.gate import compare, supported
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.state import pack, unpack, uses
 from focalroute.learn.trajectory import batch, grown, vocabulary
-from focalroute.learn.update_report import ENOUGH, MARGIN, REACH, Comparison, Status, UpdateReport
+from focalroute.learn.update_report import ENOUGH, MARGIN, REACH, WINDOW, Comparison, Status, UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish
 from focalroute.store.base import Store
 
-__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "STARTING", "WINDOW", "update_policy"]
+__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "STARTING", "update_policy"]
 
-#: The latest rewarded answers that an update reads.
-WINDOW = 1_000
 #: How many versions an episode's policy may differ from the current one.
 MAX_LAG = 3
 #: How many updates may learn from an episode.

@@ -1,18 +1,20 @@
-"""What an update of the policies came to. Apart from the learner, for whoever has it learn in another process."""
+"""What an update looks at, and what it came to. Apart from the learner, for whoever has it learn in another process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ENOUGH", "MARGIN", "REACH", "Comparison", "Diagnostics", "Status", "UpdateReport"]
+__all__ = ["ENOUGH", "MARGIN", "REACH", "WINDOW", "Comparison", "Diagnostics", "Status", "UpdateReport"]
 
 #: An effective sample size below this says nothing.
 ENOUGH = 50.0
 #: Points of value that may be lost: a new policy is rejected if it surely loses more.
 MARGIN = 1.0
-#: How many of the latest answers an update looks at, for those that are rewarded.
-REACH = 4_000
+#: The latest rewarded answers that an update reads.
+WINDOW = 1_000
+#: How many of the latest answers it looks at to find them.
+REACH = 4 * WINDOW
 
 Status = Literal["published", "rejected", "insufficient"]
 
