@@ -23,7 +23,7 @@ from focalroute.config import Budget, Endpoint
 from focalroute.cost import Bill
 from focalroute.errors import BudgetExceeded, ConfigError
 from focalroute.receipts import Limit
-from focalroute.store.base import Account, Balance, Grant, LedgerRow, Release, Reservation, Store
+from focalroute.store.base import Account, Balance, Grant, LedgerRow, Outcomes, Release, Reservation, Store
 
 __all__ = ["BudgetGuard", "Hold", "Purse"]
 
@@ -175,26 +175,19 @@ class BudgetGuard:
 
     def _let_go(self, done: Future[Grant], reservation: Reservation) -> None:
         if done.exception() is None and done.result().granted:
-            self._kept.write(Release(reservation, done.result().at)).add_done_callback(_warn)
+            self._kept.write_calls([(Release(reservation, done.result().at),)]).add_done_callback(_warn)
 
     def settle(self, row: LedgerRow) -> None:
         """Turn a reservation into what was really spent, soon."""
         if row.reservation is not None:
             self._held.discard(row.reservation.id)
-        outcomes = self._kept.write_at_once([(row,)])
-        if outcomes is None:
-            self._kept.write(row).add_done_callback(_warn)
-        elif outcomes[0] is not None:
-            _warn_of(outcomes[0])
+        self._kept.write_calls([(row,)]).add_done_callback(_warn)
 
 
-def _warn(written: Future[None]) -> None:
-    if (error := written.exception()) is not None:
-        _warn_of(error)
-
-
-def _warn_of(error: BaseException) -> None:
-    _log.warning("a bill could not be stored, so what was reserved for it stays reserved: %s", error)
+def _warn(written: Future[Outcomes]) -> None:
+    error = written.exception() or written.result()[0]
+    if error is not None:
+        _log.warning("a bill could not be stored, so what was reserved for it stays reserved: %s", error)
 
 
 class Purse:

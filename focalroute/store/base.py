@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol
 
-from focalroute.errors import FocalrouteError
 from focalroute.records import CostSource, Feedback, Member, Trajectory, Usage
 
 __all__ = [
@@ -240,6 +239,7 @@ class LedgerSum:
 
 
 Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | HealthRow | Release
+Outcomes = Sequence[BaseException | None]
 Grouping = Literal["endpoint", "tag", "day", "all"]
 Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 
@@ -247,7 +247,7 @@ Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 class Store(Protocol):
     """Keeps answers, feedback, capabilities and the ledger. Safe to call from any thread.
 
-    `write` and `write_at_once` never wait; everything that reads waits for what was queued before it.
+    `write` and `write_calls` never wait; everything that reads waits for what was queued before it.
     """
 
     def write(self, *rows: Row) -> Future[None]:
@@ -258,10 +258,11 @@ class Store(Protocol):
         that fails for its rows fails alone. Nothing cancels a write: it is done whether or not anybody still waits.
         """
 
-    def write_at_once(self, calls: Sequence[Sequence[Row]]) -> Sequence[FocalrouteError | None] | None:
-        """Commit the rows of some calls in this thread, if nothing has to be waited for.
+    def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[Outcomes]:
+        """Do what a `write` of each of these calls would do, in this thread if nothing has to be waited for.
 
-        What became of each call, as the future of its `write` would say; None: nothing was done, so `write` them.
+        Then the future has resolved when this returns: with what became of each call. It fails with StoreError if none
+        of them could be queued.
         """
 
     def answer(self, answer_id: str) -> StoredAnswer | None:

@@ -133,8 +133,9 @@ class RedisStore:
         self._submit(job, rows)
         return job.future
 
-    def write_at_once(self, calls: Sequence[Sequence[Row]]) -> None:
-        """Never: Redis is always waited for."""
+    def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[base.Outcomes]:
+        """See `Store.write_calls`; Redis is always waited for."""
+        return _together([self.write(*rows) for rows in calls])
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
@@ -297,3 +298,20 @@ class RedisStore:
             self._version = version
             for follower in tuple(self._followers):
                 follower(version)
+
+
+def _together(futures: Sequence[Future[None]]) -> Future[base.Outcomes]:
+    """What became of all of them, once all are done."""
+    together: Future[base.Outcomes] = Future()
+    together.set_running_or_notify_cancel()
+    left = iter(futures)
+
+    def go_on(_: object = None) -> None:
+        for future in left:
+            if not future.done():
+                future.add_done_callback(go_on)
+                return
+        together.set_result([future.exception() for future in futures])
+
+    go_on()
+    return together

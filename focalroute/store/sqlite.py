@@ -3,7 +3,7 @@
 A thread works off a queue. Whatever is queued while it works is committed together, so that many writers share one
 commit; each call is a unit of its own within it, and fails alone. Reads wait in the same queue, so they see every row
 that was queued before them. While the queue is empty and nobody else is at the database, a caller commits in its own
-thread (`write_at_once`), as waking another takes several times as long as a commit. What may take longer (a file that
+thread (`write_calls`), as waking another takes several times as long as a commit. What may take longer (a file that
 is locked, a sync of the disk, a checkpoint, pruning, telling listeners) is for the store's thread alone.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
@@ -28,7 +29,7 @@ from focalroute.store import base, ledger, tables
 from focalroute.store.accounts import Books, settle_overdue
 from focalroute.store.base import Account, Balance, Listener, Reservation, Row, StoredAnswer, StoredProbe
 from focalroute.store.desk import Desk
-from focalroute.store.jobs import Read, Write
+from focalroute.store.jobs import Read, Unit, Write
 from focalroute.store.locking import begin_writing, patient, roll_back
 from focalroute.store.schema import check_ours, check_path, migrate
 from focalroute.store.telling import tell
@@ -36,7 +37,6 @@ from focalroute.store.telling import tell
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
-Work = Callable[[sqlite3.Connection, Books], Any]
 
 _log = logging.getLogger("focalroute.store")
 
@@ -107,19 +107,19 @@ class SqliteStore:
         self._probes_heard = 0  # number of the last probe that was
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left some
         self._desk.open()
-        self._change(lambda db, books: settle_overdue(db, books, time.time())).exception()  # a damaged file: see verify
+        settling = Unit((), lambda db, books: settle_overdue(db, books, time.time()))
+        self._queue(Write([settling], alone=True)).exception()  # a damaged file: see verify
 
     # -- the store's face --------------------------------------------------------------------------------------------
 
     def write(self, *rows: Row) -> Future[None]:
         """See `Store.write`."""
-        return self._change(_inserting(rows), rows)
+        return self._queue(Write([_inserting(rows)], alone=True))
 
-    def write_at_once(self, calls: Sequence[Sequence[Row]]) -> Sequence[FocalrouteError | None] | None:
-        """See `Store.write_at_once`."""
-        if any(isinstance(row, Feedback | StoredProbe) for rows in calls for row in rows):
-            return None  # the store's thread tells the listeners
-        return self._at_once([(rows, _inserting(rows)) for rows in calls])
+    def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[base.Outcomes]:
+        """See `Store.write_calls`."""
+        job = Write([_inserting(rows) for rows in calls], alone=False)
+        return self._queue(job) if _told(job.units) else self._soon(job)  # the store's thread tells the listeners
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
@@ -139,7 +139,9 @@ class SqliteStore:
 
     def open_accounts(self, opened: Iterable[Account]) -> Mapping[Account, Balance]:
         """See `Store.open_accounts`."""
-        return self._change(lambda _, books: books.open(opened, time.time())).result()
+        opening = Unit((), lambda _, books: books.open(opened, time.time()))
+        balances: Mapping[Account, Balance] = self._queue(Write([opening], alone=True)).result()
+        return balances
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
         """See `Store.reserve`."""
@@ -147,12 +149,7 @@ class SqliteStore:
         def work(_: sqlite3.Connection, books: Books) -> base.Grant:
             return books.reserve(reservation, limits, time.time())
 
-        done = self._at_once([((), work)])
-        if done is None:
-            return self._change(work)
-        future: Future[base.Grant] = Future()
-        _settle(future, done[0])
-        return future
+        return self._soon(Write([Unit((), work)], alone=True))
 
     def balances(self, opened: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
         """See `Store.balances`."""
@@ -242,13 +239,19 @@ class SqliteStore:
         self._desk.submit(Read(work, future))
         return future
 
-    def _change(self, work: Callable[[sqlite3.Connection, Books], T], rows: tuple[Row, ...] = ()) -> Future[T]:
-        """Queue work that writes; ``rows`` of it can be read before it is done."""
-        future: Future[T] = Future()
-        self._desk.submit(Write(rows, work, future), rows)
-        return future
+    def _queue(self, job: Write) -> Future[Any]:
+        self._desk.submit(job, [row for unit in job.units for row in unit.rows])
+        return job.future
 
-    def _at_once(self, units: Sequence[tuple[Sequence[Row], Work]]) -> list[Any] | None:
+    def _soon(self, job: Write) -> Future[Any]:
+        """Do it now if that takes no waiting, for others or for the disk; else queue it."""
+        results = self._at_once(job.units)
+        if results is None:
+            return self._queue(job)
+        job.settle(results)
+        return job.future
+
+    def _at_once(self, units: Sequence[Unit]) -> list[Any] | None:
         """What these units give, done in this thread; None: that would take waiting, for others or for the disk."""
         if self._restarted or time.monotonic() < self._left_until or not self._using.acquire(blocking=False):
             return None
@@ -344,20 +347,22 @@ class SqliteStore:
         if not jobs:
             return
         results: list[Any]
+        units = [unit for job in jobs for unit in job.units]
         try:
             begin_writing(self._connection, _BUSY_S)
         except _FAILURES as error:
-            results = [self._broken(error) for _ in jobs]
+            results = [self._broken(error) for _ in units]
         else:
-            results = self._transact([(job.rows, job.work) for job in jobs], prune=True)
+            results = self._transact(units, prune=True)
             self._restarted = False
-        if any(isinstance(row, Feedback | StoredProbe) for job in jobs for row in job.rows):
+        if _told(units):
             self._deliver()
-        for job, result in zip(jobs, results, strict=True):
-            self._desk.forget(job.rows)  # they are in the tables, or nowhere
-            _settle(job.future, result)
+        left = iter(results)
+        for job in jobs:
+            self._desk.forget(row for unit in job.units for row in unit.rows)  # they are in the tables, or nowhere
+            job.settle(list(islice(left, len(job.units))))
 
-    def _transact(self, units: Sequence[tuple[Sequence[Row], Work]], *, prune: bool) -> list[Any]:
+    def _transact(self, units: Sequence[Unit], *, prune: bool) -> list[Any]:
         """Do all of it in the transaction that was begun, and end that; what each unit gave, or why it was not done.
 
         Args:
@@ -367,7 +372,7 @@ class SqliteStore:
         try:
             books = Books(db)
             alone = len(units) == 1  # then the transaction is its own
-            results = [self._unit(rows, work, books, apart=not (alone or _whole(rows))) for rows, work in units]
+            results = [self._unit(unit, books, apart=not (alone or _whole(unit.rows))) for unit in units]
             if alone and isinstance(results[0], FocalrouteError):
                 roll_back(db)
                 return results
@@ -380,7 +385,7 @@ class SqliteStore:
             results = [self._broken(error) for _ in units]
         return results
 
-    def _unit(self, rows: Sequence[Row], work: Work, books: Books, *, apart: bool) -> Any:
+    def _unit(self, unit: Unit, books: Books, *, apart: bool) -> Any:
         """Do what one call wants; if it cannot be done, why.
 
         Args:
@@ -393,7 +398,7 @@ class SqliteStore:
         if apart:
             db.execute("SAVEPOINT unit")
         try:
-            result = work(db, books)
+            result = unit.work(db, books)
         except FocalrouteError as error:
             result = error
         except Exception as error:
@@ -404,8 +409,8 @@ class SqliteStore:
             db.execute("ROLLBACK TO unit")
         if apart:
             db.execute("RELEASE unit")
-        self._unpruned += len(rows)
-        self._unchecked += len(rows) or 1
+        self._unpruned += len(unit.rows)
+        self._unchecked += len(unit.rows) or 1
         return result
 
     def _prune(self) -> None:
@@ -462,12 +467,9 @@ class SqliteStore:
         tell(tuple(self._listeners), rows + news)
 
 
-def _settle(future: Future[Any], result: Any) -> None:
-    """Give a future its result, or raise it there."""
-    if isinstance(result, FocalrouteError):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+def _told(units: Iterable[Unit]) -> bool:
+    """Whether listeners are told of something in it."""
+    return any(isinstance(row, Feedback | StoredProbe) for unit in units for row in unit.rows)
 
 
 def _whole(rows: Sequence[Row]) -> bool:
@@ -475,8 +477,8 @@ def _whole(rows: Sequence[Row]) -> bool:
     return not rows or (len(rows) == 1 and isinstance(rows[0], Feedback))
 
 
-def _inserting(rows: Sequence[Row]) -> Work:
-    return lambda db, books: tables.insert_all(db, books, rows)
+def _inserting(rows: Sequence[Row]) -> Unit:
+    return Unit(rows, lambda db, books: tables.insert_all(db, books, rows))
 
 
 def _code(error: Exception) -> int:

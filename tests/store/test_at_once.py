@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import StoreError
+from focalroute.errors import FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.store import sqlite as engine
 from focalroute.store.base import Account, Reservation, Row, Store
+from focalroute.store.jobs import Unit
 from focalroute.store.redis_store import RedisStore
 from focalroute.store.sqlite import SqliteStore
 from tests.redis_server import RedisServer, place
@@ -39,8 +41,13 @@ def comes(what: Callable[[], Any]) -> Any:
     return found
 
 
+def at_once(store: SqliteStore, *calls: Sequence[Row]) -> Sequence[Exception | None] | None:
+    """What became of calls that this thread does itself; None: nothing, they are for the store's thread."""
+    return store._at_once([engine._inserting(rows) for rows in calls])
+
+
 def written(store: SqliteStore, calls: Sequence[Sequence[Row]]) -> Sequence[Exception | None]:
-    found: Sequence[Exception | None] = comes(lambda: store.write_at_once(calls))
+    found: Sequence[Exception | None] = comes(lambda: at_once(store, *calls))
     return found
 
 
@@ -83,7 +90,7 @@ def test_who_is_interrupted_leaves_nothing_half_done(store: SqliteStore) -> None
 
     written(store, [(answer("a"),)])
     with pytest.raises(KeyboardInterrupt):
-        store._at_once([((), interrupted)])
+        store._at_once([Unit((), interrupted)])
     assert store.capabilities("k") is None
     assert set(written(store, [(answer("b"),)])) == {None}
     assert ids(store) == ["a", "b"]
@@ -91,8 +98,11 @@ def test_who_is_interrupted_leaves_nothing_half_done(store: SqliteStore) -> None
 
 def test_feedback_is_for_the_thread_that_tells_listeners(store: SqliteStore) -> None:
     written(store, [(answer("a"),)])
-    assert store.write_at_once([(answer("b"),), (judge("a"),)]) is None
-    assert ids(store) == ["a"]
+    heard: list[str] = []
+    store.subscribe(lambda rows: heard.extend(f"{threading.current_thread().name} {row.id}" for row, _ in rows), last=0)
+    assert list(store.write_calls([(answer("b"),), (judge("a"),)]).result(10)) == [None, None]
+    assert heard == ["focalroute-store a"]
+    assert ids(store) == ["a", "b"]
 
 
 def test_what_was_queued_comes_first(store: SqliteStore) -> None:
@@ -100,13 +110,13 @@ def test_what_was_queued_comes_first(store: SqliteStore) -> None:
     reached = []
 
     def look(_: sqlite3.Connection) -> None:
-        reached.append(store.write_at_once([(answer("early"),)]))
+        reached.append(at_once(store, (answer("early"),)))
 
     store._read(look)
     assert reached == [None]
     for number in range(200):
         queued = store.write(answer(f"{number}"))
-        if store.write_at_once([(answer(f"{number}-after"),)]) is not None:
+        if at_once(store, (answer(f"{number}-after"),)) is not None:
             assert queued.done()
     assert [one for one in ids(store) if "-" not in one] == [f"{number}" for number in range(200)]
 
@@ -118,9 +128,9 @@ def test_a_locked_file_is_the_threads(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             began = time.perf_counter()
-            assert store.write_at_once([(answer("b"),)]) is None
+            queued = store.write_calls([(answer("b"),)])
             assert time.perf_counter() - began < 2  # of the five seconds that a lock is waited for
-            queued = store.write(answer("b"))
+            assert not queued.done()
             other.execute("COMMIT")
         queued.result(10)
         written(store, [(answer("c"),)])
@@ -132,7 +142,7 @@ def test_a_reservation_is_made_at_once_or_waits_its_turn(tmp_path: Path) -> None
     limits = {Account(): Decimal(1)}
     with closing(SqliteStore(tmp_path / "s.db")) as store, closing(SqliteStore(tmp_path / "s.db")) as other:
         store.open_accounts(limits)
-        comes(lambda: store.write_at_once([]))
+        comes(lambda: at_once(store))
         first = store.reserve(Reservation("r1", "x", "a", Decimal("0.5")), limits)
         assert first.done()
         assert first.result().granted
@@ -141,7 +151,7 @@ def test_a_reservation_is_made_at_once_or_waits_its_turn(tmp_path: Path) -> None
             assert not queued.done()
             assert other.reserve(Reservation("r3", "x", "a", Decimal("0.375")), limits).result(10).granted
         assert not queued.result(10).granted
-        comes(lambda: store.write_at_once([]))
+        comes(lambda: at_once(store))
         assert not store.reserve(Reservation("r4", "x", "a", Decimal("0.25")), limits).result(10).granted
         assert store.reserve(Reservation("r5", "x", "a", Decimal("0.125")), limits).result(10).granted
         assert store.verify() == ()
@@ -151,7 +161,7 @@ def test_power_loss_is_waited_for_by_the_thread(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "s.db", durability="full")) as store:
         store.write(answer("a")).result(10)
         time.sleep(0.05)
-        assert store.write_at_once([(answer("b"),)]) is None
+        assert at_once(store, (answer("b"),)) is None
 
 
 def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +169,15 @@ def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path, monkeypat
     monkeypatch.setattr(engine, "_LEFT_S", 0.3)
     with closing(SqliteStore(tmp_path / "s.db")) as store:
         written(store, [(answer("a"),)])
-        assert store.write_at_once([(answer("b"),)]) is None
+        assert at_once(store, (answer("b"),)) is None
         written(store, [(answer("b"),)])  # in time
         assert ids(store) == ["a", "b"]
 
 
 def test_a_closed_store_takes_nothing(store: SqliteStore) -> None:
     store.close()
-    assert store.write_at_once([(answer("a"),)]) is None
+    with pytest.raises(StoreError, match="closed"):
+        store.write_calls([(answer("a"),), (answer("b"),)]).result(10)
     with pytest.raises(StoreError, match="closed"):
         store.write(answer("a")).result(10)
 
@@ -217,7 +228,7 @@ def test_after_a_checkpoint_the_next_write_is_the_threads(tmp_path: Path) -> Non
         written(store, [(answer(f"{i}"), bill()) for i in range(200)])
         comes(lambda: True if store._unchecked == 0 else None)
         time.sleep(0.05)
-        assert store.write_at_once([(answer("a"),)]) is None
+        assert at_once(store, (answer("a"),)) is None
         store.write(answer("a")).result(10)
         written(store, [(answer("b"),)])
 
@@ -234,17 +245,13 @@ def test_closing_while_others_commit_loses_nothing_that_was_said_to_be_done(tmp_
     store = SqliteStore(path)
 
     def commit(thread: int) -> None:
-        """As asks do: what cannot be committed at once is left to the store's thread, until that is closed."""
+        """As asks do, until it is closed."""
         for number in count():
-            row = answer(f"{thread}-{number}")
-            outcomes = store.write_at_once([(row,)])
             try:
-                if outcomes is None:
-                    store.write(row).result(10)
+                assert store.write_calls([(answer(f"{thread}-{number}"),)]).result(10) == [None]
             except StoreError:
                 return
-            assert not any(outcomes or ())
-            done.append(row.id)
+            done.append(f"{thread}-{number}")
 
     with ThreadPoolExecutor(3) as pool:
         threads = [pool.submit(commit, thread) for thread in range(3)]
@@ -256,8 +263,41 @@ def test_closing_while_others_commit_loses_nothing_that_was_said_to_be_done(tmp_
         assert {row.id for row, _ in again.recent(100_000)} == set(done)
 
 
+MIXED: Sequence[Sequence[Row]] = [
+    (answer("before"), bill()),
+    (judge("x", -1.0),),
+    (answer("with unknown"), bill(), judge("nobody")),
+    (answer("after"), judge("after"), bill()),
+]
+
+
+def check_mixed(store: Store, outcomes: Sequence[BaseException | None]) -> None:
+    assert [type(one) for one in outcomes] == [type(None), FeedbackConflict, UnknownAnswer, type(None)]
+    assert [row.id for row, _ in store.recent(9)] == ["x", "before", "after"]
+    assert store.totals()["a"].calls == 2
+    assert store.verify() == ()
+
+
+def test_of_calls_that_are_queued_as_one_each_fails_alone(store: SqliteStore) -> None:
+    """Others of the same commit are as they would be without."""
+    store.write(answer("x"), judge("x")).result(10)
+    with held(store):
+        queued = [store.write_calls(MIXED), store.write_calls([(answer("x"),)]), store.write_calls([])]
+        alone = store.write(judge("before"))
+        assert store.answer("after") == answer("after")
+        assert not any(future.done() for future in queued)
+    outcomes, twin, none = [future.result(10) for future in queued]
+    check_mixed(store, outcomes)
+    assert [type(one) for one in twin] == [StoreError]
+    assert list(none) == []
+    alone.result(10)
+
+
 def test_redis_is_always_waited_for(redis_server: RedisServer) -> None:
-    redis: Store = RedisStore(place(redis_server.url))
-    with closing(redis) as store:
-        assert store.write_at_once([(answer("a"),)]) is None
-        assert list(store.recent(9)) == []
+    with closing(RedisStore(place(redis_server.url))) as store:
+        store.write(answer("x"), judge("x")).result(10)
+        queued = store.write_calls(MIXED)
+        assert not queued.cancel()
+        check_mixed(store, queued.result(10))
+        assert list(store.write_calls([]).result(10)) == []
+    assert [type(one) for one in store.write_calls(MIXED[:2]).result(10)] == [StoreError, StoreError]

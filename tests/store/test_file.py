@@ -102,7 +102,7 @@ def test_a_copy_is_made_in_parts_between_which_others_go_on(monkeypatch: pytest.
         assert len(written) >= len(old) // 3
         assert [found[name] for name in old] == [(judge(name),) for name in old]
         assert [row.id for row, _ in store.recent(len(written))] == [f"new {i}" for i in range(len(written))]
-        assert store.write_at_once([(answer("last"),)]) == [None]
+        assert store.write_calls([(answer("last"),)]).result(10) == [None]
 
 
 @pytest.mark.parametrize("room", [1024, 300_000])
