@@ -59,6 +59,7 @@ __all__ = ["CLOSED", "AsyncEnsemble"]
 
 #: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
 _LAST_S = 0.02
+_CLOSING_S = 5.0  # for asks under way, when it is closed
 
 _log = logging.getLogger("focalroute")
 
@@ -266,7 +267,8 @@ class AsyncEnsemble:
             params=params,
         )
         self._synthesiser.check(asked)
-        return await self._answered(asked, max_usd, deadline_s)
+        with self._turns.here():
+            return await self._answered(asked, max_usd, deadline_s)
 
     def stream(
         self,
@@ -462,7 +464,11 @@ class AsyncEnsemble:
         await asyncio.to_thread(self._slot.refresh)
 
     async def aclose(self) -> None:
-        """Finish what is queued, close connections and the store. Idempotent."""
+        """Close connections and the store, once what was consumed is in it. Idempotent.
+
+        Asks under way in this loop fail with their calls; those by clients of the caller's own go on, and are waited
+        for up to 5 seconds.
+        """
         self._closed = True
         await self._judging.aclose()  # while there is still somebody to hear of its feedback
         self._updater.close()
@@ -473,5 +479,6 @@ class AsyncEnsemble:
             await self._prober.aclose()
             await self._embedding.aclose()
             await self._pool.aclose()
+            await self._turns.here().quiet(_CLOSING_S)
         finally:
             self._store.close()

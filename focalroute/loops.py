@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
@@ -49,13 +50,30 @@ class Turns:
     """Lets a few begin in one turn of a loop, the others in the next ones, in their order.
 
     Where many begin at once, all would take each step together: all would send their calls late, then wait for the
-    service with nobody left to use the time, and then be answered together.
+    service with nobody left to use the time, and then be answered together. Who is under way is so within its ``with``.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._under_way = 0
+        self._quiet = asyncio.Event()  # set where nobody is who was waited for
         self._begun = 0  # in this turn
         self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def __enter__(self) -> None:
+        self._under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._quiet.set()
+
+    async def quiet(self, within_s: float) -> None:
+        """Wait until nobody is under way, but no longer than that."""
+        if self._under_way:
+            self._quiet.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), within_s)
 
     def enter(self) -> asyncio.Future[None] | None:
         """What to wait for before one begins; None: nothing."""

@@ -918,6 +918,38 @@ def test_an_ask_that_had_not_begun_when_it_was_closed_does_not_begin(pool: Simul
     assert all("closed" in str(one) for one in refused)
 
 
+@pytest.mark.parametrize("injected", [False, True])
+def test_closing_waits_until_asks_under_way_are_in_the_store(tmp_path: Path, injected: bool) -> None:
+    """Their calls fail; those by a client of the caller's own go on."""
+    go_on = threading.Event()
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.to_thread(go_on.wait, 60)
+        return json_reply(completion("42"))
+
+    async def main(server: Server) -> list[Any]:
+        own = openai.AsyncOpenAI(base_url=server.url, api_key="unused")
+        where: dict[str, Any] = {"client": own} if injected else {"base_url": server.url}
+        endpoint = Endpoint("a", model="a", input_usd_per_1m=1, output_usd_per_1m=1, **where)
+        ensemble = AsyncEnsemble([endpoint], store=tmp_path / "s.db")
+        asks = [asyncio.ensure_future(ensemble.ask("?", answer="number")) for _ in range(3)]
+        await asyncio.to_thread(until, lambda: len(server.received) == 3)
+        asyncio.get_running_loop().call_later(0.1, go_on.set)
+        await ensemble.aclose()
+        found = await asyncio.gather(*asks, return_exceptions=True)
+        await own.close()
+        return found
+
+    with serving(handler) as server:
+        found = asyncio.run(main(server))
+    if injected:
+        assert [one.durable for one in found] == [True] * 3
+    else:
+        assert [type(one) for one in found] == [PoolError] * 3
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        assert store.totals()["a"].calls == 3
+
+
 def test_closing_twice_is_fine_and_a_closed_ensemble_says_so(pool: SimulatedPool) -> None:
     ensemble = Ensemble(pool.endpoints)
     ensemble.ask(QUESTION, choices=CHOICES)

@@ -113,3 +113,21 @@ def test_who_gives_up_takes_no_place() -> None:
         assert all(wait is None or wait.done() for wait in waits)
 
     asyncio.run(main())
+
+
+def test_quiet_is_when_all_have_left_or_the_time_is_over() -> None:
+    async def main() -> None:
+        turns, loop = Turns(), asyncio.get_running_loop()
+        for _ in range(2):  # also once it was quiet
+            await turns.quiet(60)
+            turns.__enter__()
+            turns.__enter__()
+            await turns.quiet(0.01)
+            waiting = [asyncio.ensure_future(turns.quiet(60)) for _ in range(2)]
+            loop.call_soon(turns.__exit__)
+            await asyncio.sleep(0.01)
+            assert not any(one.done() for one in waiting)
+            turns.__exit__()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(main())
