@@ -27,6 +27,7 @@ __all__ = [
     "LedgerRow",
     "LedgerSum",
     "Listener",
+    "Outcomes",
     "Release",
     "Reservation",
     "Row",
@@ -239,6 +240,7 @@ class LedgerSum:
 
 
 Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | HealthRow | Release
+#: What became of each of some calls; None: it is done.
 Outcomes = Sequence[BaseException | None]
 Grouping = Literal["endpoint", "tag", "day", "all"]
 Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
