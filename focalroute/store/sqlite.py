@@ -107,8 +107,7 @@ class SqliteStore:
         self._probes_heard = 0  # number of the last probe that was
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left some
         self._desk.open()
-        settling = Unit((), lambda db, books: settle_overdue(db, books, time.time()))
-        self._queue(Write([settling], alone=True)).exception()  # a damaged file: see verify
+        self._change(lambda db, books: settle_overdue(db, books, time.time())).exception()  # a damaged file: see verify
 
     # -- the store's face --------------------------------------------------------------------------------------------
 
@@ -139,9 +138,7 @@ class SqliteStore:
 
     def open_accounts(self, opened: Iterable[Account]) -> Mapping[Account, Balance]:
         """See `Store.open_accounts`."""
-        opening = Unit((), lambda _, books: books.open(opened, time.time()))
-        balances: Mapping[Account, Balance] = self._queue(Write([opening], alone=True)).result()
-        return balances
+        return self._change(lambda _, books: books.open(opened, time.time())).result()
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
         """See `Store.reserve`."""
@@ -238,6 +235,10 @@ class SqliteStore:
         future: Future[T] = Future()
         self._desk.submit(Read(work, future))
         return future
+
+    def _change(self, work: Callable[[sqlite3.Connection, Books], T]) -> Future[T]:
+        """Queue work that writes no rows."""
+        return self._queue(Write([Unit((), work)], alone=True))
 
     def _queue(self, job: Write) -> Future[Any]:
         self._desk.submit(job, [row for unit in job.units for row in unit.rows])

@@ -293,7 +293,7 @@ def test_of_calls_that_are_queued_as_one_each_fails_alone(store: SqliteStore) ->
     alone.result(10)
 
 
-def test_redis_is_always_waited_for(redis_server: RedisServer) -> None:
+def test_of_calls_that_go_to_redis_together_each_fails_alone(redis_server: RedisServer) -> None:
     with closing(RedisStore(place(redis_server.url))) as store:
         store.write(answer("x"), judge("x")).result(10)
         queued = store.write_calls(MIXED)
