@@ -4,10 +4,10 @@ import tempfile
 from collections import Counter
 
 from focalroute import Ensemble
+from focalroute.evaluate.live.asking import in_process
+from focalroute.evaluate.live.queries import of_questions
+from focalroute.evaluate.live.strategies import train_der, world_of
 from focalroute.evaluate.sequential import Settings
-from focalroute.live.asking import in_process
-from focalroute.live.queries import of_questions
-from focalroute.live.strategies import train_der, world_of
 from focalroute.sim import SimulatedPool, relay_models, stream
 
 train, test = (list(stream(n, seed=n, topics=["multi-hop"])) for n in (300, 60))

@@ -22,11 +22,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from focalroute.answer_stream import AsyncAnswerStream
-    from focalroute.config import Budget, Endpoint
-    from focalroute.embedders import OnnxEmbedder
-    from focalroute.ensemble import AsyncEnsemble
-    from focalroute.errors import (
+    from focalroute.core.config import Budget, Endpoint
+    from focalroute.core.errors import (
         BadLabel,
         BudgetExceeded,
         ConfigError,
@@ -40,11 +37,14 @@ if TYPE_CHECKING:
         StreamBroken,
         UnknownAnswer,
     )
-    from focalroute.judge import Judge, JudgeStats
-    from focalroute.receipts import Call, Choice, Limit, Receipt
-    from focalroute.records import Answer, Failure, Reply, Usage
-    from focalroute.stats import EndpointStats, Stats
-    from focalroute.sync import AnswerStream, Ensemble
+    from focalroute.core.receipts import Answer, Call, Choice, Limit, Receipt
+    from focalroute.core.records import Failure, Reply, Usage
+    from focalroute.serving.embedders import OnnxEmbedder
+    from focalroute.serving.ensemble import AsyncEnsemble
+    from focalroute.serving.judge import Judge, JudgeStats
+    from focalroute.serving.stats import EndpointStats, Stats
+    from focalroute.serving.streaming import AsyncAnswerStream
+    from focalroute.serving.sync import AnswerStream, Ensemble
 
 __version__ = "0.1.0"
 
@@ -89,17 +89,17 @@ __all__ = [
 _HOMES = {
     name: module
     for module, names in {
-        "answer_stream": "AsyncAnswerStream",
-        "config": "Budget Endpoint",
-        "embedders": "OnnxEmbedder",
-        "ensemble": "AsyncEnsemble",
-        "errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded FeedbackConflict FeedbackError FocalrouteError "
-        "PolicyError PoolError StoreError StreamBroken UnknownAnswer",
-        "judge": "Judge JudgeStats",
-        "receipts": "Call Choice Limit Receipt",
-        "records": "Answer Failure Reply Usage",
-        "stats": "EndpointStats Stats",
-        "sync": "AnswerStream Ensemble",
+        "core.config": "Budget Endpoint",
+        "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded FeedbackConflict FeedbackError "
+        "FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",
+        "core.receipts": "Answer Call Choice Limit Receipt",
+        "core.records": "Failure Reply Usage",
+        "serving.embedders": "OnnxEmbedder",
+        "serving.ensemble": "AsyncEnsemble",
+        "serving.judge": "Judge JudgeStats",
+        "serving.stats": "EndpointStats Stats",
+        "serving.streaming": "AsyncAnswerStream",
+        "serving.sync": "AnswerStream Ensemble",
     }.items()
     for name in names.split()
 }

@@ -1,6 +1,6 @@
 """``python -m focalroute`` is the ``focalroute`` command."""
 
-from focalroute.cli import main
+from focalroute.cli.app import main
 
 __all__: list[str] = []
 

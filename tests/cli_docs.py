@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from focalroute.cli import app
+from focalroute.cli.app import app
 
 __all__ = ["FILE", "MARKER", "Parameter", "commands", "generated", "parameters", "renewed"]
 

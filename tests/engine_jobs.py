@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 
 __all__ = ["die", "refuse", "times", "where"]
 

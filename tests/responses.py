@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from decimal import Decimal
 
-from focalroute.pacing import HIGHEST, LOWEST, Pacer
+from focalroute.money.pacing import HIGHEST, LOWEST, Pacer
 
 QUERIES = 5000
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from focalroute.answers import KINDS, candidate_key, normal_form, normaliser
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 
 STEADY = settings(deadline=None, derandomize=True)
 

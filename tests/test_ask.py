@@ -9,14 +9,14 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from focalroute.ask import Ask
-from focalroute.budget import BudgetGuard
+from focalroute.core.records import Failure, Member, Outcome, Query, Reply, Round
+from focalroute.money.budget import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import cold
 from focalroute.policy.decider import decide, pick_probabilities
 from focalroute.policy.fallback import Fallback, Guarded
-from focalroute.records import Failure, Member, Outcome, Query, Reply, Round
+from focalroute.serving.ask import Ask
 
 NAMES = ("a", "b", "c", "d")
 CHEAPEST_FIRST = (3, 1, 0, 2)

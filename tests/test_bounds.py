@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from focalroute.answers import KINDS, normal_form
-from focalroute.capabilities import Capabilities
-from focalroute.elicit import plan
-from focalroute.elicit.parse import reader_of
-from focalroute.errors import CallFailed
-from focalroute.prices import read_listing
-from focalroute.records import Query
-from focalroute.wire import MAX_REPLY_BYTES, StreamDecoder, decode, decode_bytes
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Query
+from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.elicit import plan
+from focalroute.endpoints.elicit.parse import reader_of
+from focalroute.endpoints.wire import MAX_REPLY_BYTES, StreamDecoder, decode, decode_bytes
+from focalroute.money.prices import read_listing
 from tests.loopback import completion
 
 PLANETS = ("Jupiter", "Saturn", "Mars")

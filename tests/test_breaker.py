@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from focalroute.breaker import Breaker, Breakers
-from focalroute.records import Failure
+from focalroute.core.records import Failure
+from focalroute.endpoints.breaker import Breaker, Breakers
 
 FAULT = Failure("connection", "refused")
 

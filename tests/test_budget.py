@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from focalroute.budget import BudgetGuard, Hold, Purse
-from focalroute.config import Budget, Endpoint
-from focalroute.cost import Bill
-from focalroute.errors import BudgetExceeded, ConfigError, StoreError
+from focalroute.core.config import Budget, Endpoint
+from focalroute.core.errors import BudgetExceeded, ConfigError, StoreError
+from focalroute.money.budget import BudgetGuard, Hold, Purse
+from focalroute.money.cost import Bill
 from focalroute.store.base import Account, Balance
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.store.test_writing import held
 
 ZERO = Decimal(0)

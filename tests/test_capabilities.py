@@ -10,12 +10,12 @@ import openai
 import pytest
 from aiohttp import web
 
-from focalroute import capabilities
-from focalroute.capabilities import NONE, Capabilities
-from focalroute.config import Endpoint
-from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.errors import CallFailed
-from focalroute.records import Usage
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Usage
+from focalroute.endpoints import capabilities
+from focalroute.endpoints.capabilities import NONE, Capabilities
+from focalroute.endpoints.client import EndpointClient, HttpClients
 from tests.loopback import Server, completion, json_reply, serving, sse
 
 ALL = Capabilities(logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)

@@ -16,8 +16,8 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, DeadlineExceeded, Endpoint, Ensemble, PoolError
-from focalroute.cli import app
-from focalroute.errors import PolicyError
+from focalroute.cli.app import app
+from focalroute.core.errors import PolicyError
 from focalroute.learn.export import der_model
 from focalroute.learn.online import update_policy
 from focalroute.observe.layout import width

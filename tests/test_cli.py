@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
@@ -32,7 +32,7 @@ from tests.loopback import completion, json_reply, serving, sse
 def focalroute(
     *arguments: str, cwd: Path | None = None, said: str | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    code = "from focalroute.cli import main; main()"
+    code = "from focalroute.cli.app import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True, text=True, timeout=120, cwd=cwd, input=said, env=None if env is None else os.environ | env,

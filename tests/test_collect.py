@@ -19,8 +19,8 @@ import pytest
 from aiohttp import web
 
 from focalroute import ConfigError, Endpoint
-from focalroute.collect import Question, collect, read_dataset
-from focalroute.config import load_pool
+from focalroute.core.config import load_pool
+from focalroute.evaluate.collect import Question, collect, read_dataset
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
 from focalroute.sim import SimulatedPool, stream
@@ -288,7 +288,7 @@ def test_a_killed_process_loses_no_line(tmp_path: Path, pool: SimulatedPool) -> 
     rows = [{"id": q.id, "prompt": q.text, "choices": list(q.choices), "label": q.label} for q in stream(3000, seed=7)]
     source, pool_file, out = written(tmp_path / "q.jsonl", rows), tmp_path / "pool.toml", tmp_path / "log.jsonl"
     pool_file.write_text(pool_toml(pool.endpoints))
-    code = "from focalroute.cli import main; main()"
+    code = "from focalroute.cli.app import main; main()"
     arguments = ["collect", str(source), "--pool", str(pool_file), "--out", str(out), "--json"]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments])
     while process.poll() is None and (not out.exists() or out.stat().st_size < 20_000):

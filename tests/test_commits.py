@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from focalroute.commits import Commits
-from focalroute.errors import StoreError
-from focalroute.store.sqlite import SqliteStore
+from focalroute.core.errors import StoreError
+from focalroute.store.commits import Commits
+from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer
 
 

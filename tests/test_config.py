@@ -11,9 +11,9 @@ import openai
 import pytest
 from pydantic import SecretStr
 
-from focalroute.amounts import usd
-from focalroute.config import Budget, Endpoint, Settings, load_pool, validate_pool
-from focalroute.errors import ConfigError
+from focalroute.core.amounts import usd
+from focalroute.core.config import Budget, Endpoint, Settings, load_pool, validate_pool
+from focalroute.core.errors import ConfigError
 
 SECRET = "sk-live-4f9a7c1e8b2d"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

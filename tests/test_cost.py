@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.config import Endpoint
-from focalroute.cost import Bill, cost_of, total, typical_cost, upper_bound
-from focalroute.records import Usage
-from focalroute.wire import Request
+from focalroute.core.config import Endpoint
+from focalroute.core.records import Usage
+from focalroute.endpoints.cost_bounds import upper_bound
+from focalroute.endpoints.wire import Request
+from focalroute.money.cost import Bill, cost_of, total, typical_cost
 
 STEADY = settings(deadline=None, derandomize=True)
 

@@ -10,17 +10,17 @@ from typing import Any, get_args
 
 import pytest
 
-from focalroute import capabilities, elicit
-from focalroute.capabilities import Capabilities
-from focalroute.config import Endpoint
-from focalroute.elicit import Reading
-from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.errors import CallFailed
-from focalroute.records import Query
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Query
+from focalroute.endpoints import capabilities, elicit
+from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.elicit import Reading
+from focalroute.endpoints.wire import Completion, Request
 from focalroute.sim.models import default_models
 from focalroute.sim.process import DialectName, SimulatedPool
 from focalroute.sim.questions import Question, stream
-from focalroute.wire import Completion, Request
 
 DIALECTS: tuple[DialectName, ...] = get_args(DialectName)
 

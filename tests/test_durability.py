@@ -16,7 +16,7 @@ import pytest
 from focalroute import Ensemble, StoreError
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.benchmarks.kills import run
 from tests.policies import ask_everybody
 
@@ -27,7 +27,7 @@ WORK = """
 import json, logging, sys
 from pathlib import Path
 from focalroute import Ensemble, PolicyError, StoreError
-from focalroute.learn.cold import cold_fusion
+from focalroute.learn.offline.cold import cold_fusion
 from tests.by_hand import linear_decider
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish
@@ -65,7 +65,7 @@ with Ensemble.from_toml(pool, store=disk / "s.db", policy=disk / "policy", seed=
     ensemble.feedback(early, reward=1.0)
     ensemble.feedback(after, reward=1.0)
     said["published"] = put()
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 store = SqliteStore(disk / "s.db")
 said["problems"] = store.verify()
 said["judged"] = [answer.id for answer, feedback in store.recent(99) if feedback] == [before.id, early.id, after.id]

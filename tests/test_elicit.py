@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.capabilities import NONE, Capabilities
-from focalroute.elicit import Plan, plan
-from focalroute.elicit.parse import reader_of
-from focalroute.elicit.score import score, spoken
-from focalroute.errors import CallFailed
-from focalroute.records import Query, Usage
-from focalroute.wire import Completion, CompletionChoice, Token
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Query, Usage
+from focalroute.endpoints.capabilities import NONE, Capabilities
+from focalroute.endpoints.elicit import Plan, plan
+from focalroute.endpoints.elicit.parse import reader_of
+from focalroute.endpoints.elicit.score import score, spoken
+from focalroute.endpoints.wire import Completion, CompletionChoice, Token
 
 PLANETS = ("Jupiter", "Saturn", "Mars")
 SCORED = Capabilities(True, 20, True, False, True)

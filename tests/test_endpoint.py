@@ -20,11 +20,11 @@ import openai
 import pytest
 from aiohttp import web
 
-from focalroute.config import Endpoint
-from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.errors import CallFailed, ConfigError
-from focalroute.records import Usage
-from focalroute.wire import MAX_REPLY_BYTES, Completion, Request
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.records import Usage
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from tests.loopback import Handler, Server, completion, json_reply, self_signed, serving, sse
 
 PROMPT = "a very private prompt"

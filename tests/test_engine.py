@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from focalroute import ConfigError
-from focalroute.collect import collect, collect_on, read_dataset
-from focalroute.engine import HERE, Engine, _environment, _private, open_engine, shares_files
-from focalroute.errors import FocalrouteError
+from focalroute.core.errors import FocalrouteError
+from focalroute.evaluate.collect import collect, collect_on, read_dataset
+from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private, open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.train_command import train_command
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import folder_of
 from focalroute.sim import SimulatedPool, stream
 from tests.engine_jobs import die, refuse, times, where

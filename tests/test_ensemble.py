@@ -43,18 +43,18 @@ from focalroute import (
     UnknownAnswer,
 )
 from focalroute.answers import candidate_key
-from focalroute.learn.cold import cold_fusion
+from focalroute.core.records import Feedback, Member
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
-from focalroute.records import Feedback, Member
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
-from focalroute.store import sqlite
 from focalroute.store.base import StoredAnswer
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite import store as sqlite
+from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 from tests.interruptible import heed_interrupts
 from tests.loopback import Server, completion, json_reply, serving, until

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from focalroute.ask import Ask
-from focalroute.budget import BudgetGuard
+from focalroute.core.records import Member, Outcome, Reply, Round, Usage
+from focalroute.money.budget import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.policy import bundle
 from focalroute.policy.fallback import Guarded
-from focalroute.query import make_query
-from focalroute.records import Member, Outcome, Reply, Round, Usage
+from focalroute.serving.ask import Ask
+from focalroute.serving.query import make_query
 
 
 def asking(n: int, *, window: int = 60, choices: int = 4) -> Callable[[], None]:

@@ -14,12 +14,12 @@ import openai
 import pytest
 
 from focalroute import Answer, AsyncEnsemble, Endpoint, Ensemble, PoolError, Reply
-from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.errors import CallFailed
-from focalroute.records import FailureKind
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import FailureKind
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.faults import KINDS
-from focalroute.wire import MAX_REPLY_BYTES, Completion, Request
 from tests.policies import ask_everybody
 
 QUESTION = "What is 17 + 25?"

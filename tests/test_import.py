@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from focalroute import ConfigError
-from focalroute.cli import app
-from focalroute.collect import import_samples
+from focalroute.cli.app import app
+from focalroute.evaluate.collect import import_samples
 from focalroute.evaluate.outcomes import read_log
 
 CONTEXT = "Question: Which is a planet?\nAnswer:"

@@ -15,11 +15,14 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, Endpoint, Ensemble, Judge
-from focalroute.learn.reward import JUDGE, USER
-from focalroute.records import Feedback, Query
+from focalroute.core.records import Feedback, Query
+from focalroute.learn.reward import (
+    USER,
+)
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.prose import GRADES
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.base import JUDGE
+from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving, until
 
 BRIEFS = list(prose_requests(12, seed=4))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from focalroute import ConfigError, Endpoint, Ensemble
-from focalroute.config import validate_pool
-from focalroute.keys import KeyUse, misdirected
+from focalroute.core.config import validate_pool
+from focalroute.core.keys import KeyUse, misdirected
 
 TOGETHER, DEEPINFRA = "https://api.together.xyz/v1", "https://api.deepinfra.com/v1/openai"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from focalroute.latency import Latencies
+from focalroute.endpoints.latency import Latencies
 
 
 def test_quantiles_are_of_the_latest_calls_and_unknown_before_there_are_some() -> None:

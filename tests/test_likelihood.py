@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute import Answer, Budget, Endpoint, Ensemble, PoolError
-from focalroute.capabilities import NONE, Capabilities, declared
-from focalroute.cost import cost_of, upper_bound
-from focalroute.elicit import plan
-from focalroute.elicit.likelihood import choice_masses, written_out
-from focalroute.errors import CallFailed
-from focalroute.query import make_query
-from focalroute.records import Usage
-from focalroute.wire import Request, Token, decode_scored, encode_scored
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Usage
+from focalroute.endpoints.capabilities import NONE, Capabilities, declared
+from focalroute.endpoints.cost_bounds import upper_bound
+from focalroute.endpoints.elicit import plan
+from focalroute.endpoints.elicit.likelihood import choice_masses, written_out
+from focalroute.endpoints.wire import Request, Token, decode_scored, encode_scored
+from focalroute.money.cost import cost_of
+from focalroute.serving.query import make_query
 from tests.loopback import Server, completion, json_reply, serving
 
 QUESTION, CHOICES = "Which planet has the most moons?", ("Jupiter", "Saturn", "Mars")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute import AsyncEnsemble, Endpoint, Ensemble
-from focalroute.errors import CallFailed
-from focalroute.limits import Rolling, Throttle, pause_of
-from focalroute.records import Failure
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Failure
+from focalroute.endpoints.rate_limits import Rolling, Throttle, pause_of
 from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_everybody, ask_the_cheapest
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from focalroute.loops import AT_ONCE, PerLoop, Turns
+from focalroute.core.event_loops import AT_ONCE, PerLoop, Turns
 
 
 def test_every_loop_has_its_own_and_closed_ones_are_forgotten() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import ConfigError
-from focalroute.many import ask_all
+from focalroute.core.errors import ConfigError
+from focalroute.serving.batch import ask_all
 
 Ask = Callable[..., Awaitable[Any]]
 

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from focalroute import Endpoint, Ensemble, PoolError
-from focalroute.needs import needs, unsupported
-from focalroute.query import make_query
+from focalroute.endpoints.features import needs, unsupported
+from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving

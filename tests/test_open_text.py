@@ -16,13 +16,13 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, ConfigError, Endpoint, Ensemble, PoolError
+from focalroute.core.records import Feedback, Query, Reply
 from focalroute.observe import Observer
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices, width
-from focalroute.records import Feedback, Query, Reply
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving
 from tests.policies import ask_everybody, ask_the_affordable
 

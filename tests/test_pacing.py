@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute import Budget, Ensemble
-from focalroute.pacing import HIGHEST, LOWEST, Pacer
+from focalroute.money.pacing import HIGHEST, LOWEST, Pacer
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from tests.policies import thrifty
 from tests.responses import Response, drawn

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from focalroute import price_library
-from focalroute.cli import app
-from focalroute.config import Endpoint, Price, load_pool
-from focalroute.cost import cost_of
-from focalroute.errors import ConfigError
-from focalroute.prices import listed_prices, show_prices
-from focalroute.records import Usage
+from focalroute.cli.app import app
+from focalroute.core.config import Endpoint, Price, load_pool
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Usage
+from focalroute.money import price_library
+from focalroute.money.cost import cost_of
+from focalroute.money.prices import listed_prices, show_prices
 
 pytest.importorskip("genai_prices", reason="genai-prices is not installed (extra prices)")
 
@@ -149,7 +149,7 @@ def test_a_library_that_is_out_of_date_is_flagged(monkeypatch: pytest.MonkeyPatc
     table = show_prices(listed_prices([endpoint("a", "dated")]), as_json=False)
     assert f"new, genai-prices {price_library.look_up(FIREWORKS, 'dated').source.split()[1]} of {NEW}" in table
     assert "out of date" not in table
-    monkeypatch.setattr("focalroute.prices.STALE_DAYS", 2)
+    monkeypatch.setattr("focalroute.money.prices.STALE_DAYS", 2)
     assert "the library is out of date" in show_prices(listed_prices([endpoint("a", "dated")]), as_json=False)
 
 

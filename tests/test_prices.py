@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
-from focalroute.cli import app
-from focalroute.config import Dialect, Endpoint, Price, load_pool
-from focalroute.errors import ConfigError
-from focalroute.prices import Listed, listed_prices, read_listing, show_prices, stale, warn_if_stale, write_prices
+from focalroute.cli.app import app
+from focalroute.core.config import Dialect, Endpoint, Price, load_pool
+from focalroute.core.errors import ConfigError
+from focalroute.money.prices import Listed, listed_prices, read_listing, show_prices, stale, warn_if_stale, write_prices
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.loopback import json_reply, serving
 

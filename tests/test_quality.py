@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute import ConfigError, Endpoint, Ensemble
-from focalroute.quality import METRICS, bertscore, exact_match, judge, metric, rouge, token_f1
+from focalroute.evaluate.quality import METRICS, bertscore, exact_match, judge, metric, rouge, token_f1
 from tests.loopback import completion, json_reply, serving
 
 PROSE = st.text(alphabet="ab the.,", max_size=30)
@@ -67,7 +67,7 @@ def test_metrics_go_by_their_names() -> None:
     [("rouge_score.rouge_scorer", lambda: rouge("rouge-2"), "rouge"), ("bert_score", bertscore, "bertscore")],
 )
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, call: object, extra: str) -> None:
-    from focalroute import quality
+    from focalroute.evaluate import quality
 
     quality._rouge_scorer.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import ConfigError
-from focalroute.query import make_query, new_id
-from focalroute.records import Query
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Query
+from focalroute.serving.query import make_query, new_id
 
 USER = {"role": "user", "content": "Which?"}
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from focalroute import Answer, Budget, DeadlineExceeded, Endpoint, Ensemble
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving, until
 from tests.policies import ask_everybody, ask_the_cheapest
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.receipts import Call, Receipt
-from focalroute.records import Answer, Failure, Reply, Usage
+from focalroute.core.receipts import Answer, Call, Receipt
+from focalroute.core.records import Failure, Reply, Usage
 
 STEADY = settings(deadline=None, derandomize=True)
 

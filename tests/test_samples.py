@@ -16,19 +16,19 @@ from aiohttp import web
 
 from focalroute import Answer, Budget, BudgetExceeded, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.answers import normal_form
-from focalroute.capabilities import NONE, Capabilities
-from focalroute.elicit import plan
-from focalroute.errors import CallFailed
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Query, Reply, Usage
+from focalroute.endpoints.capabilities import NONE, Capabilities
+from focalroute.endpoints.elicit import plan
+from focalroute.endpoints.wire import decode
 from focalroute.observe import Observer
+from focalroute.observe.ask_view import Sight
 from focalroute.observe.layout import MEMBER, slices
-from focalroute.observe.sight import Sight
 from focalroute.policy.bundle import cold
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
-from focalroute.query import make_query
-from focalroute.records import Query, Reply, Usage
+from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
-from focalroute.wire import decode
 from tests.loopback import Server, completion, json_reply, serving
 from tests.policies import ask_everybody
 

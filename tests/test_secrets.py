@@ -22,12 +22,12 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from focalroute import Answer, AsyncEnsemble, Budget, Endpoint, Ensemble, FocalrouteError
-from focalroute.cli import app
-from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.records import Reply
+from focalroute.cli.app import app
+from focalroute.core.records import Reply
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
-from focalroute.wire import Completion, CompletionChoice, Request
 from tests.loopback import completion, json_reply, serving, sse
 
 KEY = "sk-planted0KEY1never2to3be4seen"
@@ -114,7 +114,9 @@ def test_an_ensemble_at_work_tells_nobody(said: Said, tmp_path: Path, monkeypatc
     """Asks, feedback, probes, an update that publishes a bundle, statistics, receipts and the ledger."""
     monkeypatch.setattr("focalroute.learn.update_report.ENOUGH", 0.0)  # whatever was learned is published
     monkeypatch.setattr("focalroute.learn.update_report.MARGIN", 100.0)
-    monkeypatch.setattr("focalroute.learn.apart.can_start", lambda: False)  # it updates here, where these hold
+    monkeypatch.setattr(
+        "focalroute.learn.subprocess_update.can_start", lambda: False
+    )  # it updates here, where these hold
     models = [SimulatedModel(name, skill=skill) for name, skill in (("a", 0.6), ("b", 0.75), ("c", 0.9))]
     keys = dict.fromkeys("abc", "PLANTED_KEY")
     settings: dict[str, Any] = {"store": tmp_path / "s.db", "policy": tmp_path / "policy", "seed": 0}

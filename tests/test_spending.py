@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from focalroute import Answer, Budget, Endpoint, Ensemble
-from focalroute.cli import app
-from focalroute.records import Usage
+from focalroute.cli.app import app
+from focalroute.core.records import Usage
 from focalroute.sim import SimulatedPool, stream
 from focalroute.store.base import PROBE, Account, LedgerRow, Reservation
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 
 DAY = 86_400.0
 

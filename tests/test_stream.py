@@ -29,7 +29,7 @@ from focalroute import (
     PoolError,
     StreamBroken,
 )
-from focalroute.query import QueryOptions
+from focalroute.serving.query import QueryOptions
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving, sse

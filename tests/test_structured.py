@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator
 
 from focalroute import Answer, BadLabel, ConfigError, Endpoint, Ensemble, PoolError
-from focalroute.canonical import canonical
-from focalroute.closed_fields import closed_fields, elect
+from focalroute.answers.canonical_json import canonical
+from focalroute.answers.closed_fields import closed_fields, elect
+from focalroute.answers.structured import Structure, structure_of
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
-from focalroute.structured import Structure, structure_of
 from tests.loopback import Server, completion, json_reply, serving
 from tests.policies import ask_everybody
 
@@ -228,7 +228,7 @@ def test_without_jsonschema_a_schema_is_refused_and_a_model_works(tmp_path: Path
 import sys
 sys.path.insert(0, sys.argv[1])
 from pydantic import BaseModel
-from focalroute.structured import structure_of
+from focalroute.answers.structured import structure_of
 class Wanted(BaseModel):
     a: bool
 assert structure_of(Wanted)('{"a": true}') == '{"a":true}'
@@ -386,7 +386,7 @@ def test_who_refuses_just_this_schema_is_told_it_at_once_and_from_then_on(servic
 def test_of_the_schemas_that_it_refuses_only_so_many_are_remembered(
     service: Service, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("focalroute.seat._REFUSED_KEPT", 2)
+    monkeypatch.setattr("focalroute.endpoints.member._REFUSED_KEPT", 2)
     schemas = [{"type": "object", "properties": {name: {"type": "string"}}} for name in "abc"]
     service.refuses.add("m0")
     with Ensemble(endpoints(service, server, "{}")) as ensemble:

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, BadLabel, Endpoint, Ensemble, PoolError
-from focalroute.canonical import canonical, parsed
+from focalroute.answers.canonical_json import canonical, parsed
+from focalroute.answers.tool_calls import Offer, called, calls_text
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
-from focalroute.tool_calls import Offer, called, calls_text
 from tests.loopback import Server, completion, json_reply, serving
 
 ADD = {

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from focalroute.capabilities import NONE
-from focalroute.elicit import plan, transfer
-from focalroute.elicit.transfer import MOST_SHOWN
-from focalroute.records import Query, Reply
+from focalroute.core.records import Query, Reply
+from focalroute.endpoints.capabilities import NONE
+from focalroute.endpoints.elicit import plan, transfer
+from focalroute.endpoints.elicit.transfer import MOST_SHOWN
 
 QUESTION = {"role": "user", "content": "Which planet has the most moons?"}
 PLANETS = ("Jupiter", "Saturn", "Mars")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from focalroute.policy.slot import PolicySlot
+from focalroute.serving.updates import Updater
 from focalroute.store import open_store
-from focalroute.updates import Updater
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
 

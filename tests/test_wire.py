@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.config import Dialect
-from focalroute.errors import CallFailed
-from focalroute.records import Usage
-from focalroute.wire import MAX_REPLY_BYTES, Completion, Request, StreamDecoder, decode, decode_bytes, encode
+from focalroute.core.config import Dialect
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Usage
+from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request, StreamDecoder, decode, decode_bytes, encode
 
 MESSAGES = ({"role": "user", "content": "Hi"},)
 DIALECTS: tuple[Dialect, ...] = ("openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from examples.paper.common import Benchmark, benchmarks, mean_se, options, show, with_outputs
-from focalroute.evaluate.lineup import BASELINES
+from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.replay import Played, play

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from examples.paper.generated import BBH, GPQA, MUSR, Shape, biased_log, simulated_log
-from focalroute.config import PoolFile, load_pool
-from focalroute.evaluate.lineup import BASELINES, BY_CHANCE
+from focalroute.core.config import PoolFile, load_pool
+from focalroute.evaluate.baselines import BASELINES, BY_CHANCE
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
 from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.presets.agents import Agents, Settings
@@ -27,7 +27,7 @@ from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
 from focalroute.evaluate.replay import Played, Strategy, play
 from focalroute.evaluate.table import Split, Table, join, split
 from focalroute.evaluate.training import Training
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import Policy
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ import numpy as np
 
 from examples.paper.common import mean_se, parser_of, show
 from focalroute.answers import AnswerKind
+from focalroute.evaluate.live.asking import in_process
+from focalroute.evaluate.live.playing import LivePlayed, joined
+from focalroute.evaluate.live.queries import of_questions
+from focalroute.evaluate.live.report import live_report, show_live
+from focalroute.evaluate.live.strategies import Plan, play_all
+from focalroute.evaluate.quality import metric
 from focalroute.evaluate.sequential import Settings
-from focalroute.live.asking import in_process
-from focalroute.live.playing import LivePlayed, joined
-from focalroute.live.queries import of_questions
-from focalroute.live.report import live_report, show_live
-from focalroute.live.strategies import Plan, play_all
-from focalroute.quality import metric
 from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
 
 FIRST_SEED = 1

@@ -20,7 +20,7 @@ from focalroute.evaluate.replay import Strategy, Turn
 from focalroute.evaluate.subsets import static_subset
 from focalroute.evaluate.training import Training
 from focalroute.learn.nets import parameters
-from focalroute.price_library import installed, look_up
+from focalroute.money.price_library import installed, look_up
 
 #: Published, Table 8: USD per million tokens at DeepInfra; and what the model is called at Together.
 PUBLISHED = {

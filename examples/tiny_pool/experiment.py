@@ -20,9 +20,9 @@ from examples.tiny_pool.recipe import ROSTER, TOPICS, Roster
 from examples.tiny_pool.serving import Servers
 from examples.tiny_pool.streams import Feedback, Live, fresh
 from focalroute import Endpoint
-from focalroute.collect.command import collect_command
-from focalroute.config import load_pool
-from focalroute.evaluate.lineup import baselines, best_in_hindsight, oracle
+from focalroute.core.config import load_pool
+from focalroute.evaluate.baselines import baselines, best_in_hindsight, oracle
+from focalroute.evaluate.collect.command import collect_command
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import Played, play
 from focalroute.evaluate.table import Table, join
@@ -43,7 +43,7 @@ STEADY: Mapping[str, tuple[Feedback, bool]] = MappingProxyType({
 #: The stream in which servers come and go.
 CHANGING = "changing"
 
-#: Beside focalroute: what each of them does is in `focalroute.evaluate.lineup`.
+#: Beside focalroute: what each of them does is in `focalroute.evaluate.baselines`.
 _BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-online", "cascade", "knn")
 
 

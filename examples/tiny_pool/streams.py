@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from focalroute import AsyncEnsemble, Budget, Endpoint
-from focalroute.errors import PoolError
+from focalroute.core.errors import PoolError
 from focalroute.evaluate.replay import Played
 from focalroute.sim import Question, stream
 

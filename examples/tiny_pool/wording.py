@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from focalroute.capabilities import NONE
-from focalroute.elicit import plan
-from focalroute.query import make_query
+from focalroute.endpoints.capabilities import NONE
+from focalroute.endpoints.elicit import plan
+from focalroute.serving.query import make_query
 from focalroute.sim import Question, generate
 
 __all__ = ["ANSWER", "END", "TEMPLATE", "Tokens", "letters", "merges", "prompt", "tokenizer", "tokens"]

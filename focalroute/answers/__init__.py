@@ -21,12 +21,12 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from focalroute.errors import ConfigError
-from focalroute.structured import Structure
-from focalroute.tool_calls import calls_form, calls_text
+from focalroute.answers.structured import Structure
+from focalroute.answers.tool_calls import calls_form, calls_text
+from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from focalroute.records import Reply
+    from focalroute.core.records import Reply
 
 __all__ = [
     "KINDS",

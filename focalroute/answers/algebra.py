@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from focalroute.answers.numbers import written
 
-__all__ = ["Algebra", "NotMath", "Quotient", "is_number"]
-
 Monomial = tuple[tuple[str, int], ...]  # (atom, exponent), sorted by atom; exponents are positive
 Polynomial = Mapping[Monomial, Fraction]  # no coefficient is 0
 

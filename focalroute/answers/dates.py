@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from focalroute.answers.final import final
 
-__all__ = ["date"]
-
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",

@@ -14,8 +14,6 @@ from typing import TypeVar
 
 from focalroute.answers.algebra import Algebra, NotMath, Quotient, is_number
 
-__all__ = ["ENDING", "GREEK", "LONGEST", "OPENING", "Reader"]
-
 _T = TypeVar("_T")
 
 LONGEST = 400  # characters of a formula

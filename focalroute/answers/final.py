@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Final", "final"]
-
 _TAIL = 20_000  # characters: a final answer stands at the end
 _THINKING = ("think", "thinking")
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")

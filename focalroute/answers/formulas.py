@@ -8,8 +8,6 @@ from focalroute.answers.latex import formula_in, plain
 from focalroute.answers.short import folded
 from focalroute.answers.statements import canonical
 
-__all__ = ["math"]
-
 _LONGEST = 2_000  # characters; more is no formula
 _MARKS = frozenset("\\^_=<>+*/{}|")  # of a formula, rather than words
 _MOST_TURNS = 8

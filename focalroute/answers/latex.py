@@ -6,8 +6,6 @@ import re
 
 from focalroute.answers.numbers import typed
 
-__all__ = ["formula_in", "plain", "without_commands"]
-
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEEPEST = 4  # such commands within each other
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\q?quad\b|~")

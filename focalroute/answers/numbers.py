@@ -10,8 +10,6 @@ from fractions import Fraction
 from focalroute.answers.final import final
 from focalroute.answers.words import SCALES, number_in_words
 
-__all__ = ["cleaned", "number", "typed", "written"]
-
 _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
 _NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _BOUNDED = r"(?:\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})"

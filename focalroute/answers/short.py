@@ -8,8 +8,6 @@ import unicodedata
 from focalroute.answers.final import final
 from focalroute.answers.latex import without_commands
 
-__all__ = ["folded", "short"]
-
 _AT_ENDS = " \t\r\n.,;:!?\"'`*_()[]{}\u201c\u201d\u2018\u2019"
 _LONGEST = 10_000  # characters; normalising such that combine takes time with the square of their number
 _ARTICLE = re.compile(r"(?:the|an?)\s+(?=\S)")

@@ -8,8 +8,6 @@ from focalroute.answers.algebra import NotMath, Quotient
 from focalroute.answers.expressions import ENDING, GREEK, LONGEST, OPENING, Reader
 from focalroute.answers.numbers import written
 
-__all__ = ["canonical"]
-
 _RELATIONS = {"=", "<", ">", "<=", ">=", "!="}
 _FLIPPED = {">": "<", ">=": "<=", "<": "<", "<=": "<="}
 _SEPARATING = (",", ";", "or", "and")

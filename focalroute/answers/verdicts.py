@@ -7,8 +7,6 @@ import re
 from focalroute.answers.final import final
 from focalroute.answers.latex import without_commands
 
-__all__ = ["verdict"]
-
 _YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative"}
 _NO = {"no", "nope", "nah", "false", "incorrect", "negative", "untrue"}
 _SHORTHAND = {"y": "yes", "t": "yes", "right": "yes", "n": "no", "f": "no", "wrong": "no", "1": "yes", "0": "no"}

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from focalroute.engine import open_engine
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.core.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.eval_page import eval_page, read_eval
+from focalroute.evaluate.job_engine import open_engine
 from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.report import evaluate, show
+from focalroute.evaluate.report_page.page import check_extra, html
 from focalroute.evaluate.table import SplitKind
-from focalroute.files import STANDARD_OUTPUT, check_writable, write_file
-from focalroute.page.page import check_extra, html
-from focalroute.policy.command import named
-
-__all__ = ["evaluate_command"]
+from focalroute.policy.names import named
 
 
 def evaluate_command(

@@ -19,10 +19,8 @@ from focalroute.evaluate.offpolicy import (
     compare_policies,
 )
 from focalroute.learn.update_report import ENOUGH
-from focalroute.policy.command import named
+from focalroute.policy.names import named
 from focalroute.store import existing, open_store, shown
-
-__all__ = ["LATEST", "compare_command"]
 
 #: How many of a store's latest answers are looked at.
 LATEST = 10_000
@@ -33,7 +31,7 @@ _UNITS = {"accuracy": 1.0, "cost": 100.0, "reward": 1.0}
 
 
 def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool = False) -> None:
-    """Compare two policies (see `focalroute.policy.command.named`) on a store's answers, and print the estimates.
+    """Compare two policies (see `focalroute.cli.policy_show.named`) on a store's answers, and print the estimates.
 
     Raises:
         ConfigError: a policy or the store does not exist, both policies are the same, or no answer can count.

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from focalroute.learn.trajectory import Steps
 
-__all__ = ["PARTS", "cross_fitted"]
-
 #: An episode's V is fitted on the other parts.
 PARTS = 5
 

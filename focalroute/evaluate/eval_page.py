@@ -8,15 +8,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.evaluate.baselines import IN_HINDSIGHT
 from focalroute.evaluate.figures import Figures
-from focalroute.evaluate.lineup import IN_HINDSIGHT
 from focalroute.evaluate.metrics import BLOCK, Comparison
-from focalroute.page.drawings import CostQuality, Dot, OverTime
-from focalroute.page.page import Page, Section, Table
-from focalroute.page.sums import CALIBRATION
-
-__all__ = ["EvalFile", "Row", "eval_page", "read_eval"]
+from focalroute.evaluate.report_page.drawings import CostQuality, Dot, OverTime
+from focalroute.evaluate.report_page.page import Page, Section, Table
+from focalroute.evaluate.report_page.sums import CALIBRATION
 
 _OLDER = "This report was written without it; run focalroute eval again to have it."
 _UPDATES = "An evaluation is of one policy: it plays no updates. Give --policy FOLDER for what updates did to a folder."

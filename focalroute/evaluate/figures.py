@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from focalroute.evaluate.replayed import Replayed
+from focalroute.evaluate.report_page import sums
+from focalroute.evaluate.report_page.drawings import Calibration, Errors, Grid, Mark, OverTime, Rounds, WhenRight
+from focalroute.evaluate.report_page.sums import MOST_TASKS, RIGHT
 from focalroute.evaluate.table import F64
-from focalroute.page import sums
-from focalroute.page.drawings import Calibration, Errors, Grid, Mark, OverTime, Rounds, WhenRight
-from focalroute.page.sums import MOST_TASKS, RIGHT
-
-__all__ = ["BESIDE", "Figures", "figures"]
 
 #: The methods that focalroute is set beside.
 BESIDE = ("best-single-train", "plurality")

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import Played
 
-__all__ = ["BLOCK", "Comparison", "Score", "compare", "interval", "mixed", "score"]
-
 F64 = NDArray[np.float64]
 
 #: Consecutive test rows in one block of the bootstrap.

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Feedback
 from focalroute.evaluate.crossfit import PARTS, cross_fitted
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
@@ -21,19 +22,7 @@ from focalroute.learn.offpolicy import POINTS, corrections, effective_sample_siz
 from focalroute.learn.trajectory import Batch, batch, vocabulary
 from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy
-from focalroute.records import Feedback
 from focalroute.store.base import StoredAnswer
-
-__all__ = [
-    "ESTIMATORS",
-    "MEASURES",
-    "UNTRIED",
-    "Estimate",
-    "Estimates",
-    "PolicyComparison",
-    "PolicyValue",
-    "compare_policies",
-]
 
 #: What is estimated: right answers in points (100 (u + 1) / 2), cost in costs of asking everybody once, and
 #: u - lambda cost in points, lambda the one that each decision saw.

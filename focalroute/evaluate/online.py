@@ -13,20 +13,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from focalroute.config import Endpoint
+from focalroute.core.config import Endpoint
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.serving import Serving, feedback_on
 from focalroute.learn.episodes import Costs, episode, rewarded
 from focalroute.learn.export import fusion_model, fusion_net
+from focalroute.learn.offline.recollect import asked_of, seen_of
+from focalroute.learn.offline.stacking import fit
 from focalroute.learn.online import update_policy
-from focalroute.learn.recollect import asked_of, seen_of
-from focalroute.learn.stacking import fit
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy.bundle import load
 from focalroute.policy.publish import publish
 from focalroute.store import Store, open_store
-
-__all__ = ["Online", "Refitted"]
 
 
 class _Learning(Serving):

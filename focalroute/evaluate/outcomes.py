@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
-from focalroute.errors import ConfigError
-
-__all__ = ["LoggedQuery", "Output", "read_log"]
+from focalroute.core.errors import ConfigError
 
 _T = TypeVar("_T")
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from focalroute.engine import Engine
-from focalroute.evaluate.lineup import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
+from focalroute.core.progress import gathered
+from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
+from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.replay import Played, Strategy, play
 from focalroute.evaluate.replayed import Plan, Run
 from focalroute.evaluate.table import I64, Split, Table
 from focalroute.evaluate.training import Training
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import Policy
-from focalroute.progress import gathered
-
-__all__ = ["Others", "Stage"]
 
 Advance = Callable[[int], object]
 _Point = tuple[Policy, int, float | None]

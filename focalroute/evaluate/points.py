@@ -16,10 +16,11 @@ from focalroute.evaluate.replayed import Plan, Run
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import I64, Split, Table
 from focalroute.evaluate.training import PRICE_OF_MONEY, Training
-from focalroute.learn.offline import GRID, OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.train import (
+    GRID,
+)
 from focalroute.policy.bundle import Policy, load
-
-__all__ = ["OPERATING_POINTS", "Point", "Served", "beside_curve", "price_at", "trained"]
 
 #: The cost ratios that are played by default.
 OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)

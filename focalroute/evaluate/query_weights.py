@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.presets.recorded import masses, recorded
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.learn.adam import Adam, Moments
 from focalroute.observe.features import unit_vector
-from focalroute.records import F32
-
-__all__ = ["QueryWeights", "query_weights"]
 
 I64 = NDArray[np.int64]
 

@@ -9,33 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.cost import typical_cost
-from focalroute.embedders import TextEmbedder, embedded
-from focalroute.engine import HERE, Engine
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.core.progress import gathered, progress_bar
+from focalroute.evaluate.job_engine import HERE, Engine
 from focalroute.evaluate.table import I64, Table
-from focalroute.learn.checkpoint import Checkpoint, made_for
+from focalroute.learn.backend import NUMPY, Passes
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
-from focalroute.learn.offline import OfflineSettings, Trained, train
-from focalroute.learn.passes import NUMPY, Passes
-from focalroute.learn.recorded import F32, Recorded
+from focalroute.learn.offline.checkpoint import Checkpoint, made_for
+from focalroute.learn.offline.recorded import F32, Recorded
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.train import (
+    Trained,
+    train,
+)
 from focalroute.learn.state import pack
+from focalroute.money.cost import typical_cost
 from focalroute.observe.features import name_of, unit_vector
 from focalroute.policy.publish import publish
-from focalroute.progress import gathered, progress_bar
-
-__all__ = [
-    "Course",
-    "best_of",
-    "course",
-    "discard",
-    "publish_trained",
-    "recorded",
-    "train_each",
-    "train_on",
-    "with_embedder",
-]
+from focalroute.serving.embedders import TextEmbedder, embedded
 
 
 def with_embedder(table: Table, embedder: TextEmbedder, *, shown: bool = False) -> Table:

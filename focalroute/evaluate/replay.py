@@ -12,11 +12,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import Query
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.table import Table
-from focalroute.records import Query
-
-__all__ = ["FeedbackKind", "Heard", "Played", "Revealed", "Strategy", "Turn", "play"]
 
 F64 = NDArray[np.float64]
 FeedbackKind = Literal["label", "reward", "none"]

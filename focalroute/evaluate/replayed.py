@@ -12,8 +12,6 @@ from focalroute.evaluate.replay import Played
 from focalroute.evaluate.table import F64, I64, Table
 from focalroute.observe.drift import Change
 
-__all__ = ["Plan", "Replayed", "Run"]
-
 #: Whom each query's decisions named, by round.
 Plan = Sequence[tuple[tuple[int, ...], ...]]
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from focalroute.config import load_pool
-from focalroute.embedders import TextEmbedder, embedder_of
-from focalroute.engine import HERE, Engine
-from focalroute.errors import ConfigError
+from focalroute.core.config import load_pool
+from focalroute.core.errors import ConfigError
+from focalroute.core.progress import progress_bar
 from focalroute.evaluate.figures import figures
+from focalroute.evaluate.job_engine import HERE, Engine
 from focalroute.evaluate.metrics import Comparison, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.playing import Stage
@@ -24,12 +24,10 @@ from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.replayed import Replayed
 from focalroute.evaluate.table import Split, SplitKind, join, learning_order, split
 from focalroute.evaluate.training import Training
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
-from focalroute.progress import progress_bar
-
-__all__ = ["Method", "Report", "evaluate", "named", "show"]
+from focalroute.serving.embedders import TextEmbedder, embedder_of
 
 _OURS = "focalroute"
 _PIPED_WIDTH = 150

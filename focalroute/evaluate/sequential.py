@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.presets.mlp import Mlp, mlp_parameters
 from focalroute.evaluate.presets.ppo import Learned, Ppo, draw
 from focalroute.evaluate.presets.steps import Steps, learn_from, step_rewards
@@ -23,9 +24,6 @@ from focalroute.observe.layout import width
 from focalroute.policy.der import flat
 from focalroute.policy.publish import publish_der
 from focalroute.policy.sequential import ANSWER, STEP, STEP_ENDPOINT, stacked
-from focalroute.records import F32
-
-__all__ = ["Asker", "Routes", "Said", "Settings", "Step", "World", "publish_routes", "train_routes"]
 
 _JITTER = 0.25  # of the window's columns in training: in service they are never the same for long
 
@@ -193,7 +191,7 @@ def train_routes(
 
 
 class _Chains:
-    """B routes under way, as `focalroute.chain.Chain` sees each of them."""
+    """B routes under way, as `focalroute.serving.sequential.Chain` sees each of them."""
 
     def __init__(self, world: World, rows: I64, most: int, columns: F32) -> None:
         size, n = len(rows), len(world.names)

@@ -1,6 +1,7 @@
 """focalroute itself as a strategy: the code that serves, asked over recorded replies instead of HTTP.
 
-Observer, Sight, policy, decider, fusion, `Ask`, credit: all as in `focalroute.ensemble`. Only the pool is replaced.
+Observer, Sight, policy, decider, fusion, `Ask`, credit: all as in `focalroute.serving.ensemble`. Only the pool is
+replaced.
 Any policy plugs in: the cold start, a bundle, a named one, or another one set as ``policy`` between two turns.
 """
 
@@ -13,25 +14,23 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.ask import Ask
-from focalroute.budget import BudgetGuard
-from focalroute.config import Endpoint
-from focalroute.cost import typical_cost
-from focalroute.errors import PoolError
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import PoolError
+from focalroute.core.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
 from focalroute.evaluate.replay import Heard, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
+from focalroute.money.budget import BudgetGuard
+from focalroute.money.cost import typical_cost
+from focalroute.money.pacing import Pacer
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
+from focalroute.observe.exploration import Cost, Probing
 from focalroute.observe.features import Embedder, text_features
-from focalroute.observe.probing import Cost, Probing
-from focalroute.pacing import Pacer
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.policy.named import Named
-from focalroute.probe import probed
-from focalroute.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
+from focalroute.serving.ask import Ask
+from focalroute.serving.exploration import probed
 from focalroute.store.base import StoredAnswer, StoredProbe
-
-__all__ = ["Serving", "Shuffled", "feedback_on"]
 
 
 class Serving:

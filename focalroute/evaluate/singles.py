@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 
-__all__ = ["First", "LatestCorrect", "RandomOf", "RoundRobin", "first_of", "random_select"]
-
 
 def first_of(order: Sequence[int], turn: Turn) -> int | None:
     """The first of an order that can be asked; None if nobody can."""

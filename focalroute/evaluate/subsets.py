@@ -14,8 +14,6 @@ from focalroute.evaluate.table import Table
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import Accuracies, Vote, elect, evidence_weight
 
-__all__ = ["Cascade", "cascade", "focal_diversities", "plurality_accuracies", "static_subset"]
-
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 

@@ -10,13 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.config import Endpoint, PoolFile
-from focalroute.errors import ConfigError
+from focalroute.core.config import Endpoint, PoolFile
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Query
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
-from focalroute.records import Query
-
-__all__ = ["F64", "I64", "Split", "SplitKind", "Table", "join", "learning_order", "split"]
 
 #: How a log is cut: once, or every task of it, which then come again.
 SplitKind = Literal["stream", "per-task"]

@@ -16,8 +16,6 @@ from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.singles import First, first_of
 from focalroute.evaluate.training import Training, best_setting
 
-__all__ = ["Gain", "Knn", "Rerank", "TextVectors", "ThresholdPair", "has_text", "knn", "threshold_pair"]
-
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 

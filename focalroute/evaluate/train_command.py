@@ -10,18 +10,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from focalroute.config import load_pool
-from focalroute.embedders import embedder_of
-from focalroute.engine import open_engine, shares_files
-from focalroute.errors import ConfigError
+from focalroute.core.config import load_pool
+from focalroute.core.errors import ConfigError
+from focalroute.core.progress import progress_bar
+from focalroute.evaluate.job_engine import open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import Course, best_of, course, discard, publish_trained, train_each, with_embedder
 from focalroute.evaluate.table import SplitKind, join, learning_order
-from focalroute.learn.offline import OfflineSettings, Point, Trained
-from focalroute.learn.passes import Backend, Passes, passes
-from focalroute.progress import progress_bar
-
-__all__ = ["train_command"]
+from focalroute.learn.backend import Backend, Passes, passes
+from focalroute.learn.offline.reinforce import Point
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.train import (
+    Trained,
+)
+from focalroute.serving.embedders import embedder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,11 @@ def train_command(
         seed: the first of the seeds.
         seeds: how many.
         iterations: of the policy gradient; None: the default.
-        backend: see `focalroute.learn.passes.passes`; ``device`` likewise.
+        backend: see `focalroute.learn.backend.passes`; ``device`` likewise.
         show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
         split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
         resume: go on from what an earlier, killed process kept.
-        engine: see `focalroute.engine.open_engine`; logs and seeds are its jobs.
+        engine: see `focalroute.evaluate.job_engine.open_engine`; logs and seeds are its jobs.
         as_json: print JSON: an object, or of several logs a list.
 
     Raises:

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from focalroute.evaluate.replay import FeedbackKind, Strategy, play
 from focalroute.evaluate.table import Table
 
-__all__ = ["PRICE_OF_MONEY", "Training", "best_setting"]
-
 #: What asking everybody once is worth in right answers, where a baseline trades accuracy for cost; as in the ensemble.
 PRICE_OF_MONEY = 0.1
 

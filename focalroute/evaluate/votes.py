@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from focalroute.evaluate.replay import Heard, Revealed, Turn, play
 from focalroute.evaluate.training import Training, best_setting
 
-__all__ = ["Accuracies", "LogLinear", "Mean", "Vote", "Weighted", "elect", "evidence_weight", "log_linear_online"]
-
 F64 = NDArray[np.float64]
 _PRIOR = 10.0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.learn.backward import Floats, Gradients, Pull
 from focalroute.learn.critic import CriticNet, critic_parameters
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
@@ -21,7 +21,6 @@ from focalroute.observe import layout
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TorchPasses"]
 
 _MEMBER = layout.slices(layout.MEMBER)
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from focalroute.learn.backward import Floats, Gradients
 
-__all__ = ["Adam", "Moments"]
-
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 

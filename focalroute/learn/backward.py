@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.observe import layout
 
-__all__ = ["Floats", "Gradients", "Pull", "decider_pass", "fusion_pass"]
-
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Gradients: TypeAlias = dict[str, Floats]
 Pull: TypeAlias = Callable[[Floats], Gradients]

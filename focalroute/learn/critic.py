@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32, Evidence, Observation
 from focalroute.learn.backward import Floats, Gradients, Pull
 from focalroute.observe import layout
-from focalroute.records import F32, Evidence, Observation
-
-__all__ = ["STATE", "CriticNet", "critic_parameters", "critic_pass", "decider_state", "fusion_state", "values"]
 
 _OBSERVED = layout.width(layout.CONTEXT) + layout.width(layout.ENDPOINT)
 _MEMBERS = layout.width(layout.MEMBER)

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from focalroute.core.records import Feedback, Trajectory
 from focalroute.learn.reward import outranks
 from focalroute.observe import layout
-from focalroute.records import Feedback, Trajectory
 from focalroute.store.base import StoredAnswer
-
-__all__ = ["Costs", "Episode", "deciding", "episode", "rewarded"]
 
 
 @dataclass(frozen=True, slots=True)

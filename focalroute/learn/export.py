@@ -16,11 +16,9 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.observe import layout
-
-__all__ = ["decider_model", "decider_net", "der_model", "fusion_model", "fusion_net"]
 
 OPSET = 17
 IR_VERSION = 8  # what opset 17 came with: read by every onnxruntime since 1.12

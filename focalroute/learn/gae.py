@@ -6,8 +6,6 @@ import numpy as np
 
 from focalroute.learn.backward import Floats
 
-__all__ = ["GAE_LAMBDA", "GAMMA", "gae"]
-
 #: Nothing is discounted inside an episode, which is one query.
 GAMMA = 1.0
 GAE_LAMBDA = 0.95

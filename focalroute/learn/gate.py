@@ -21,8 +21,6 @@ from focalroute.learn.offpolicy import (
 from focalroute.learn.trajectory import Batch, Fusions
 from focalroute.learn.update_report import Comparison
 
-__all__ = ["LIKELY", "compare", "supported"]
-
 #: Standard errors by which a Fusion must be better on held-out feedback.
 LIKELY = 1.0
 _SHARES = (1.0, 0.5, 0.25, 0.125)

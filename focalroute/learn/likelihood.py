@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from focalroute.learn.backward import Floats
 from focalroute.policy.decider import EXPLORATION
 
-__all__ = ["Heads", "Likelihood", "likelihood", "raised"]
-
 Bools = NDArray[np.bool_]
 
 

@@ -17,8 +17,6 @@ from focalroute.learn.backward import Floats
 from focalroute.learn.likelihood import Likelihood
 from focalroute.learn.trajectory import Fusions
 
-__all__ = ["FusionLoss", "SurrogateLoss", "fusion_loss", "log_posterior", "surrogate_loss", "unlikeliness"]
-
 _FAR = -1e9
 _LEAST = 1e-6
 

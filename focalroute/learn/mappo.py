@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.backend import NUMPY, Passes
 from focalroute.learn.backward import Floats, Gradients
 from focalroute.learn.critic import CriticNet, critic_parameters, values
 from focalroute.learn.gae import GAE_LAMBDA, GAMMA, gae
 from focalroute.learn.likelihood import Likelihood, likelihood
 from focalroute.learn.losses import SurrogateLoss, fusion_loss, log_posterior, surrogate_loss
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.passes import NUMPY, Passes
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, Steps
 from focalroute.learn.update_report import Diagnostics
-
-__all__ = ["Hyperparameters", "Learner", "update"]
 
 _Net = TypeVar("_Net", DeciderNet, FusionNet, CriticNet)
 _Policy = TypeVar("_Policy", DeciderNet, FusionNet)

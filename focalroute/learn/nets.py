@@ -1,6 +1,7 @@
 """The two networks, as frozen containers of float32 arrays with a batched numpy forward pass.
 
-Letters as in `focalroute.records`, and: B rows of a batch, V known endpoint names, E the width of a name's embedding,
+Letters as in `focalroute.core.records`, and: B rows of a batch, V known endpoint names, E the width of a name's
+embedding,
 H hidden units, P units of the member network. Row 0 of every table over names stands for a name not in it and stays
 zero.
 """
@@ -14,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.observe import layout
-
-__all__ = ["DeciderNet", "FusionNet", "Net", "between", "parameters", "zeroed"]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

@@ -16,17 +16,6 @@ from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.trajectory import Batch, Decisions, Fusions
 
-__all__ = [
-    "POINTS",
-    "corrections",
-    "effective_sample_size",
-    "interval",
-    "log_q",
-    "ratios",
-    "sampled_throughout",
-    "worth",
-]
-
 #: Points in one unit of u, which runs from -1 to 1: a point is 1 % of right answers.
 POINTS = 50.0
 

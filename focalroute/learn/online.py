@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
@@ -27,8 +27,6 @@ from focalroute.learn.update_report import ENOUGH, MARGIN, REACH, WINDOW, Compar
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish
 from focalroute.store.base import Store
-
-__all__ = ["MAX_LAG", "MAX_USES", "REFINING", "STARTING", "update_policy"]
 
 #: How many versions an episode's policy may differ from the current one.
 MAX_LAG = 3

@@ -10,14 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, normal_form
-from focalroute.errors import BadLabel, FeedbackError
+from focalroute.answers.structured import label_form
+from focalroute.answers.tool_calls import calls_form
+from focalroute.core.errors import BadLabel, FeedbackError
+from focalroute.core.records import F32, Feedback, Masses, Member, Outcome, Trajectory
 from focalroute.observe.layout import MEMBER, slices, width
-from focalroute.records import F32, Feedback, Masses, Member, Outcome, Trajectory
 from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
-from focalroute.structured import label_form
-from focalroute.tool_calls import calls_form
-
-__all__ = ["JUDGE", "USER", "Label", "credit", "judged", "label_key", "outranks", "reward_of"]
 
 _LOG_MASS = slices(MEMBER)["log_probability"].start
 

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
 from focalroute.learn.adam import Moments
 from focalroute.learn.backward import Floats
 from focalroute.learn.critic import CriticNet, critic_parameters
 from focalroute.learn.mappo import Learner
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-
-__all__ = ["pack", "unpack", "uses"]
 
 _TABLES = ("names", "vote")
 

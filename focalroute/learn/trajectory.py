@@ -1,6 +1,7 @@
 """From episodes to arrays: the padded batch an update learns from, and nets that know every endpoint in it.
 
-Letters as in `focalroute.records`, and: B episodes, T their largest number of steps, S sampled decisions in all, P the
+Letters as in `focalroute.core.records`, and: B episodes, T their largest number of steps, S sampled decisions in all,
+P the
 largest number of heads visited, Ds the width of the critic's state.
 """
 
@@ -12,15 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import Decision, Observation
 from focalroute.learn.critic import STATE, decider_state, fusion_state
 from focalroute.learn.episodes import Episode
 from focalroute.learn.likelihood import Bools, Heads
 from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet, Net, zeroed
 from focalroute.observe import layout
-from focalroute.records import Decision, Observation
-
-__all__ = ["Batch", "Decisions", "Fusions", "Steps", "batch", "grown", "neutral", "unlimited", "vocabulary"]
-
 
 _LAMBDA = layout.slices(layout.CONTEXT)["price_of_money"].start
 _LEFT = layout.slices(layout.CONTEXT)["budget_left"].start

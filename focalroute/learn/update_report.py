@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ENOUGH", "MARGIN", "REACH", "WINDOW", "Comparison", "Diagnostics", "Status", "UpdateReport"]
-
 #: An effective sample size below this says nothing.
 ENOUGH = 50.0
 #: Points of value that may be lost: a new policy is rejected if it surely loses more.

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
+from focalroute.observe.ask_view import Sight
 from focalroute.observe.observer import Observer
-from focalroute.observe.sight import Sight
 from focalroute.observe.window import Window
 
 __all__ = ["Observer", "Sight", "Window"]

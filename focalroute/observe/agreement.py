@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import MEMBER, slices
 
-__all__ = ["Agreement", "Reader", "gathered", "shared"]
-
 F32 = NDArray[np.float32]
 
 #: Makes the vectors of several texts, norm 1: of each the vector, and why there is none, in words (else empty).

@@ -23,9 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.records import Masses
-
-__all__ = ["MOST_CHOICES", "Book", "Corrections", "Totals", "corrections_of", "likelihoods", "totals_of"]
+from focalroute.core.records import Masses
 
 F64 = NDArray[np.float64]
 

@@ -15,19 +15,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "binary_entropy",
-    "cohen_kappa",
-    "correlation",
-    "disagreement",
-    "fleiss_kappa",
-    "focal_diversity",
-    "focal_negative_correlation",
-    "generalised_diversity",
-    "plurality_accuracy",
-    "q_statistic",
-]
-
 F64 = NDArray[np.float64]
 
 

@@ -25,8 +25,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["THRESHOLD", "Change", "Detector"]
-
 #: What a change must gain, nats.
 THRESHOLD = 8.0
 

@@ -1,5 +1,4 @@
-"""What a policy brings along of the past: how right each endpoint was in the long run, a memory of texts, and the book
-of how its probabilities were distributed.
+"""Keeps what a policy knows of the past: long-run accuracies, a memory of texts, calibration statistics.
 
 The window forgets after T queries, and a new process starts with an empty one; this is what training, or another
 process, has seen before. It is stored in a bundle (``experience.npz``).
@@ -14,11 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import HASHED
 from focalroute.observe.calibration import Totals
 from focalroute.observe.memory import Memory
-from focalroute.records import HASHED
-
-__all__ = ["Experience"]
 
 F32 = NDArray[np.float32]
 

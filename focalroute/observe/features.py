@@ -9,19 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from focalroute.config import Endpoint
-from focalroute.errors import ConfigError
-
-__all__ = [
-    "MAX_CHARACTERS",
-    "MOST_FEATURES",
-    "TEXT_FEATURES",
-    "Embedder",
-    "clipped",
-    "name_of",
-    "text_features",
-    "unit_vector",
-]
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import ConfigError
 
 #: Width of the text features that an `Observer` uses by default.
 TEXT_FEATURES = 256

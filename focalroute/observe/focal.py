@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["MIN_ROWS", "PRIOR_FAILURES", "Bits", "both_asked", "exact_focal", "pair_focal"]
-
 #: (asked, failed) of one model.
 Bits = tuple[int, int]
 

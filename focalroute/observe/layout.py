@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 
-__all__ = ["CANDIDATE", "CONTEXT", "ENDPOINT", "LAYOUT", "MEMBER", "PRICE_RANGE", "slices", "width"]
-
 Layout = Mapping[str, int]
 
-#: The prices of money (lambda) that policies are trained for; any other is shown as the nearest of them.
-PRICE_RANGE = (0.003, 4.0)
 
 #: `Observation.context`: what is the same for every endpoint.
 CONTEXT: Layout = {

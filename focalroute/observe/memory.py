@@ -22,8 +22,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CAPACITY", "MEAN_PRIOR", "SHRINK", "Memory", "cosines", "kernel", "mean_text", "shrunk", "spread"]
-
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 

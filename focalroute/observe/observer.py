@@ -17,20 +17,18 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Outcome, Query
 from focalroute.observe.agreement import Agreement, Reader
+from focalroute.observe.ask_view import Sight
 from focalroute.observe.calibration import Book
 from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.focal import Bits, both_asked, pair_focal
 from focalroute.observe.memory import Memory
-from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read, standings
-from focalroute.observe.sight import Sight
+from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read, standings
 from focalroute.observe.window import Counts, Window
-from focalroute.records import Outcome, Query
-
-__all__ = ["Observer"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
+from focalroute.core.records import Member, Outcome
 from focalroute.observe.focal import Bits, exact_focal, pair_focal
-from focalroute.records import Member, Outcome
-
-__all__ = ["INFERRED_UNIT", "CoAsked", "Counts", "Window"]
 
 #: Inferred values are summed in steps of one part in this many.
 INFERRED_UNIT = 1024

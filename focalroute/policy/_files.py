@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["clean", "locked", "replace_file", "sync", "sync_files", "temporary", "write_files"]
-
 _TEMPORARY = ".tmp-"
 
 

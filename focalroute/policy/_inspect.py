@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from focalroute.errors import PolicyError
-
-__all__ = ["MAX_BYTES", "MAX_NODES", "OPERATORS", "inspect"]
+from focalroute.core.errors import PolicyError
 
 MAX_BYTES = 32 * 2**20
 MAX_NODES = 1000

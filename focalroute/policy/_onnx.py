@@ -9,11 +9,9 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import F32
 from focalroute.policy._inspect import inspect
-from focalroute.records import F32
-
-__all__ = ["Inputs", "Session", "Signature", "open_model"]
 
 #: Input or output name -> (element type as onnxruntime names it, shape with None for a free axis).
 Signature: TypeAlias = Mapping[str, tuple[str, tuple[int | None, ...]]]

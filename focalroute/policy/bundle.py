@@ -25,32 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import F32, Evidence, Observation
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
 from focalroute.policy._inspect import MAX_BYTES
 from focalroute.policy._onnx import Inputs, Session, Signature
-from focalroute.records import F32, Evidence, Observation
-
-__all__ = [
-    "COLD",
-    "CURRENT",
-    "DECIDER",
-    "DER_FILE",
-    "FUSION",
-    "Policy",
-    "cold",
-    "current",
-    "digest",
-    "folder_of",
-    "learner",
-    "load",
-    "load_folder",
-    "manifest_of",
-    "opened",
-    "verified",
-    "versions",
-]
 
 CURRENT = "CURRENT"
 #: What a sequential policy has in place of the other two (see `focalroute.policy.der`).
@@ -140,7 +120,7 @@ class Policy:
 
 
 def cold() -> Policy:
-    """The policy that is shipped, trained on made-up logs alone (see `focalroute.learn.shipped`): the cold start."""
+    """The shipped policy, the cold start: trained on synthetic pools by `focalroute.learn.offline.shipped`."""
     return load_folder(COLD)
 
 

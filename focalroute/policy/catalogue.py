@@ -7,11 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.policy.named import NAMES, NEED_A_LOG, Named
 from focalroute.policy.sequential import SEQUENTIAL
-
-__all__ = ["RULES", "chosen"]
 
 _log = logging.getLogger("focalroute")
 

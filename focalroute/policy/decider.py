@@ -26,9 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import exp, inf, log, log1p
 
-from focalroute.records import F32, Decision
-
-__all__ = ["EXPLORATION", "Eligible", "decide", "log_probability", "pick_probabilities"]
+from focalroute.core.records import F32, Decision
 
 #: (endpoint, picked so far) -> whether it could be picked beside them.
 Eligible = Callable[[int, tuple[int, ...]], bool]

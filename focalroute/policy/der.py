@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import F32, Observation
 from focalroute.observe.layout import width
 from focalroute.policy._onnx import Session, Signature
 from focalroute.policy.bundle import (
@@ -30,9 +31,6 @@ from focalroute.policy.bundle import (
     verified,
 )
 from focalroute.policy.sequential import STEP, STEP_ENDPOINT
-from focalroute.records import F32, Observation
-
-__all__ = ["DER_SLICES", "Der", "check_folder", "flat", "load_der", "load_served"]
 
 I64 = NDArray[np.int64]
 

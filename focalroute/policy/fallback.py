@@ -8,15 +8,13 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import F32, Evidence, Observation
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import Policy
 from focalroute.policy.der import Der
 from focalroute.policy.named import SURE, Named, cheapest_first, plurality
 from focalroute.policy.sequential import STEP, STEP_ENDPOINT, Sequential
-from focalroute.records import F32, Evidence, Observation
-
-__all__ = ["FALLBACK", "Fallback", "Guarded", "Served"]
 
 #: The policy version stamped on answers that no policy decided.
 FALLBACK = -1

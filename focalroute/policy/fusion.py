@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
-__all__ = ["posterior"]
-
 
 def posterior(logits: Sequence[float]) -> list[float]:
     """Softmax of the candidates' logits (K,). In plain Python: of a handful of numbers that takes a third of the time.

@@ -22,11 +22,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32, Evidence, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.policy.fusion import posterior
-from focalroute.records import F32, Evidence, Observation, Outcome
-
-__all__ = ["NAMED", "NAMES", "NEED_A_LOG", "SURE", "Named", "cheapest_first", "plurality"]
 
 F64 = NDArray[np.float64]
 

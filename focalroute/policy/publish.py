@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
 from focalroute.observe.experience import Experience
 from focalroute.policy import _files
 from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, Policy, current, digest, folder_of, versions
 from focalroute.policy.der import DER_SLICES, Der, check_folder, load_served
-
-__all__ = ["FILES", "bundle_files", "install", "publish", "publish_der", "rollback"]
 
 #: Whatever a bundle may consist of.
 FILES = frozenset({"manifest.json", "decider.onnx", "fusion.onnx", "experience.npz", "learner.npz", DER_FILE})

@@ -1,7 +1,8 @@
 """Asking one endpoint after another, each shown the answer before its own: what such a policy sees, and two rules.
 
 In DER's terms (arXiv 2412.07448) the state is [query, last answer], an action asks one endpoint, who may have been
-asked before, or stops, and the answer given last is the answer. `focalroute.chain` plays it. The rules go by their
+asked before, or stops, and the answer given last is the answer. `focalroute.serving.sequential` plays it. The rules
+go by their
 names, ``policy="self-correction"`` and ``policy="sequential-round-robin"``; the learned policy is a folder
 (`focalroute.policy.der`). ``max_rounds`` is T_max for all three.
 """
@@ -15,11 +16,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32, Decision, Observation
 from focalroute.observe.layout import slices
 from focalroute.policy.named import SURE, SURE_ENOUGH, Named
-from focalroute.records import F32, Decision, Observation
-
-__all__ = ["ANSWER", "QUERY", "SEQUENTIAL", "STEP", "STEP_ENDPOINT", "Sequential", "choose", "stacked"]
 
 I64 = NDArray[np.int64]
 

@@ -11,15 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import Outcome
 from focalroute.policy.bundle import CURRENT, cold, current, versions
 from focalroute.policy.der import load_served
 from focalroute.policy.fallback import Fallback, Served
 from focalroute.policy.named import Named
 from focalroute.policy.publish import install
-from focalroute.records import Outcome
-
-__all__ = ["PolicySlot"]
 
 _log = logging.getLogger("focalroute")
 

@@ -22,17 +22,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from focalroute.answer_stream import AsyncAnswerStream
-from focalroute.ensemble import AsyncEnsemble
-from focalroute.errors import FocalrouteError, PoolError
-from focalroute.records import Answer
+from focalroute.core.errors import FocalrouteError, PoolError
+from focalroute.core.receipts import Answer
 from focalroute.server.callers import Caller, Callers
 from focalroute.server.metrics import CONTENT_TYPE, Metrics
 from focalroute.server.refusals import Refusal, Refused, refusal_of
 from focalroute.server.replies import Chunks, completion, completion_id
 from focalroute.server.requests import MODEL, Asked, parse_json, read_chat, read_feedback
-
-__all__ = ["MAX_BODY_BYTES", "application"]
+from focalroute.serving.ensemble import AsyncEnsemble
+from focalroute.serving.streaming import AsyncAnswerStream
 
 #: Of a request's body; a larger one is refused, and not read to its end.
 MAX_BODY_BYTES = 16 * 2**20

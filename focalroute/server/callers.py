@@ -14,11 +14,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from focalroute.amounts import per_period, usd
-from focalroute.config import Amount, Budget
-from focalroute.errors import ConfigError
-
-__all__ = ["KEY_VARIABLE", "Caller", "Callers", "new_key"]
+from focalroute.core.amounts import per_period, usd
+from focalroute.core.config import Amount, Budget
+from focalroute.core.errors import ConfigError
 
 #: Holds the key of the only caller, where there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"

@@ -13,17 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from focalroute.config import load_pool
-from focalroute.ensemble import AsyncEnsemble
-from focalroute.errors import ConfigError
+from focalroute.core.config import load_pool
+from focalroute.core.errors import ConfigError
 from focalroute.server.callers import KEY_VARIABLE, Callers, new_key
 from focalroute.server.making import NEEDED, create_app
-from focalroute.telemetry.exporting import exporting
+from focalroute.serving.ensemble import AsyncEnsemble
+from focalroute.serving.telemetry.exporting import exporting
 
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["key_command", "serve_command"]
 
 _BACKLOG = 2048
 

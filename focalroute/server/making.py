@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from focalroute.ensemble import AsyncEnsemble
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.server.callers import Callers
+from focalroute.serving.ensemble import AsyncEnsemble
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-__all__ = ["NEEDED", "create_app"]
 
 NEEDED = "the server needs starlette, uvicorn and prometheus-client; pip install 'focalroute[server]'"
 

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from focalroute.receipts import Receipt
-from focalroute.records import Reply
-
-__all__ = ["CONTENT_TYPE", "Metrics"]
+from focalroute.core.receipts import Receipt
+from focalroute.core.records import Reply
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from focalroute.errors import (
+from focalroute.core.errors import (
     BudgetExceeded,
     ConfigError,
     DeadlineExceeded,
@@ -20,9 +20,7 @@ from focalroute.errors import (
     StoreError,
     UnknownAnswer,
 )
-from focalroute.records import Reply
-
-__all__ = ["Refusal", "Refused", "refusal_of"]
+from focalroute.core.records import Reply
 
 _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 #: What an argument of ``ask`` is called in a request.

@@ -7,11 +7,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from focalroute.receipts import Call
-from focalroute.records import Answer
+from focalroute.core.receipts import Answer, Call
 from focalroute.server.requests import MODEL, Asked
-
-__all__ = ["Chunks", "completion", "completion_id"]
 
 _CUT = ("length", "content_filter")
 

@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from focalroute.elicit.messages import added
+from focalroute.endpoints.elicit.messages import added
 from focalroute.server.refusals import Refusal, Refused
 from focalroute.server.wanted import wanted_of
-
-__all__ = ["MODEL", "Asked", "Told", "parse_json", "read_chat", "read_feedback"]
 
 #: The one model that is served.
 MODEL = "focalroute"

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from focalroute.errors import ConfigError
+from focalroute.answers.structured import Structure, structure_of
+from focalroute.core.errors import ConfigError
 from focalroute.server.refusals import Refusal, Refused
-from focalroute.structured import Structure, structure_of
-
-__all__ = ["Wanted", "wanted_of"]
 
 _OF_A_CHOICE = {"type", "enum", "title", "description"}
 _OF_ITS_OBJECT = {

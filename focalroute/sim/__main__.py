@@ -17,8 +17,6 @@ from focalroute.sim.models import SimulatedModel, default_models
 from focalroute.sim.process import DialectName, pool_endpoints, pool_toml
 from focalroute.sim.questions import ALL_TOPICS, TOPICS, stream
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Parse the arguments and serve until interrupted, or until standard input ends."""

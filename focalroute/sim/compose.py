@@ -14,8 +14,6 @@ from focalroute.sim.models import uniforms
 from focalroute.sim.replies import Reply, Token
 from focalroute.sim.request import Request
 
-__all__ = ["Composer"]
-
 Json = dict[str, Any]
 
 _numbers = itertools.count(1)

@@ -10,8 +10,6 @@ from typing import Any
 from focalroute.sim.prompt import Prompt
 from focalroute.sim.questions import alternatives
 
-__all__ = ["Allowed", "allowed_replies", "told_schema"]
-
 _ALTERNATIVES = 4  # answers a model wavers between where the schema lists none
 
 #: (the value chosen, the text that is sent for it), in the order given.

@@ -15,8 +15,6 @@ from focalroute.sim import logprobs as forms
 from focalroute.sim.models import SimulatedModel, uniforms
 from focalroute.sim.replies import Token
 
-__all__ = ["DIALECTS", "Dialect", "Refused"]
-
 Json = dict[str, Any]
 WriteLogprobs = Callable[[Sequence[Token], int], Any]
 

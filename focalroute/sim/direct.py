@@ -13,8 +13,6 @@ from focalroute.sim.replies import Voice
 from focalroute.sim.request import parse_request
 from focalroute.sim.served import Served
 
-__all__ = ["complete", "composed"]
-
 
 def composed(served: Served, body: Mapping[str, Any], dialect: Dialect, fault: Fault | None = None) -> Composer:
     """One call to one model, from the request to the bill; the composer writes the reply.

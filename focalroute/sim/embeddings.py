@@ -11,8 +11,6 @@ from focalroute.sim.dialects import Refused
 from focalroute.sim.models import uniforms
 from focalroute.sim.replies import count_tokens
 
-__all__ = ["embeddings", "vector"]
-
 _WORD = re.compile(r"\w+")
 _WIDTH = 64
 _MOST = 4096

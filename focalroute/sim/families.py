@@ -15,8 +15,6 @@ from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 
-__all__ = ["FAMILIES", "Family", "Match", "calculate", "near", "yes_no"]
-
 Match = re.Match[str]
 
 _NAMES = ("Ann", "Ben", "Cid", "Dora", "Eli", "Fay", "Gus", "Hana", "Ivo", "June", "Kai", "Lea")

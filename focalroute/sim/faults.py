@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from focalroute.errors import ConfigError
-
-__all__ = ["BILLED", "FIRST_ONLY", "KINDS", "SPOILED", "Fault"]
+from focalroute.core.errors import ConfigError
 
 #: Each kind of fault and what the client meets.
 KINDS: Mapping[str, str] = MappingProxyType({

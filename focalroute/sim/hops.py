@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from focalroute.sim.families import FAMILIES, Family, Match, calculate, near, yes_no
 
-__all__ = ["HOPPED", "TWO_HOPS", "hops"]
-
 #: The topic of questions of two hops.
 TWO_HOPS = "multi-hop"
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from focalroute.sim.replies import Token
 
-__all__ = ["llamacpp", "openai", "sampled_only", "together", "together_chunk", "vllm"]
-
 Json = dict[str, Any]
 
 _MISSING = -9999.0  # what vLLM writes for a token that was masked out

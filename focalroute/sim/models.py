@@ -15,11 +15,9 @@ from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from typing import Any
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim.prose import AXES, JUDGING
 from focalroute.sim.questions import ALL_TOPICS
-
-__all__ = ["SimulatedModel", "default_models", "distribution", "relay_models", "sample", "swayed", "uniforms"]
 
 _SURE = 0.9999  # no choice is ever entirely ruled out
 _TOPICS = (*ALL_TOPICS, *AXES, JUDGING)

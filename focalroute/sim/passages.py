@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from focalroute.sim.families import Family, Match, near
 
-__all__ = ["FACTS", "PASSAGES", "SUMMARY", "fact_in", "questions_behind", "summed_up"]
-
 #: The topic of summaries.
 SUMMARY = "summary"
 #: The topics of questions on a report: how each is asked, and how a summary's words give it away.

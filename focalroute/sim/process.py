@@ -16,13 +16,11 @@ from urllib.parse import quote
 
 import anyio.to_thread
 
-from focalroute.config import Endpoint
-from focalroute.errors import ConfigError, FocalrouteError
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.sim.faults import Fault
 from focalroute.sim.models import SimulatedModel, default_models
 from focalroute.sim.served import ModelStats
-
-__all__ = ["DialectName", "SimulatedPool", "pool_endpoints", "pool_toml"]
 
 #: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output.
 DialectName = Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal"]

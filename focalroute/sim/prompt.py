@@ -12,8 +12,6 @@ from typing import Any
 from focalroute.sim.prose import Brief, drafts_in, find_brief
 from focalroute.sim.questions import Found, find
 
-__all__ = ["Prompt", "last_user_text", "read_prompt", "read_result", "same"]
-
 _LETTERED = re.compile(r"^[ \t]*\(?([A-Z])(?:\)|\.|:)[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _LISTED = re.compile(r"\bone of (?:these|the following)\b[^:\n]{0,40}:\s*([^\n]+)", re.IGNORECASE)
 _ONLY = re.compile(r"\b(?:only|just|nothing else|single)\b", re.IGNORECASE)

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
-from focalroute.errors import ConfigError
-
-__all__ = ["AXES", "GRADES", "JUDGING", "Brief", "Point", "drafts_in", "find_brief", "grade_in", "prose_requests"]
+from focalroute.core.errors import ConfigError
 
 #: What requests ask for, and their replies are good at or not.
 AXES = ("helpful", "safe", "truthful")

@@ -10,14 +10,12 @@ from hashlib import blake2b
 from itertools import islice
 from random import Random
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim.families import FAMILIES, Family
 from focalroute.sim.hops import HOPPED
 from focalroute.sim.passages import PASSAGES
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
 from focalroute.sim.stories import STORIES
-
-__all__ = ["ALL_TOPICS", "TOPICS", "Found", "Question", "alternatives", "find", "generate", "solve", "stream"]
 
 #: The topics that a stream mixes where none are named.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)

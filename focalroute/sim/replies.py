@@ -13,8 +13,6 @@ from focalroute.sim.prose import Brief
 from focalroute.sim.thinking import options
 from focalroute.sim.writing import write
 
-__all__ = ["Reply", "Token", "Voice", "count_tokens", "tokenise"]
-
 _TOKEN = re.compile(r" ?[A-Za-z]{1,9}| ?\d{1,3}|\s+|.", re.DOTALL)
 _THOUGHT = " Let us work through this carefully step by step and check each part of it once more before we go on and"
 _CERTAIN = 0.98  # the probability of a token without rivals: a real model is never quite sure

@@ -14,8 +14,6 @@ from focalroute.sim.prompt import Prompt, last_user_text, read_prompt, read_resu
 from focalroute.sim.replies import count_tokens
 from focalroute.sim.tools import Calling, calling
 
-__all__ = ["Request", "parse_request"]
-
 _PER_MESSAGE, _PER_PROMPT = 4, 3  # tokens of the chat template
 _PER_IMAGE = 85
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim.faults import BILLED, Fault
 from focalroute.sim.models import SimulatedModel, uniforms
-
-__all__ = ["ModelStats", "Served"]
 
 _MODEL_SWITCHES = frozenset({"latency_s", "jitter_s", "input_usd_per_1m", "output_usd_per_1m", "verbosity"})
 

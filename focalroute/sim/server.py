@@ -18,15 +18,13 @@ from typing import Any
 
 from aiohttp import web
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim.dialects import DIALECTS, Dialect, Refused
 from focalroute.sim.direct import composed
 from focalroute.sim.embeddings import embeddings
 from focalroute.sim.faults import FIRST_ONLY, SPOILED, Fault
 from focalroute.sim.models import SimulatedModel
 from focalroute.sim.served import Served
-
-__all__ = ["PoolServer"]
 
 _MAX_REQUEST = 16 * 2**20
 _DRIP_PIECES = 20

@@ -10,8 +10,6 @@ from types import MappingProxyType
 
 from focalroute.sim.families import FAMILIES, Family
 
-__all__ = ["STORIES"]
-
 _NAMES = ("Ann", "Ben", "Cid", "Dora", "Eli", "Fay", "Gus", "Hana")
 _THINGS = ("apples", "pencils", "stamps", "marbles", "coins", "stickers")
 _STEP = re.compile(r"Then (?:buys (\d+) bags of (\d+)|gives (\d+) away|finds (\d+) more|(sells half))\.")

@@ -20,8 +20,6 @@ from focalroute.sim.passages import FACTS, SUMMARY, fact_in, questions_behind, s
 from focalroute.sim.prompt import Prompt, same
 from focalroute.sim.questions import Found, alternatives, find
 
-__all__ = ["Options", "options"]
-
 _GREETING = "Hello! I am a simulated model. How can I help you?"
 _FREE_CHOICES = 4  # answers a model wavers between where none are offered
 _HOP_CHOICES = 3  # and in each of two hops, or of a summary's facts

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Calling", "calling"]
-
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _QUOTED = re.compile(r"[\"“']([^\"”']+)[\"”']")
 _NAMED = re.compile(r"(?<!^)(?<![.!?] )\b[A-Z][a-z]+\b")

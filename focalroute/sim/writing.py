@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from focalroute.sim.models import SimulatedModel, distribution, sample, uniforms
 from focalroute.sim.prose import Brief
 
-__all__ = ["write"]
-
 
 def write(
     model: SimulatedModel,

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.store.base import Store
-from focalroute.store.redis_address import RedisAddress, is_redis
+from focalroute.store.redis.address import RedisAddress, is_redis
 
 if TYPE_CHECKING:
-    from focalroute.store.redis_store import RedisStore
+    from focalroute.store.redis.store import RedisStore
 
 __all__ = ["Store", "existing", "is_redis", "is_shared", "open_store", "shown"]
 
@@ -24,17 +24,17 @@ def open_store(where: str | Path | None, *, durability: Literal["normal", "full"
         StoreError: it cannot be opened.
     """
     if isinstance(where, str) and is_redis(where):
-        from focalroute.store.redis_store import RedisStore
+        from focalroute.store.redis.store import RedisStore
 
         return RedisStore(where, durability=durability)
-    from focalroute.store.sqlite import SqliteStore
+    from focalroute.store.sqlite.store import SqliteStore
 
     return SqliteStore(where, durability=durability)
 
 
 def is_shared(store: Store) -> TypeGuard[RedisStore]:
     """Whether a fleet works on it. Asking loads nothing: there is no such store before its module is there."""
-    module = sys.modules.get("focalroute.store.redis_store")
+    module = sys.modules.get("focalroute.store.redis.store")
     return module is not None and isinstance(store, module.RedisStore)
 
 

@@ -12,31 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol
 
-from focalroute.records import CostSource, Feedback, Member, Trajectory, Usage
-
-__all__ = [
-    "JUDGE",
-    "PROBE",
-    "SYNTHESIS",
-    "Account",
-    "Balance",
-    "CapabilityRow",
-    "Grant",
-    "Grouping",
-    "HealthRow",
-    "LedgerRow",
-    "LedgerSum",
-    "Listener",
-    "Outcomes",
-    "Release",
-    "Reservation",
-    "Row",
-    "Store",
-    "StoredAnswer",
-    "StoredProbe",
-    "UsageTotal",
-]
-
+from focalroute.core.records import CostSource, Feedback, Member, Trajectory, Usage
 
 #: The answer id under which probes stand in the ledger.
 PROBE = "probe"

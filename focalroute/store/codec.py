@@ -15,21 +15,9 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json, to_json
 
-from focalroute.errors import StoreError
-from focalroute.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
+from focalroute.core.errors import StoreError
+from focalroute.core.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer, StoredProbe
-
-__all__ = [
-    "from_pico",
-    "pack",
-    "pico_above",
-    "read_answer",
-    "to_pico",
-    "unpack",
-    "write_answer",
-    "write_probe",
-    "write_tags",
-]
 
 _PICO = Decimal(10) ** 12
 _LITTLE = np.dtype("<f4")

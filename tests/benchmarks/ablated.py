@@ -1,4 +1,4 @@
-"""What the ablation varies: trains offline as `focalroute.learn.offline.train` does, but for one part.
+"""What the ablation varies: trains offline as `focalroute.learn.offline.train.train` does, but for one part.
 
 What is hidden is zero in all that the networks see, while they learn and while they are measured.
 """
@@ -13,25 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.backend import Passes
 from focalroute.learn.backward import Floats, Gradients, Pull, decider_pass, fusion_pass
-from focalroute.learn.cold import cold_fusion
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gae import gae
-from focalroute.learn.hindsight import LongRun
 from focalroute.learn.likelihood import likelihood
-from focalroute.learn.lookahead import look_ahead
 from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
-from focalroute.learn.offline import OfflineSettings, _one_of
-from focalroute.learn.passes import Passes
-from focalroute.learn.recorded import F32, I64, Recorded
-from focalroute.learn.reinforce import PolicyGradient, improved, score_of
-from focalroute.learn.rollout import Played, Seen
-from focalroute.learn.stacking import fit, log_loss, random_sets
+from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.lookahead import look_ahead
+from focalroute.learn.offline.prior_stats import LongRun
+from focalroute.learn.offline.recorded import F32, I64, Recorded
+from focalroute.learn.offline.reinforce import PolicyGradient, improved, score_of
+from focalroute.learn.offline.rollout import Played, Seen
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.stacking import fit, log_loss, random_sets
+from focalroute.learn.offline.train import (
+    _one_of,
+)
+from focalroute.learn.offline.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
-from focalroute.learn.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.observe import layout
-from focalroute.observe.sight import vote_weight
+from focalroute.observe.ask_view import vote_weight
 from focalroute.policy.bundle import cold
 from tests.benchmarks.trunk import branching, trunk_pass
 from tests.by_hand import linear_decider
@@ -109,7 +112,7 @@ class Variant:
 
 
 def _weights(accuracy: Floats, recorded: Recorded) -> F32:
-    """The votes' naive Bayes weights (B, N), as `focalroute.learn.rollout.seen_by` has them."""
+    """The votes' naive Bayes weights (B, N), as `focalroute.learn.offline.rollout.seen_by` has them."""
     choices = np.where(recorded.closed, recorded.size, _OPEN)[:, None]
     a = np.clip(accuracy, 1 / choices + 0.02, 0.98)
     weights: F32 = np.minimum(np.log((choices - 1) * a / (1 - a)), vote_weight(0.98, 1000)).astype(np.float32)

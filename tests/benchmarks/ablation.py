@@ -3,7 +3,8 @@
     python -m tests.benchmarks.ablation LOG --pool POOL [--seeds N] [--part validation|test|both] [--only NAME...]
         [--keep FOLDER] [--engine ENGINE]
 
-The default, `focalroute.learn.offline.train`, and each variant learn from the first 80 % of the log, with the same
+The default, `focalroute.learn.offline.train.train`, and each variant learn from the first 80 % of the log, with the
+same
 seeds. ``validation``: measured on the last fifth of that part, before anything is learned from it but the share of the
 Fusion that is trusted and the best of a few Deciders. ``test``: on the rest of the log, after all. Both play greedily,
 all rows at once, through windows that hold what the variant's own policy asked before each row.
@@ -30,16 +31,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.config import load_pool
-from focalroute.engine import open_engine
+from focalroute.core.config import load_pool
+from focalroute.evaluate.job_engine import open_engine
 from focalroute.evaluate.metrics import BLOCK
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import join
-from focalroute.learn.offline import OfflineSettings
-from focalroute.learn.recorded import Recorded
-from focalroute.learn.rollout import roll
-from focalroute.learn.views import long_run, nearest, random_masks
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.rollout import roll
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.views import long_run, nearest, random_masks
 from tests.benchmarks.ablated import Policy, Variant, Windows, train
 
 __all__ = ["COST_RATIOS", "VARIANTS", "Curve", "interval", "main", "measured", "played"]

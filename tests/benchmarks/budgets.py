@@ -29,15 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from focalroute import Answer, AsyncEnsemble, Budget, Endpoint
-from focalroute.budget import BudgetGuard
-from focalroute.config import load_pool
-from focalroute.cost import Bill, cost_of, upper_bound
-from focalroute.endpoint import EndpointClient, HttpClients
+from focalroute.core.config import load_pool
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.cost_bounds import upper_bound
+from focalroute.endpoints.wire import Request
+from focalroute.money.budget import BudgetGuard
+from focalroute.money.cost import Bill, cost_of
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
 from focalroute.store.base import PROBE, Account
-from focalroute.wire import Request
 
 MODELS = [
     SimulatedModel("small", skill=0.6, input_usd_per_1m=Decimal("0.1"), output_usd_per_1m=Decimal("0.1")),

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.config import load_pool
-from focalroute.evaluate.lineup import best_in_hindsight
+from focalroute.core.config import load_pool
+from focalroute.evaluate.baselines import best_in_hindsight
 from focalroute.evaluate.metrics import compare, score
 from focalroute.evaluate.online import Online
 from focalroute.evaluate.outcomes import read_log

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.config import load_pool
-from focalroute.engine import HERE, Engine, open_engine
+from focalroute.core.config import load_pool
+from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import course, train_each
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.table import join
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
 from tests.benchmarks.harness import machine
 from tests.evaluate.logs import stream, write_log, write_pool
 

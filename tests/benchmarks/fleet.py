@@ -36,13 +36,13 @@ from typing import Any
 import numpy as np
 
 from focalroute import AsyncEnsemble, Budget, BudgetExceeded, StoreError
-from focalroute.config import load_pool
-from focalroute.fleet.learner import FleetLearner
+from focalroute.core.config import load_pool
+from focalroute.learn.fleet.learner import FleetLearner
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store.base import PROBE, Account
-from focalroute.store.redis_board import Board
-from focalroute.store.redis_store import RedisStore
+from focalroute.store.redis.board import Board
+from focalroute.store.redis.store import RedisStore
 from tests.benchmarks.budgets import _wait_until_idle
 from tests.benchmarks.harness import machine
 from tests.redis_server import RedisServer, place

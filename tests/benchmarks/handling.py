@@ -12,8 +12,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from focalroute import Endpoint
-from focalroute.breaker import Breakers
-from focalroute.limits import Throttle, pause_of
+from focalroute.endpoints.breaker import Breakers
+from focalroute.endpoints.rate_limits import Throttle, pause_of
 
 _HEADERS = [(b"Content-Type", b"application/json"), (b"Content-Length", b"312"), (b"Date", b"-"), (b"Server", b"-")]
 _TURNS, _CALLS = 40, 500

@@ -20,19 +20,19 @@ from typing import Any
 
 import numpy as np
 
-import focalroute.embedders.embedding
-import focalroute.ensemble
+import focalroute.serving.embedders.embedding
+import focalroute.serving.ensemble
 from focalroute import AsyncEnsemble
-from focalroute.ask import Ask
-from focalroute.budget import BudgetGuard
+from focalroute.core.records import Member, Outcome, Reply, Round, Usage
+from focalroute.money.budget import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.observe.features import text_features
 from focalroute.policy import bundle
 from focalroute.policy._onnx import Signature, open_model
 from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded
-from focalroute.query import make_query
-from focalroute.records import Member, Outcome, Reply, Round, Usage
+from focalroute.serving.ask import Ask
+from focalroute.serving.query import make_query
 from tests.benchmarks import harness
 from tests.benchmarks.harness import CHOICES, PROMPT, Section, Table, Target, best, p99, quartiles
 from tests.benchmarks.server import floor_server
@@ -173,12 +173,12 @@ PARTS: Sequence[tuple[str, Any, str]] = (
 )
 #: The same in the asks of an ensemble.
 REAL_PARTS: Sequence[tuple[str, Any, str]] = (
-    ("query", focalroute.ensemble, "make_query"),
+    ("query", focalroute.serving.ensemble, "make_query"),
     ("purse", BudgetGuard, "purse"),
-    ("policy", focalroute.ensemble, "Guarded"),
-    ("features", focalroute.embedders.embedding, "text_features"),
+    ("policy", focalroute.serving.ensemble, "Guarded"),
+    ("features", focalroute.serving.embedders.embedding, "text_features"),
     ("sight", Observer, "begin"),
-    ("begin", focalroute.ensemble, "begin"),
+    ("begin", focalroute.serving.ensemble, "begin"),
     *[(name, Ask, name) for name in ("observe", "decide", "hear", "fuse", "goes_on", "answer", "stored", "ledger")],
 )
 

@@ -30,16 +30,16 @@ from decimal import Decimal
 from pathlib import Path
 
 from focalroute import AsyncEnsemble, Budget
-from focalroute.config import load_pool
-from focalroute.learn.cold import cold_fusion
+from focalroute.core.config import load_pool
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.policy.bundle import CURRENT, current, load
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
 from focalroute.store.base import Account
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 
 CONCURRENCY = 8

@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from focalroute.config import load_pool
+from focalroute.core.config import load_pool
+from focalroute.core.progress import progress_bar
 from focalroute.evaluate.offpolicy import ESTIMATORS
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import Table, join
-from focalroute.progress import progress_bar
 from tests.evaluate.truth import Study, Trial, World, simulated_table, study, targets
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

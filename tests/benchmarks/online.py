@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.config import PoolFile, load_pool
+from focalroute.core.config import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare, interval
 from focalroute.evaluate.online import Online, Refitted
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
@@ -37,7 +37,7 @@ from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import FeedbackKind, Played, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import I64, Table, join, split
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import load
 
 WARM = 500

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.config import PoolFile, load_pool
+from focalroute.core.config import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare, mixed
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.points import price_at
@@ -33,8 +33,8 @@ from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import Played, Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import I64, Table, join
-from focalroute.learn.offline import OfflineSettings
-from focalroute.pacing import Pacer
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.money.pacing import Pacer
 from focalroute.policy.bundle import Policy, load
 
 QUERIES = 5000

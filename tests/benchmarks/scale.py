@@ -16,10 +16,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from focalroute.fleet.learner import FleetLearner
+from focalroute.learn.fleet.learner import FleetLearner
 from focalroute.store.base import Account, LedgerRow, Reservation
-from focalroute.store.redis_board import Board
-from focalroute.store.redis_store import RedisStore
+from focalroute.store.redis.board import Board
+from focalroute.store.redis.store import RedisStore
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
 from tests.redis_server import RedisServer, place

@@ -28,8 +28,8 @@ from focalroute.evaluate.replay import Played
 from focalroute.evaluate.serving import Shuffled
 from focalroute.evaluate.table import Split, Table, learning_order, split
 from focalroute.evaluate.training import Training
-from focalroute.learn.hindsight import log_masses
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.prior_stats import log_masses
+from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import Policy, cold
 from tests.benchmarks.stackers import Task, multinomial, nested
 

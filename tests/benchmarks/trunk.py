@@ -8,7 +8,7 @@ import numpy as np
 
 from focalroute.learn.backward import Floats, Gradients, Pull
 from focalroute.learn.nets import DeciderNet
-from focalroute.learn.recorded import I64
+from focalroute.learn.offline.recorded import I64
 from focalroute.observe import layout
 
 __all__ = ["branching", "trunk_pass"]

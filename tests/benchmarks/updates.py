@@ -25,8 +25,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from focalroute import AsyncEnsemble
+from focalroute.learn.backend import passes
 from focalroute.learn.mappo import Hyperparameters, Learner, update
-from focalroute.learn.passes import passes
 from focalroute.learn.trajectory import Batch
 from tests.benchmarks import harness
 from tests.benchmarks.harness import PROMPT, Table, Target, p99, quartiles

@@ -28,7 +28,7 @@ from sybil import Document, Example, Region
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from focalroute import Ensemble
-from focalroute.cli import app
+from focalroute.cli.app import app
 
 __all__ = ["LANGUAGES", "ROOT", "pages", "run_page"]
 

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from focalroute import ConfigError, Endpoint, PoolError
-from focalroute.embedders import embedded
 from focalroute.evaluate.recording import recorded, with_embedder
 from focalroute.evaluate.report import evaluate
 from focalroute.policy.bundle import cold, load
+from focalroute.serving.embedders import embedded
 from focalroute.sim.embeddings import embeddings, vector
 from tests.embedders.encoder import write_encoder
 from tests.evaluate.logs import stream, table_of, write_log, write_pool

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from focalroute import ConfigError, Endpoint, Ensemble, OnnxEmbedder
-from focalroute.config import load_pool
-from focalroute.embedders import embedder_of
+from focalroute.core.config import load_pool
+from focalroute.serving.embedders import embedder_of
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
 from tests.embedders.encoder import write_encoder

@@ -17,13 +17,13 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, Endpoint, Ensemble, OnnxEmbedder
-from focalroute.learn.cold import cold_fusion
+from focalroute.core.records import HASHED, Trajectory
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.policy.publish import publish
-from focalroute.records import HASHED, Trajectory
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.embeddings import vector
 from tests.by_hand import linear_decider

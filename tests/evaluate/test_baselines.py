@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.lineup import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
+from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.replay import FeedbackKind, Played, Turn, play
 from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
 from focalroute.evaluate.subsets import focal_diversities, plurality_accuracies

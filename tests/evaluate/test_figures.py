@@ -10,9 +10,9 @@ import pytest
 from focalroute.evaluate.figures import BESIDE, Figures, asked_by_round, asked_by_task, figures
 from focalroute.evaluate.replay import Played
 from focalroute.evaluate.replayed import Replayed, Run
+from focalroute.evaluate.report_page.sums import BINS, MOST_TASKS
 from focalroute.observe.diversity import focal_diversity
 from focalroute.observe.drift import Change
-from focalroute.page.sums import BINS, MOST_TASKS
 from tests.evaluate.logs import Line, closed, table_of
 
 # Whether a, b and c are right; None: no output. The first line is for training.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.lineup import BASELINES
+from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin

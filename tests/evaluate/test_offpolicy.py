@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Feedback
 from focalroute.evaluate.crossfit import PARTS, cross_fitted
 from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, UNTRIED, PolicyComparison, compare_policies
 from focalroute.learn.critic import STATE
@@ -20,7 +21,6 @@ from focalroute.learn.trajectory import Steps
 from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.publish import publish
-from focalroute.records import Feedback
 from focalroute.store.base import SYNTHESIS, StoredAnswer
 from tests.evaluate.truth import World, simulated_table, study, targets
 from tests.learn.made import NAMES, PRICE_OF_MONEY, episodes_of, learned, play

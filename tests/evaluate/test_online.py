@@ -12,8 +12,8 @@ from focalroute.evaluate.online import Online, Refitted
 from focalroute.evaluate.replay import Played, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
-from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.trajectory import grown
 from focalroute.policy.bundle import cold, load, versions
 from focalroute.policy.publish import publish

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.evaluate.outcomes import read_log
 from tests.evaluate.logs import Line, closed, output, write_log
 

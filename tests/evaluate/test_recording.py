@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Trajectory
 from focalroute.evaluate.recording import best_of, course, publish_trained, recorded, train_each, train_on
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.hindsight import Hindsight, calibration, look_back
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline import OfflineSettings
-from focalroute.learn.recorded import Bools, Recorded
-from focalroute.learn.rollout import Played, Seen, roll, seen_by
-from focalroute.learn.stacking import gathered
+from focalroute.learn.offline.prior_stats import Hindsight, calibration, look_back
+from focalroute.learn.offline.recorded import Bools, Recorded
+from focalroute.learn.offline.rollout import Played, Seen, roll, seen_by
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.stacking import gathered
+from focalroute.learn.offline.valuation import valued
+from focalroute.learn.offline.views import long_run
 from focalroute.learn.state import unpack
-from focalroute.learn.valuation import valued
-from focalroute.learn.views import long_run
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.policy.bundle import learner, load
 from focalroute.policy.publish import publish
-from focalroute.records import Trajectory
 from tests.evaluate.logs import Line, output, stream, table_of
 from tests.learn.made import randomised
 

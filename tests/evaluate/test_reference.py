@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.config import load_pool
-from focalroute.evaluate.lineup import BASELINES, best_in_hindsight, oracle
+from focalroute.core.config import load_pool
+from focalroute.evaluate.baselines import BASELINES, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import score
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import Played, play

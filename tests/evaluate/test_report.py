@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.command import evaluate_command
-from focalroute.evaluate.lineup import BASELINES
 from focalroute.evaluate.report import Report, evaluate, show
-from focalroute.learn.offline import OfflineSettings
+from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import cold, load
 from tests.evaluate.logs import stream, write_log, write_pool
 from tests.policies import ask_everybody

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 from focalroute import Ensemble
+from focalroute.core.records import F32, Observation
+from focalroute.evaluate.live.asking import in_process
+from focalroute.evaluate.live.queries import of_questions
+from focalroute.evaluate.live.strategies import world_of
 from focalroute.evaluate.presets.mlp import Mlp, mlp_pass
 from focalroute.evaluate.presets.ppo import Ppo
 from focalroute.evaluate.sequential import (
@@ -21,14 +25,10 @@ from focalroute.evaluate.sequential import (
     roll,
     train_routes,
 )
-from focalroute.learn.published_rewards import der_bonus, der_reward
-from focalroute.live.asking import in_process
-from focalroute.live.queries import of_questions
-from focalroute.live.strategies import world_of
+from focalroute.learn.offline.paper_rewards import der_bonus, der_reward
 from focalroute.observe.layout import width
 from focalroute.policy.der import flat, load_served
 from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT
-from focalroute.records import F32, Observation
 from focalroute.sim import SimulatedPool, relay_models, stream
 from focalroute.store import open_store
 

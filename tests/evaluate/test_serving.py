@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from focalroute import AsyncEnsemble
-from focalroute.config import PoolFile, load_pool
+from focalroute.core.config import PoolFile, load_pool
+from focalroute.core.receipts import Answer
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import Table, join
-from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import publish
-from focalroute.records import Answer
 from focalroute.sim import Question, SimulatedPool
 from focalroute.sim import stream as questions
 from tests.by_hand import linear_decider

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.config import load_pool
+from focalroute.core.config import load_pool
+from focalroute.core.records import Feedback
 from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, Estimate, PolicyComparison, compare_policies
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import Turn, play
@@ -29,7 +30,6 @@ from focalroute.learn.reward import USER
 from focalroute.observe import layout
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.publish import publish
-from focalroute.records import Feedback
 from focalroute.sim import default_models, stream
 from focalroute.sim.models import distribution
 from focalroute.store.base import StoredAnswer

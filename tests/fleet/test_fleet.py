@@ -8,10 +8,10 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from focalroute import Endpoint, Ensemble
-from focalroute.cli import app
+from focalroute.cli.app import app
 from focalroute.sim import SimulatedModel, SimulatedPool
-from focalroute.store.redis_address import RedisAddress
-from focalroute.store.redis_store import RedisStore
+from focalroute.store.redis.address import RedisAddress
+from focalroute.store.redis.store import RedisStore
 from tests.benchmarks.fleet import run
 from tests.policies import ask_everybody
 from tests.redis_server import RedisServer, place

@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from focalroute.cli import app
-from focalroute.errors import PolicyError
-from focalroute.fleet.archive import Archive
-from focalroute.fleet.follower import Follower, fetch
-from focalroute.fleet.learner import FleetLearner
+from focalroute.cli.app import app
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import Usage
+from focalroute.learn.fleet.archive import Archive
+from focalroute.learn.fleet.follower import Follower, fetch
+from focalroute.learn.fleet.learner import FleetLearner
 from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
-from focalroute.records import Usage
 from focalroute.store import open_store
 from focalroute.store.base import LedgerRow, UsageTotal
-from focalroute.store.redis_board import Board
-from focalroute.store.redis_bounds import oldest_answers, oldest_bills
-from focalroute.store.redis_store import RedisStore
+from focalroute.store.redis.board import Board
+from focalroute.store.redis.bounds import oldest_answers, oldest_bills
+from focalroute.store.redis.store import RedisStore
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
 from tests.redis_server import RedisServer, place
@@ -146,8 +146,8 @@ def test_a_policy_rolled_back_under_an_update_stays_so(store: RedisStore, start:
 
 DYING = """
 import os, signal, sys
-from focalroute.fleet import learner
-from focalroute.store.redis_store import RedisStore
+from focalroute.learn.fleet import learner
+from focalroute.store.redis.store import RedisStore
 
 def die(*_, **__):
     print("dies", flush=True)

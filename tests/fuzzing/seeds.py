@@ -16,7 +16,7 @@ from focalroute.policy.bundle import COLD
 from focalroute.policy.publish import publish
 from focalroute.store.base import CapabilityRow, HealthRow
 from focalroute.store.codec import pack
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import completion
 from tests.store.made import answer, bill, judge, trajectory
 

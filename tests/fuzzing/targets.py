@@ -13,28 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from focalroute import capabilities
 from focalroute.answers import KINDS, normal_form
-from focalroute.breaker import Breakers
-from focalroute.capabilities import Capabilities
-from focalroute.config import Endpoint, load_pool
-from focalroute.elicit import plan
-from focalroute.elicit.parse import reader_of
-from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.errors import CallFailed, ConfigError, PolicyError, StoreError
+from focalroute.answers.structured import structure_of
+from focalroute.answers.tool_calls import calls_text
+from focalroute.core.config import Endpoint, load_pool
+from focalroute.core.errors import CallFailed, ConfigError, PolicyError, StoreError
+from focalroute.core.records import Query
+from focalroute.endpoints import capabilities
+from focalroute.endpoints.breaker import Breakers
+from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.elicit import plan
+from focalroute.endpoints.elicit.parse import reader_of
+from focalroute.endpoints.rate_limits import Throttle, pause_of
+from focalroute.endpoints.wire import Completion, Request, StreamDecoder, decode_bytes, refusal
 from focalroute.evaluate.outcomes import read_log
-from focalroute.learn.checkpoint import Checkpoint
-from focalroute.limits import Throttle, pause_of
+from focalroute.learn.offline.checkpoint import Checkpoint
+from focalroute.money.prices import read_listing
 from focalroute.policy._inspect import inspect
 from focalroute.policy.bundle import digest, load_folder
-from focalroute.prices import read_listing
-from focalroute.records import Query
 from focalroute.store.base import HealthRow
 from focalroute.store.codec import read_answer
-from focalroute.store.sqlite import SqliteStore
-from focalroute.structured import structure_of
-from focalroute.tool_calls import calls_text
-from focalroute.wire import Completion, Request, StreamDecoder, decode_bytes, refusal
+from focalroute.store.sqlite.store import SqliteStore
 from tests.fuzzing import seeds
 from tests.fuzzing.mutating import mutated, mutated_json
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from focalroute.learn.recorded import Recorded
+from focalroute.learn.offline.recorded import Recorded
 
 __all__ = ["Kind", "history", "random_history"]
 

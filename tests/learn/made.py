@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from focalroute.core.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
 from focalroute.learn.backward import Floats, Gradients
-from focalroute.learn.cold import cold_fusion
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.trajectory import batch, grown
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.policy.decider import decide
-from focalroute.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer
 from tests.by_hand import linear_decider
 

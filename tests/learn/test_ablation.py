@@ -11,9 +11,12 @@ import pytest
 
 from focalroute.evaluate.recording import recorded
 from focalroute.learn.nets import DeciderNet, parameters
-from focalroute.learn.offline import OfflineSettings, train
-from focalroute.learn.recorded import Recorded
-from focalroute.learn.views import Views, long_run, random_masks
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.train import (
+    train,
+)
+from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.observe import layout
 from tests.benchmarks import ablated, ablation, trunk
 from tests.evaluate.logs import stream, table_of, write_log, write_pool

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.errors import PolicyError
-from focalroute.learn.apart import can_start, update_apart
+from focalroute.core.errors import PolicyError
 from focalroute.learn.online import update_policy
+from focalroute.learn.subprocess_update import can_start, update_apart
 from focalroute.policy import bundle
 from focalroute.store import open_store
 from tests.learn.made import linear_learner, play
@@ -41,7 +41,7 @@ def test_who_has_another_process_learn_need_not_load_the_learner(tmp_path: Path)
     file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
     code = (
         "import sys\n"
-        "from focalroute.learn.apart import update_apart\n"
+        "from focalroute.learn.subprocess_update import update_apart\n"
         f"assert update_apart({file!r}, {policy!r}, seed=3).episodes > 0\n"
         "assert not {'onnx', 'focalroute.learn.mappo', 'focalroute.learn.online'} & sys.modules.keys()"
     )

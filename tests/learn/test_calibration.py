@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from examples.paper.generated import MODELS, Shape, biased_log
+from focalroute.core.records import Masses, Outcome, Query, Reply
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import Table
-from focalroute.learn.hindsight import calibration, look_back, similar
-from focalroute.learn.rollout import seen_by
-from focalroute.learn.views import long_run
+from focalroute.learn.offline.prior_stats import calibration, look_back, similar
+from focalroute.learn.offline.rollout import seen_by
+from focalroute.learn.offline.views import long_run
 from focalroute.observe import Observer
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
-from focalroute.records import Masses, Outcome, Query, Reply
 
 COLUMNS = [slices(MEMBER)[name].start for name in ("log_probability", "calibrated")]
 EVIDENCE = slices(MEMBER)["evidence"].start

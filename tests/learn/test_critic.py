@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from focalroute.core.records import Observation
 from focalroute.learn.backward import Floats
 from focalroute.learn.critic import (
     STATE,
@@ -16,7 +17,6 @@ from focalroute.learn.critic import (
     values,
 )
 from focalroute.observe.layout import ENDPOINT, width
-from focalroute.records import Observation
 from tests.learn.made import check_gradients, context, evidence, randomised
 
 

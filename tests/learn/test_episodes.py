@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from focalroute.core.records import Feedback, Observation
 from focalroute.learn.episodes import Costs, deciding, episode
-from focalroute.records import Feedback, Observation
 from focalroute.store.base import SYNTHESIS
 from tests.learn.made import NAMES, USD, fresh_learner, play
 

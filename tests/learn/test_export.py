@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
 from focalroute.learn.export import decider_model, decider_net, der_model, fusion_model, fusion_net
 from focalroute.learn.nets import F32, DeciderNet, FusionNet, parameters
 from focalroute.observe import layout

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn import hindsight
-from focalroute.learn.hindsight import LongRun, look_back, similar
-from focalroute.learn.recorded import Recorded
-from focalroute.learn.views import long_run
+from focalroute.learn.offline import prior_stats as hindsight
+from focalroute.learn.offline.prior_stats import LongRun, look_back, similar
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.views import long_run
 from focalroute.observe.focal import pair_focal
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.memory import MEAN_PRIOR, SHRINK, Memory
-from focalroute.observe.reading import rows_of, standings, table_of
+from focalroute.observe.pool_stats import rows_of, standings, table_of
 from tests.learn.histories import random_history
 
 WINDOW = 20

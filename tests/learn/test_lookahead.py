@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from focalroute.learn.cold import cold_fusion
-from focalroute.learn.lookahead import gains, look_ahead
+from focalroute.learn.backend import NUMPY
 from focalroute.learn.nets import DeciderNet, parameters
-from focalroute.learn.passes import NUMPY
-from focalroute.learn.rollout import roll
-from focalroute.learn.stacking import gathered
+from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.lookahead import gains, look_ahead
+from focalroute.learn.offline.rollout import roll
+from focalroute.learn.offline.stacking import gathered
+from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.learn.trajectory import grown
-from focalroute.learn.views import Views, long_run, random_masks
 from tests.learn.histories import Kind, history, random_history
 from tests.learn.test_stacking import fusion, seen_of
 

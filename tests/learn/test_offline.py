@@ -12,20 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.errors import ConfigError
-from focalroute.learn.checkpoint import Checkpoint, Progress, made_for
-from focalroute.learn.cold import cold_fusion
+from focalroute.core.errors import ConfigError
+from focalroute.learn.backend import NUMPY, passes
 from focalroute.learn.critic import CriticNet, critic_parameters, values
-from focalroute.learn.hindsight import LongRun
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.offline import OfflineSettings, Trained, train
-from focalroute.learn.passes import NUMPY, passes
-from focalroute.learn.recorded import Recorded
-from focalroute.learn.reinforce import PolicyGradient
-from focalroute.learn.rollout import Played, roll
+from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
+from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.prior_stats import LongRun
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.reinforce import PolicyGradient
+from focalroute.learn.offline.rollout import Played, roll
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.train import (
+    Trained,
+    train,
+)
+from focalroute.learn.offline.valuation import valued
+from focalroute.learn.offline.views import Masks, Views, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
-from focalroute.learn.valuation import valued
-from focalroute.learn.views import Masks, Views, long_run, random_masks
 from tests.by_hand import linear_decider
 from tests.learn.histories import Kind, history, random_history
 from tests.learn.made import randomised

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import Feedback
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.mappo import Hyperparameters, Learner
 from focalroute.learn.online import MAX_LAG, MAX_USES, update_policy
@@ -18,7 +19,6 @@ from focalroute.learn.update_report import UpdateReport
 from focalroute.observe.experience import Experience
 from focalroute.policy import bundle
 from focalroute.policy.publish import publish, rollback
-from focalroute.records import Feedback
 from focalroute.store import open_store
 from focalroute.store.base import Store, StoredAnswer
 from tests.learn.made import NAMES, OPTIMUM, learned, linear_learner, play, value

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.learn.backend import NUMPY, Backend, Passes, passes
 from focalroute.learn.backward import decider_pass, fusion_pass
 from focalroute.learn.critic import critic_pass
-from focalroute.learn.passes import NUMPY, Backend, Passes, passes
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.answers import candidate_key, normal_form
-from focalroute.errors import BadLabel, FeedbackError
+from focalroute.core.errors import BadLabel, FeedbackError
+from focalroute.core.records import Evidence, Feedback, Member, Outcome, Trajectory
 from focalroute.learn.reward import credit, label_key, outranks, reward_of
-from focalroute.records import Evidence, Feedback, Member, Outcome, Trajectory
 from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
 
 STEADY = settings(deadline=None, derandomize=True)

@@ -10,12 +10,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from focalroute.learn.hindsight import look_back, similar
 from focalroute.learn.likelihood import Heads, likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.recorded import Recorded
-from focalroute.learn.rollout import Played, Seen, roll, seen_by
-from focalroute.learn.views import long_run
+from focalroute.learn.offline.prior_stats import look_back, similar
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.rollout import Played, Seen, roll, seen_by
+from focalroute.learn.offline.views import long_run
 from focalroute.policy.decider import decide
 from tests.learn.histories import random_history
 from tests.learn.made import randomised

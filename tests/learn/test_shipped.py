@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from focalroute.learn.cold import cold_fusion
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.rollout import Played, roll
-from focalroute.learn.shipped import ShippedSettings, shipped, views_of
-from focalroute.learn.views import Views, nearest
+from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.rollout import Played, roll
+from focalroute.learn.offline.shipped import ShippedSettings, shipped, views_of
+from focalroute.learn.offline.views import Views, nearest
 from focalroute.observe import layout
 from focalroute.policy.bundle import cold
 from tests.by_hand import linear_decider

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from focalroute.learn.backend import NUMPY, passes
 from focalroute.learn.backward import Floats, Gradients, Pull, fusion_pass
-from focalroute.learn.cold import cold_fusion
-from focalroute.learn.hindsight import LongRun
 from focalroute.learn.nets import FusionNet, parameters
-from focalroute.learn.passes import NUMPY, passes
-from focalroute.learn.recorded import Recorded
-from focalroute.learn.rollout import Seen
-from focalroute.learn.stacking import fit, gathered, log_loss, random_sets
+from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.prior_stats import LongRun
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.rollout import Seen
+from focalroute.learn.offline.stacking import fit, gathered, log_loss, random_sets
+from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.learn.trajectory import grown
-from focalroute.learn.views import Views, long_run, random_masks
 from tests.learn.histories import Kind, history, random_history
 from tests.learn.made import check_gradients, randomised
 

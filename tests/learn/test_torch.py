@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.backend import NUMPY, passes
 from focalroute.learn.backward import Floats, Pull
 from focalroute.learn.critic import critic_parameters
 from focalroute.learn.gae import gae
@@ -18,7 +19,6 @@ from focalroute.learn.likelihood import Heads, likelihood
 from focalroute.learn.losses import fusion_loss, log_posterior, surrogate_loss
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.nets import parameters
-from focalroute.learn.passes import NUMPY, passes
 from tests.learn.batches import random_batch, random_learner
 
 pytestmark = pytest.mark.xdist_group("torch")  # one process imports it, not all

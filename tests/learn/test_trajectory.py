@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from focalroute.core.records import Decision, Observation, Trajectory
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.episodes import Episode
 from focalroute.learn.likelihood import likelihood
@@ -13,7 +14,6 @@ from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.trajectory import batch, grown, unlimited, vocabulary
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
 from focalroute.policy.decider import log_probability
-from focalroute.records import Decision, Observation, Trajectory
 from tests.learn.made import context, evidence
 
 

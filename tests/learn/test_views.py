@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.cold import cold_fusion
-from focalroute.learn.hindsight import calibration, look_back
-from focalroute.learn.recorded import Recorded
+from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.prior_stats import calibration, look_back
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
 from focalroute.learn.trajectory import grown
-from focalroute.learn.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
+from focalroute.observe.ask_view import signal_column
 from focalroute.observe.layout import ENDPOINT, slices
-from focalroute.observe.sight import signal_column
 from tests.by_hand import linear_decider
 from tests.learn.histories import random_history
 

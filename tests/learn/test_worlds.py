@@ -7,8 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from focalroute.learn.recorded import Recorded
-from focalroute.learn.worlds import world
+from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.synthetic_pools import world
 
 SIZE = 120
 

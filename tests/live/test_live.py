@@ -12,16 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from focalroute import ConfigError, Ensemble
-from focalroute.cli import app
+from focalroute.cli.app import app
+from focalroute.evaluate.live.asking import in_process, over_http
+from focalroute.evaluate.live.command import evaluate_live, live_command
+from focalroute.evaluate.live.playing import LivePlayed, cut, joined, play
+from focalroute.evaluate.live.queries import LiveQuery, of_questions, read_queries
+from focalroute.evaluate.live.report import live_report
+from focalroute.evaluate.live.strategies import Plan
 from focalroute.evaluate.replay import Played
 from focalroute.evaluate.sequential import Settings, Step
-from focalroute.live.asking import in_process, over_http
-from focalroute.live.command import evaluate_live, live_command
-from focalroute.live.playing import LivePlayed, cut, joined, play
-from focalroute.live.queries import LiveQuery, of_questions, read_queries
-from focalroute.live.report import live_report
-from focalroute.live.strategies import Plan
-from focalroute.query import make_query
+from focalroute.serving.query import make_query
 from focalroute.sim import Fault, SimulatedPool, relay_models, stream
 from focalroute.sim.__main__ import main as print_questions
 from focalroute.sim.process import pool_toml

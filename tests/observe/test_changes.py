@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from focalroute.core.records import HASHED, Member, Outcome
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.memory import Memory
-from focalroute.records import HASHED, Member, Outcome
 
 NAMES = ("a", "b", "c")
 

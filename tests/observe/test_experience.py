@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from focalroute.core.records import HASHED, Member, Outcome, Query, Reply
 from focalroute.observe import Observer
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
-from focalroute.records import HASHED, Member, Outcome, Query, Reply
 
 NAMES = ("a", "b", "c")
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Failure, Member, Observation, Outcome, Query, Reply, Usage
 from focalroute.observe import Observer, Sight
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
-from focalroute.records import Failure, Member, Observation, Outcome, Query, Reply, Usage
 
 NAMES = ("a", "b", "c", "d")
 CHOICES = ("red", "green", "blue")

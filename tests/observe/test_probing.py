@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from focalroute.core.records import Member, Outcome
 from focalroute.observe import Observer
-from focalroute.observe.probing import Cost, Probing
-from focalroute.records import Member, Outcome
+from focalroute.observe.exploration import Cost, Probing
 
 NAMES = ("a", "b", "c", "d")
 

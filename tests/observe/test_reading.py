@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.observe.layout import ENDPOINT, slices, width
-from focalroute.observe.reading import PRIOR_ASKS, PRIOR_LONG_RUN, Rows, Summary, read, rows_of, standings, tolls
+from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, Rows, Summary, read, rows_of, standings, tolls
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
 NONE = np.zeros(2), np.full(2, float(PRIOR_ASKS))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from focalroute.core.records import Member, Outcome
 from focalroute.observe.diversity import focal_diversity
 from focalroute.observe.focal import exact_focal, pair_focal
 from focalroute.observe.window import INFERRED_UNIT, CoAsked, Counts, Window
-from focalroute.records import Member, Outcome
 
 NAMES = ("a", "b", "c", "d")
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.evaluate.command import evaluate_command
 from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.report import evaluate
-from focalroute.page.page import SECTIONS, html
+from focalroute.evaluate.report_page.page import SECTIONS, html
+from focalroute.evaluate.store_report.command import report_command
 from focalroute.policy.bundle import cold
-from focalroute.report.command import report_command
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
 from tests.page.browsing import browser, fits_a_phone
 from tests.page.reading import Checked

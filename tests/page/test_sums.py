@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from focalroute.page.labels import places
-from focalroute.page.sums import rolled, rolling, thinned
+from focalroute.evaluate.report_page.labels import places
+from focalroute.evaluate.report_page.sums import rolled, rolling, thinned
 
 
 def test_a_long_stream_is_thinned_to_what_can_be_told_apart() -> None:

@@ -17,14 +17,14 @@ import numpy as np
 import onnx
 import pytest
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
+from focalroute.core.records import Evidence, Observation
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, width
 from focalroute.policy.bundle import COLD, CURRENT, SLICES, cold, current, digest, learner, load, load_folder, versions
 from focalroute.policy.publish import publish
-from focalroute.records import Evidence, Observation
 
 
 def observation(n: int) -> Observation:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.errors import ConfigError, PolicyError
+from focalroute.cli.policy_show import described, rollback_command, show_command
+from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.policy.bundle import COLD, current
-from focalroute.policy.command import described, named, rollback_command, show_command
+from focalroute.policy.names import named
 from focalroute.policy.publish import publish
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()

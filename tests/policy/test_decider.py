@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from focalroute.core.records import F32, Decision
 from focalroute.policy.decider import EXPLORATION, decide, log_probability, pick_probabilities
-from focalroute.records import F32, Decision
 
 Eligible = Callable[[int, tuple[int, ...]], bool]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from focalroute.core.records import Member, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
 from focalroute.policy.catalogue import chosen
 from focalroute.policy.decider import pick_probabilities
 from focalroute.policy.named import NAMES, LogLinearOnline, Named
-from focalroute.records import Member, Observation, Outcome
 
 POOL = ("a", "b", "c")
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
 from focalroute.observe.layout import CONTEXT, ENDPOINT, width
 from focalroute.policy._inspect import MAX_BYTES, MAX_NODES, inspect
 from focalroute.policy._onnx import Session

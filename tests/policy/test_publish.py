@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.errors import PolicyError
+from focalroute.core.errors import PolicyError
 from focalroute.policy import _files
 from focalroute.policy.bundle import COLD, CURRENT, cold, current, load, versions
 from focalroute.policy.publish import bundle_files, publish, rollback

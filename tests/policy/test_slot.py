@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from focalroute.core.records import Observation
 from focalroute.learn.export import decider_model
 from focalroute.observe.layout import CONTEXT, ENDPOINT, width
 from focalroute.policy import slot as slot_module
@@ -16,7 +17,6 @@ from focalroute.policy.bundle import COLD, CURRENT, Policy, cold, load
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
 from focalroute.policy.slot import PolicySlot
-from focalroute.records import Observation
 from tests.by_hand import linear_decider
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()

@@ -15,13 +15,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from focalroute import Answer, AsyncEnsemble, Budget
-from focalroute.capabilities import NONE, Capabilities, probe
-from focalroute.config import Endpoint
-from focalroute.elicit import Reading, plan
-from focalroute.endpoint import EndpointClient, HttpClients
-from focalroute.errors import CallFailed
-from focalroute.records import Query
-from focalroute.wire import Completion, Request
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Query
+from focalroute.endpoints.capabilities import NONE, Capabilities, probe
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.elicit import Reading, plan
+from focalroute.endpoints.wire import Completion, Request
 from tests.real import servers
 from tests.real.servers import Server
 

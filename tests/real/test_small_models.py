@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from focalroute.cli import app
-from focalroute.config import load_pool
+from focalroute.cli.app import app
+from focalroute.core.config import load_pool
 from focalroute.sim.process import pool_toml
 from tests.real.servers import Server
 

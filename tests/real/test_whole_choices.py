@@ -18,7 +18,7 @@ from examples.paper import whole_choices  # noqa: E402
 from examples.tiny_pool import recipe, training  # noqa: E402
 from examples.tiny_pool.network import Llama  # noqa: E402
 from examples.tiny_pool.wording import tokenizer  # noqa: E402
-from focalroute.elicit.likelihood import written_out  # noqa: E402
+from focalroute.endpoints.elicit.likelihood import written_out  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("vllm")]
 

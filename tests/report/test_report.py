@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 
 from focalroute import Answer, AsyncEnsemble
-from focalroute.errors import ConfigError
-from focalroute.learn.cold import cold_fusion
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Feedback, Member
+from focalroute.evaluate.report_page.drawings import CostQuality, Errors, OverTime, Rounds, WhenRight
+from focalroute.evaluate.report_page.page import SECTIONS
+from focalroute.evaluate.store_report.command import report_command
+from focalroute.evaluate.store_report.history import History, read_history
+from focalroute.evaluate.store_report.stored import FEW, store_page
+from focalroute.evaluate.store_report.updates import MEANINGS, updates_section
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.update_report import Diagnostics
-from focalroute.page.drawings import CostQuality, Errors, OverTime, Rounds, WhenRight
-from focalroute.page.page import SECTIONS
 from focalroute.policy.publish import publish
-from focalroute.records import Feedback, Member
-from focalroute.report.command import report_command
-from focalroute.report.history import History, read_history
-from focalroute.report.stored import FEW, store_page
-from focalroute.report.updates import MEANINGS, updates_section
 from focalroute.sim import Question, SimulatedPool, stream
 from focalroute.store.base import StoredAnswer
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 from tests.page.browsing import PHONE, browse, browser, fits_a_phone, on_a_phone
 from tests.page.reading import Checked

@@ -52,7 +52,7 @@ def served(
 
 def command(*arguments: str, **how: Any) -> subprocess.Popen[str]:
     """The command line, running."""
-    code = "from focalroute.cli import main; main()"
+    code = "from focalroute.cli.app import main; main()"
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         stdout=subprocess.PIPE,

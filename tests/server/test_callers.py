@@ -209,7 +209,7 @@ def test_a_key_is_never_written_down(pool_file: Path, tmp_path: Path) -> None:
     code = """
 import logging
 logging.basicConfig(level=logging.DEBUG)
-from focalroute.cli import main
+from focalroute.cli.app import main
 main()
 """
     options = ["serve", "--pool", str(pool_file), "--port", "0", "--store", str(tmp_path / "s.db")]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim import Fault
 from focalroute.sim.faults import BILLED, KINDS
 from tests.loopback import until

@@ -9,9 +9,9 @@ from random import Random
 import httpx
 import pytest
 
-from focalroute.elicit import transfer
-from focalroute.errors import ConfigError
-from focalroute.records import Query, Reply
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Query, Reply
+from focalroute.endpoints.elicit import transfer
 from focalroute.sim import ALL_TOPICS, TOPICS, Question, SimulatedModel, SimulatedPool, generate, solve, stream
 from focalroute.sim.prompt import read_prompt
 from tests.sim.conftest import Client

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim import TOPICS, Question, SimulatedModel, default_models, stream
 from focalroute.sim.models import distribution, sample, uniforms
 

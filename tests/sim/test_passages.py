@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from focalroute.elicit import transfer
-from focalroute.quality import metric, rouge
-from focalroute.records import Query, Reply
+from focalroute.core.records import Query, Reply
+from focalroute.endpoints.elicit import transfer
+from focalroute.evaluate.quality import metric, rouge
 from focalroute.sim import Question, SimulatedModel, SimulatedPool, solve, stream
 from focalroute.sim.passages import FACTS, fact_in, questions_behind, summed_up
 from tests.sim.conftest import Client

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.models import SimulatedModel as Model
 from focalroute.sim.prompt import read_prompt

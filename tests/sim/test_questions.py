@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim import TOPICS, generate, solve, stream
 from focalroute.sim.prompt import read_prompt
 from focalroute.sim.questions import alternatives, find

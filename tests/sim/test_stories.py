@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from focalroute.answers import normal_form
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.sim import TOPICS, SimulatedModel, SimulatedPool, generate, solve, stream
 from focalroute.sim.questions import ALL_TOPICS, alternatives, find
 from tests.sim.conftest import Client

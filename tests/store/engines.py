@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from focalroute.store.base import Store
-from focalroute.store.redis_store import RedisStore
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.redis.store import RedisStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import place
 from tests.store.made import on_thread
 

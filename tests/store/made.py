@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.records import Decision, Evidence, Feedback, Member, Observation, Trajectory, Usage
+from focalroute.core.records import Decision, Evidence, Feedback, Member, Observation, Trajectory, Usage
 from focalroute.store.base import LedgerRow, StoredAnswer
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 
 __all__ = ["answer", "bill", "edit", "judge", "on_thread", "trajectory"]
 

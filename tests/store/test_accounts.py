@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.records import Usage
+from focalroute.core.records import Usage
 from focalroute.store.base import Account, Balance, LedgerRow, Release, Reservation
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import RedisServer
 from tests.store.engines import Engine, RedisEngine, SqliteEngine
 from tests.store.made import on_thread

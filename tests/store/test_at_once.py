@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import FeedbackConflict, StoreError, UnknownAnswer
-from focalroute.store import sqlite as engine
+from focalroute.core.errors import FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.store.base import Account, Reservation, Row, Store
-from focalroute.store.jobs import Unit
-from focalroute.store.redis_store import RedisStore
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.redis.store import RedisStore
+from focalroute.store.sqlite import store as engine
+from focalroute.store.sqlite.jobs import Unit
+from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import RedisServer, place
 from tests.store.made import answer, bill, judge, trajectory
 from tests.store.test_writing import held

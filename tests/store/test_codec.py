@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from focalroute.errors import StoreError
-from focalroute.records import Decision, Evidence, Member, Observation, Trajectory
+from focalroute.core.errors import StoreError
+from focalroute.core.records import Decision, Evidence, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer
 from focalroute.store.codec import from_pico, pack, read_answer, to_pico, unpack, write_answer
 from tests.store.made import answer, trajectory

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 
 HEAD = """
 import os, sys, threading
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer, bill, judge, trajectory
 store = SqliteStore(sys.argv[1])
 """

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.errors import FeedbackConflict, StoreError
-from focalroute.records import Feedback
+from focalroute.core.errors import FeedbackConflict, StoreError
+from focalroute.core.records import Feedback
 from focalroute.store.base import Store, StoredAnswer, StoredProbe
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.store.engines import Engine
 from tests.store.made import answer, edit, judge, on_thread, trajectory
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.errors import StoreError
-from focalroute.store import open_store, tables
+from focalroute.core.errors import StoreError
+from focalroute.store import open_store
 from focalroute.store.base import CapabilityRow
-from focalroute.store.schema import MIGRATIONS
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite import tables
+from focalroute.store.sqlite.schema import MIGRATIONS
+from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer, bill, edit, judge, on_thread, trajectory
 
 
@@ -144,7 +145,7 @@ def test_many_may_open_a_fresh_file_at_once(tmp_path: Path) -> None:
 def test_two_processes_may_open_a_fresh_file_at_once(tmp_path: Path) -> None:
     """The same between processes."""
     code = (
-        "import sys\nfrom focalroute.store.sqlite import SqliteStore\nfrom tests.store.made import answer\n"
+        "import sys\nfrom focalroute.store.sqlite.store import SqliteStore\nfrom tests.store.made import answer\n"
         "sys.stdin.readline()\nstore = SqliteStore(sys.argv[1])\n"
         "store.write(answer(sys.argv[2])).result(10)\nstore.close()\n"
     )
@@ -208,7 +209,7 @@ def test_a_cut_file_is_said_to_be_damaged(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_written_is_refused_at_once() -> None:
     """In a process without the rights of root, for which nothing is read-only."""
     code = (
-        "import os, sys\nfrom focalroute.store.sqlite import SqliteStore\n"
+        "import os, sys\nfrom focalroute.store.sqlite.store import SqliteStore\n"
         "os.geteuid() or os.seteuid(65534)\ntry:\n    SqliteStore(sys.argv[1])\nexcept Exception as error:\n"
         "    print(type(error).__name__, error)\n"
     )
@@ -255,7 +256,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
     path = filled(tmp_path / "s.db")
     with monkeypatch.context() as newer:
         broken = "ALTER TABLE answers ADD COLUMN fine TEXT; ALTER TABLE nothing ADD COLUMN wrong TEXT"
-        newer.setattr("focalroute.store.schema.MIGRATIONS", (*MIGRATIONS, broken))
+        newer.setattr("focalroute.store.sqlite.schema.MIGRATIONS", (*MIGRATIONS, broken))
         fails(path, "nothing")
     with closing(SqliteStore(path)) as store:
         assert store.verify() == ()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.errors import UnknownAnswer
-from focalroute.records import Usage
+from focalroute.core.errors import UnknownAnswer
+from focalroute.core.records import Usage
 from focalroute.store.base import LedgerRow, UsageTotal
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer, bill, judge, on_thread
 
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import ConfigError, FeedbackConflict, StoreError, UnknownAnswer
-from focalroute.records import Usage
+from focalroute.core.errors import ConfigError, FeedbackConflict, StoreError, UnknownAnswer
+from focalroute.core.records import Usage
 from focalroute.store import existing, open_store
 from focalroute.store.base import Account, CapabilityRow, HealthRow, LedgerRow, Row
-from focalroute.store.journal import Entry
-from focalroute.store.redis_address import RedisAddress
-from focalroute.store.redis_keys import FIXED, Keys
-from focalroute.store.redis_link import Link
-from focalroute.store.redis_rows import packed, refusal
-from focalroute.store.redis_store import RedisStore
+from focalroute.store.redis.address import RedisAddress
+from focalroute.store.redis.connection import Link
+from focalroute.store.redis.journal import Entry
+from focalroute.store.redis.keys import FIXED, Keys
+from focalroute.store.redis.rows import packed, refusal
+from focalroute.store.redis.store import RedisStore
 from tests.loopback import self_signed
 from tests.redis_server import RedisServer, free_port, place
 from tests.store.made import answer, bill, judge, trajectory

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.errors import StoreError
+from focalroute.core.errors import StoreError
 from focalroute.store.base import Account, Balance
-from focalroute.store.redis_store import RedisStore
+from focalroute.store.redis.store import RedisStore
 from tests.redis_server import RedisServer
 from tests.store.made import answer, bill, judge
 from tests.store.test_accounts import TOTAL, hold
@@ -146,7 +146,7 @@ def test_with_a_journal_writes_are_done_at_once_and_arrive_later(server: RedisSe
 
 DYING = """
 import os, signal, sys
-from focalroute.store.redis_store import RedisStore
+from focalroute.store.redis.store import RedisStore
 from tests.store.made import answer, bill, judge
 store = RedisStore(sys.argv[1], patience_s=0.1)
 print("ready", flush=True)

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from focalroute.errors import FeedbackConflict, FocalrouteError, StoreError, UnknownAnswer
-from focalroute.records import Usage
+from focalroute.core.errors import FeedbackConflict, FocalrouteError, StoreError, UnknownAnswer
+from focalroute.core.records import Usage
 from focalroute.store import open_store
 from focalroute.store.base import CapabilityRow, HealthRow, Row
-from focalroute.store.sqlite import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer, bill, judge, on_thread
 
 
@@ -227,7 +227,7 @@ def test_a_lock_held_too_long_fails_writes_but_not_reads(tmp_path: Path, monkeyp
     path = tmp_path / "s.db"
     with closing(SqliteStore(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         done(store.write(answer("x")))
-        monkeypatch.setattr("focalroute.store.sqlite._BUSY_S", 0.02)
+        monkeypatch.setattr("focalroute.store.sqlite.store._BUSY_S", 0.02)
         other.execute("BEGIN IMMEDIATE")
         with held(store):
             calls = [store.write(answer("y")), store.write(judge("x"))]
@@ -336,7 +336,7 @@ def test_a_posterior_that_is_no_number_is_refused_alone(store: SqliteStore) -> N
 
 
 def test_a_queue_that_nobody_empties_refuses_more(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("focalroute.store.desk._MOST_WAITING", 5)
+    monkeypatch.setattr("focalroute.store.writer_queue._MOST_WAITING", 5)
     with held(store):
         waiting = [store.write(answer(str(number))) for number in range(12)]
         with pytest.raises(StoreError, match="wait already"):

@@ -15,9 +15,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from focalroute.serving.telemetry import names
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
-from focalroute.telemetry import names
 from tests.server.running import ask, post, started
 
 

@@ -25,8 +25,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble, PoolError
+from focalroute.serving.telemetry import Telemetry, names
 from focalroute.sim import SimulatedPool
-from focalroute.telemetry import Telemetry, names
 from tests.loopback import completion, json_reply, serving
 
 PROMPT = "What is 17 + 25?"

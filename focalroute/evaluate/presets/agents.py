@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.presets.diversities import METRICS
 from focalroute.evaluate.presets.heads import heads_of
 from focalroute.evaluate.presets.mlp import Mlp
 from focalroute.evaluate.presets.ppo import Learned, Ppo, categorical, improve, regress
 from focalroute.learn.gae import GAE_LAMBDA, gae
-from focalroute.records import F32
-
-__all__ = ["Agents", "Settings", "Step", "decider_view", "fused_view", "learn"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from focalroute.errors import ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.replay import Strategy
 from focalroute.evaluate.training import Training
-
-__all__ = ["PRESETS", "presets"]
 
 #: Name -> how it is made from the training part.
 PRESETS: Mapping[str, Callable[[Training], Strategy]] = {"rl-focal": rl_focal, "der": der}

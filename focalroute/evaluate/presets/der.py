@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.presets.mlp import Mlp
 from focalroute.evaluate.presets.ppo import Learned, Ppo, draw
 from focalroute.evaluate.presets.recorded import masses
@@ -21,9 +22,6 @@ from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.learn.losses import log_posterior
 from focalroute.observe.features import text_features
-from focalroute.records import F32
-
-__all__ = ["Der", "Routes", "Settings", "der", "state", "train"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -11,9 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.records import F32
-
-__all__ = ["METRICS", "MIN_ROWS", "columns_of", "diversities", "pair_statistics"]
+from focalroute.core.records import F32
 
 #: The columns of `diversities`: the paper's metric and those it compares, plurality accuracy left out.
 METRICS = ("focal", "fleiss_kappa", "disagreement", "binary_entropy", "q_statistic", "correlation", "cohen_kappa")

@@ -8,13 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.presets.ppo import bernoulli, categorical, draw
 from focalroute.learn.backward import Floats
 from focalroute.learn.likelihood import Likelihood
 from focalroute.policy.decider import EXPLORATION
-from focalroute.records import F32
-
-__all__ = ["LARGEST_SINGLE_HEAD", "Branching", "Heads", "SingleHead", "heads_of", "teams"]
 
 Bools = NDArray[np.bool_]
 

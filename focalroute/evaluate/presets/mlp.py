@@ -6,10 +6,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from focalroute.core.records import F32
 from focalroute.learn.backward import Floats, Gradients, Pull
-from focalroute.records import F32
-
-__all__ = ["Mlp", "mlp_parameters", "mlp_pass"]
 
 
 @dataclass(frozen=True, slots=True)

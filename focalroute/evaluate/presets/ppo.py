@@ -18,8 +18,6 @@ from focalroute.learn.backward import Floats, Gradients
 from focalroute.learn.likelihood import Heads, Likelihood, likelihood
 from focalroute.learn.losses import log_posterior, surrogate_loss
 
-__all__ = ["Learned", "Ppo", "bernoulli", "categorical", "draw", "improve", "regress"]
-
 _Rows = NDArray[Any]
 Bools = NDArray[np.bool_]
 Law = Callable[[Floats, _Rows], Likelihood]

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.training import Training
-from focalroute.records import F32
-
-__all__ = ["Recorded", "masses", "recorded"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.presets.agents import (
     Agents,
     Settings,
@@ -28,10 +29,7 @@ from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import elect
 from focalroute.learn.losses import log_posterior
-from focalroute.learn.published_rewards import eq6
-from focalroute.records import F32
-
-__all__ = ["RlFocal", "by_mass", "rl_focal", "train", "width_of"]
+from focalroute.learn.offline.paper_rewards import eq6
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]

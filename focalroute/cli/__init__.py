@@ -1,0 +1,1 @@
+"""The `focalroute` command."""

@@ -1,0 +1,396 @@
+"""The command line, ``focalroute``; each command is a function here, and calls the module that does the work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from focalroute.cli.policy import policies
+from focalroute.cli.pool import pools
+from focalroute.cli.server import key, serve
+from focalroute.core.errors import ConfigError, FocalrouteError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(policies, name="policy")
+app.add_typer(pools, name="pool")
+app.command()(serve)
+app.command()(key)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from focalroute import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.
+
+    Exit code 0: done; 1: it failed; 2: something is wrong that you can correct, and is named.
+    """
+
+
+_Engine = Annotated[
+    str, typer.Option(help="What runs it: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
+]
+
+
+@app.command()
+def demo(
+    queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 1200,
+    seed: Annotated[int, typer.Option(help="Same seed, same questions and same simulated models.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Ask a simulated pool, served over real HTTP on this machine, a stream of questions whose topics drift half-way.
+
+    No key and no network are needed.
+    """
+    from focalroute.cli.demo import run, show
+
+    result = run(queries, seed=seed, progress=not as_json)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result), indent=2))
+    else:
+        show(result)
+
+
+@app.command()
+def ask(
+    query: Annotated[str, typer.Argument(help="The question.")],
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    choices: Annotated[str | None, typer.Option(help="The closed set of answers, separated by commas.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Kind of a free-form answer: number, short, yes-no, date, math or text.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Replies to draw from each member in one call.")] = None,
+    store: Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
+    ] = None,
+    max_usd: Annotated[str | None, typer.Option(help="Cap for this question, USD.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer and its receipt as JSON.")] = False,
+) -> None:
+    """Ask a real pool one question and print the fused answer with its cost."""
+    from focalroute.cli.console import ask_command
+
+    ask_command(
+        query,
+        pool,
+        _given(store=store, policy=policy),
+        choices=choices,
+        answer=answer,
+        samples=samples,
+        max_usd=max_usd,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def chat(
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    store: Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
+    ] = None,
+    max_usd: Annotated[str | None, typer.Option(help="Cap for each question, USD.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print answers and receipts as JSON, one a line.")] = False,
+) -> None:
+    """Talk with a pool: answers are said as they come, with what they cost; /help lists what else can be typed.
+
+    Questions are read from standard input, one a line, so it works in a pipe, too. Exit code 1 if one had no answer.
+    """
+    from focalroute.cli.console import chat_command
+
+    if not chat_command(pool, _given(store=store, policy=policy), max_usd=max_usd, as_json=as_json):
+        raise typer.Exit(1)
+
+
+def _given(**settings: object) -> dict[str, object]:
+    """The settings that were given: those left out are the pool file's."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+@app.command()
+def train(
+    log: Annotated[
+        list[Path], typer.Argument(help="Outcome logs (.jsonl or .jsonl.gz): what a pool answered in the past.")
+    ],
+    pool: Annotated[
+        list[Path], typer.Option(help="The pool file (TOML) with the endpoints' prices; of several logs one for each.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of policy bundles to publish to; of several logs OUT/NAME each.")],
+    seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the policy gradient, if not the default.")
+    ] = None,
+    backend: Annotated[Literal["numpy", "torch"], typer.Option(help="What runs the networks.")] = "numpy",
+    device: Annotated[str | None, typer.Option(help="Where torch computes, such as cuda.")] = None,
+    show_task: Annotated[bool, typer.Option("--show-task", help="Let the policy see the log's tasks.")] = False,
+    split: Annotated[
+        Literal["stream", "per-task"],
+        typer.Option(help="What is to come: a stream that goes on as the log does, or the log's tasks again."),
+    ] = "stream",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
+    engine: _Engine = "local",
+    as_json: Annotated[bool, typer.Option("--json", help="Print how it went as JSON.")] = False,
+) -> None:
+    """Train a policy on recorded answers and publish it as the next version of a folder.
+
+    With --engine ray logs and seeds are trained at the same time; the policies are the same.
+    """
+    from focalroute.evaluate.train_command import train_command
+
+    train_command(
+        log,
+        pool,
+        out,
+        seed=seed,
+        seeds=seeds,
+        iterations=iterations,
+        backend=backend,
+        device=device,
+        show_task=show_task,
+        split=split,
+        resume=resume,
+        engine=engine,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def collect(
+    dataset: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or hf:NAME[:CONFIG][:SPLIT].")],
+    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    column: Annotated[
+        list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
+    max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the log already.")] = False,
+    engine: _Engine = "local",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+) -> None:
+    """Ask every endpoint a dataset whose answers are known, and write the log that train and eval read.
+
+    Exit code 1 if it stopped before the last question.
+    """
+    from focalroute.evaluate.collect.command import collect_command
+
+    whole = collect_command(
+        dataset,
+        pool,
+        out,
+        columns=column or (),
+        answer=answer,
+        limit=limit,
+        concurrency=concurrency,
+        max_usd=max_usd,
+        resume=resume,
+        engine=engine,
+        as_json=as_json,
+    )
+    if not whole:
+        raise typer.Exit(1)
+
+
+@app.command("import")
+def import_(
+    samples: Annotated[
+        list[str], typer.Argument(help="MODEL=FILE, samples of lm-evaluation-harness; one for each model and task.")
+    ],
+    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+) -> None:
+    """Make an outcome log of the per-choice log-likelihoods that leaderboards publish."""
+    from focalroute.evaluate.collect.command import import_command
+
+    import_command(samples, out, as_json=as_json)
+
+
+@app.command()
+def update(
+    store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
+    policy: Annotated[str, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on for ever, whenever there is enough feedback.")
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="With --follow: feedbacks between two updates.")] = 100,
+    archive: Annotated[
+        Path | None, typer.Option(help="With --follow and Redis: the SQLite file for what Redis is to keep no longer.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON, in one line each.")] = False,
+) -> None:
+    """Learn from the feedback in a store and publish the new policy, if it passes its gate.
+
+    A process that serves with this folder notices within a second of its next question. With a Redis store the policy
+    is the fleet's: all workers get it, and of those who run this command with --follow one at a time is the learner.
+    """
+    from focalroute.cli.update import update_command
+
+    update_command(store, policy, follow=follow, every=every, archive=archive, seed=seed, as_json=as_json)
+
+
+@app.command("eval")
+def evaluate(
+    log: Annotated[
+        Path | None, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
+    ] = None,
+    pool: Annotated[Path | None, typer.Option(help="The pool file (TOML) with the endpoints' prices.")] = None,
+    split: Annotated[
+        Literal["stream", "per-task"], typer.Option(help="Cut the log once, or every task of it.")
+    ] = "stream",
+    train_fraction: Annotated[float, typer.Option(help="How much of it, from the start, is for training.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Same seed, same report.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How often to train and play everything, with one seed each.")] = 1,
+    operating_points: Annotated[
+        str, typer.Option(help="Cost ratios to hold, separated by commas, 1 being the cost of asking everybody.")
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(help="Serve this instead of training: a folder, folder@version, or cold for the shipped one.")
+    ] = "",
+    feedback: Annotated[
+        Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
+    ] = "label",
+    show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
+    ] = None,
+    engine: _Engine = "local",
+    live: Annotated[
+        str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
+    ] = "",
+    queries: Annotated[Path | None, typer.Option(help="With --live: a log's lines without outputs.")] = None,
+    answer: Annotated[str | None, typer.Option(help="With --live: kind of a free-form answer.")] = None,
+    quality: Annotated[str | None, typer.Option(help="With --live: what free-form answers are scored by.")] = None,
+    max_rounds: Annotated[int, typer.Option(min=1, help="With --live: the longest chain.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="With --live: folder to publish the trained DER to.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report there as JSON, or print it (-).")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write the report there as one page with plots (extra report).")
+    ] = None,
+) -> None:
+    """Replay recorded answers: focalroute beside honest baselines, every query answered before its outcome is shown.
+
+    With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
+    """
+    if live:
+        from focalroute.evaluate.live.command import live_command
+
+        return live_command(
+            live,
+            queries,
+            answer=answer,
+            quality=quality,
+            train_fraction=train_fraction,
+            seed=seed,
+            seeds=seeds,
+            max_rounds=max_rounds,
+            out=out,
+            json_file=json_file,
+        )
+    if log is None or pool is None:
+        raise ConfigError("eval: give a log and its --pool, or --live and --queries")
+    from focalroute.evaluate.command import evaluate_command
+
+    evaluate_command(
+        log,
+        pool,
+        split=split,
+        train_fraction=train_fraction,
+        seed=seed,
+        seeds=seeds,
+        operating_points=operating_points,
+        policy=policy,
+        feedback=feedback,
+        show_task=show_task,
+        presets=preset or (),
+        engine=engine,
+        json_file=json_file,
+        html_file=html_file,
+    )
+
+
+@app.command()
+def report(
+    evaluation: Annotated[
+        Path | None, typer.Argument(metavar="EVAL.json", help="What focalroute eval --json wrote.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Instead: a SQLite file, or redis:// address, with answers and their feedback.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Folder of policy bundles: shows what its updates did, as well.")
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Of a store: so many of the latest answers.")] = 10_000,
+    out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write one self-contained page about a store or an evaluation: what it costs, how good it is, who is asked when.
+
+    Needs the extra report. Sections without data say what they need.
+    """
+    from focalroute.evaluate.store_report.command import report_command
+
+    report_command(evaluation, store, policy=policy, last=last, out=out, png=png, as_json=as_json)
+
+
+@app.command()
+def ledger(
+    store: Annotated[str, typer.Option(help="The SQLite file, or the redis:// address.")],
+    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="Add up by this.")] = "endpoint",
+    saved: Annotated[
+        Path | None,
+        typer.Option("--saved", help="Of this pool file's pool: what was saved against asking all, or only the best."),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
+    from focalroute.cli.ledger import read_savings, show_savings, show_spending
+    from focalroute.core.config import load_pool
+    from focalroute.store import existing, open_store
+
+    if as_csv and as_json:
+        raise ConfigError("--csv, --json: give one of them")
+    form: Literal["csv", "json", "text"] = "csv" if as_csv else "json" if as_json else "text"
+    pool = None if saved is None else load_pool(saved)
+    with closing(open_store(existing(store))) as opened:
+        if pool is not None:
+            typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
+        else:
+            typer.echo(show_spending(opened.ledger(by), by, form))
+
+
+def main() -> None:
+    """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
+    try:
+        app()
+    except FocalrouteError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -1,0 +1,96 @@
+"""What ``focalroute ledger`` prints: the store's ledger, added up, and what was saved."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, fields, replace
+from decimal import Decimal
+from typing import Any, Literal
+
+from focalroute.core.config import Endpoint
+from focalroute.core.records import Feedback
+from focalroute.learn.reward import credit, outranks
+from focalroute.money.cost import typical_cost
+from focalroute.money.savings import Saving, savings
+from focalroute.observe import Observer
+from focalroute.store.base import LedgerSum, Store, StoredAnswer
+
+_HEADS = ("asks", "calls", "tokens in", "tokens out", "USD", "estimated", "held")
+_NAMES = [field.name for field in fields(LedgerSum)]
+
+
+def show_spending(sums: Sequence[LedgerSum], by: str, form: Literal["text", "csv", "json"]) -> str:
+    """The sums as a table, as CSV, or as a JSON list; USD exact as it is kept."""
+    if form == "text":
+        return "\n".join(_table(sums, by))
+    return _machine_readable((by, *_NAMES[1:]), sums, form)
+
+
+def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Literal["csv", "json"]) -> str:
+    rows = [dict(zip(names, _plain(record), strict=True)) for record in records]
+    if form == "json":
+        return json.dumps(rows, indent=2)
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(row.values() for row in rows)
+    return written.getvalue().rstrip("\n")
+
+
+def _plain(record: Any) -> Iterator[str | int | None]:
+    for value in astuple(record):
+        yield f"{value:f}" if isinstance(value, Decimal) else value
+
+
+def _table(sums: Sequence[LedgerSum], by: str) -> Iterator[str]:
+    yield _line(by, _HEADS)
+    for one in sums:
+        usd = (f"{amount:.6f}" for amount in (one.cost, one.estimated_cost, one.held))
+        yield _line(one.key or "(none)", (one.asks, one.calls, one.prompt_tokens, one.completion_tokens, *usd))
+    unpriced = sum(one.unpriced for one in sums)
+    if unpriced:
+        yield f"{unpriced} calls of unknown cost are not in these sums"
+
+
+def _line(key: str, cells: Iterable[object]) -> str:
+    return f"{key:28} " + " ".join(f"{cell:>12}" for cell in cells)
+
+
+# -- what was saved ----------------------------------------------------------------------------------------------------
+
+_WINDOW = 500
+
+
+def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
+    """The savings by the store's ledger; the best single endpoint is that of the store's latest feedback."""
+    observer = Observer([endpoint.name for endpoint in pool], [typical_cost(one) for one in pool], window=_WINDOW)
+    sources: dict[str, str] = {}
+
+    def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        for stored, feedback in rows:
+            known = sources.get(stored.id)
+            if known is None or outranks(feedback.source, known):
+                observer.learn(credit(stored, feedback), feedback.created_at)
+                sources[stored.id] = feedback.source
+
+    store.subscribe(absorb, last=_WINDOW)
+    return savings(pool, store, observer.accuracy())
+
+
+def show_savings(saved: Sequence[Saving], form: Literal["text", "csv", "json"]) -> str:
+    """As a table, as CSV, or as a JSON list; USD exact as they are kept, the counterfactuals to 12 places."""
+    rounded = [replace(one, otherwise=_rounded(one.otherwise), saved=_rounded(one.saved)) for one in saved]
+    if form != "text":
+        return _machine_readable([field.name for field in fields(Saving)], rounded, form)
+    lines = [_line("instead of", ("asks", "USD", "would cost", "saved"))]
+    for one in rounded:
+        amounts = ("unknown" if usd is None else f"{usd:.6f}" for usd in (one.cost, one.otherwise, one.saved))
+        lines.append(_line(one.against, (one.asks, *amounts)))
+    return "\n".join([*lines, "what it would have cost is an estimate, by the mean cost of an endpoint's calls so far"])
+
+
+def _rounded(usd: Decimal | None) -> Decimal | None:
+    return None if usd is None else round(usd, 12)

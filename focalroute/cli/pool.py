@@ -1,0 +1,76 @@
+"""``focalroute pool``: its commands, each of which calls the module that does the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+pools = typer.Typer(no_args_is_help=True, help="Look after a pool file: check it, probe its endpoints, renew prices.")
+
+_Pool = Annotated[Path, typer.Argument(help="The pool file (TOML) that lists the endpoints.")]
+
+
+@pools.command()
+def check(
+    pool: _Pool,
+    store: Annotated[
+        str | None, typer.Option(help="SQLite file, or redis:// address, that remembers earlier probes.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Check that a pool can be asked, without asking it: the file, the keys, the addresses, what each endpoint can do.
+
+    Nothing is paid: each service is asked for its list of models. Exit code 1 if an endpoint cannot be asked.
+    """
+    from focalroute.cli.pool_check import check_command
+
+    if not check_command(pool, store, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@pools.command()
+def probe(
+    pool: _Pool,
+    store: Annotated[
+        str | None,
+        typer.Option(help="SQLite file, or redis:// address, for what was measured, so that it is not measured again."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came back as JSON.")] = False,
+) -> None:
+    """Ask every endpoint a tiny question: how long it takes, what the endpoint can do, what that cost.
+
+    Three to eight calls of at most 48 tokens each. Exit code 1 if an endpoint did not answer.
+    """
+    from focalroute.cli.pool_check import probe_command
+
+    if not probe_command(pool, store, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@pools.command()
+def prices(
+    pool: _Pool,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the listed prices, their date and source into the file.")
+    ] = False,
+    library: Annotated[
+        bool, typer.Option("--library", help="Take all of them from genai-prices (extra prices); fetch nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter, or with a price library.
+
+    Services without such a listing are looked up in genai-prices, where it is installed. The API keys are read from the
+    environment, as for asking. Exit code 1 if a listing could not be had.
+    """
+    from focalroute.core.config import load_pool
+    from focalroute.money.prices import listed_prices, show_prices, write_prices
+
+    listed = listed_prices(load_pool(pool).endpoints, library=library)
+    if write:
+        write_prices(pool, listed)
+    typer.echo(show_prices(listed, as_json=as_json))
+    if any(one.state == "failed" for one in listed):
+        raise typer.Exit(1)

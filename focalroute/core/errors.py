@@ -1,0 +1,132 @@
+"""Every exception that focalroute raises, as one tree.
+
+    FocalrouteError
+    ├── ConfigError            a setting, a pool file or an argument is wrong (also a ValueError)
+    ├── PoolError              every asked endpoint failed; ``.replies`` holds each failure
+    │   ├── DeadlineExceeded   nothing usable had arrived when the deadline passed (also a TimeoutError)
+    │   └── StreamBroken       a streamed answer broke off; ``.text`` is what was said until then
+    ├── BudgetExceeded         no endpoint is affordable; ``.limit``, ``.spent``, ``.reserved``, ``.resets_at``
+    ├── PolicyError            a policy bundle is missing, damaged or does not fit
+    ├── FeedbackError          feedback that cannot be taken
+    │   ├── UnknownAnswer      no answer with this id in the store (also a KeyError)
+    │   ├── FeedbackConflict   this answer already has another feedback from this source
+    │   └── BadLabel           the label is not among the choices (also a ValueError)
+    └── StoreError             the store cannot be opened, read or written
+
+A member's failure is *not* an exception: it is data, ``Reply.error`` (see `focalroute.core.records.Failure`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from focalroute.core.records import Failure, Reply, Usage
+
+
+class FocalrouteError(Exception):
+    """Base of everything focalroute raises."""
+
+
+class ConfigError(FocalrouteError, ValueError):
+    """A setting, a pool file or an argument is wrong; the message names the field and what to do."""
+
+
+class PoolError(FocalrouteError):
+    """Every asked endpoint failed.
+
+    Attributes:
+        replies: the failed replies, each with its `Failure` in ``.error``.
+    """
+
+    def __init__(self, message: str, replies: Sequence[Reply] = ()) -> None:
+        super().__init__(message)
+        self.replies = tuple(replies)
+
+
+class DeadlineExceeded(PoolError, TimeoutError):
+    """The deadline of the ask passed before any usable reply had arrived."""
+
+
+class StreamBroken(PoolError):
+    """A streamed answer broke off: its endpoint failed after it had begun to speak, or the deadline passed.
+
+    Attributes:
+        text: what was said until then.
+    """
+
+    def __init__(self, message: str, replies: Sequence[Reply] = (), text: str = "") -> None:
+        super().__init__(message, replies)
+        self.text = text
+
+
+class BudgetExceeded(FocalrouteError):
+    """No endpoint is affordable within the budget.
+
+    Attributes:
+        limit: the limit that was hit, USD.
+        spent: settled under that limit so far, USD.
+        reserved: held by calls still under way, USD.
+        resets_at: when the limit renews itself; None if it never does.
+    """
+
+    def __init__(
+        self, message: str, *, limit: Decimal, spent: Decimal, reserved: Decimal, resets_at: datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.spent = spent
+        self.reserved = reserved
+        self.resets_at = resets_at
+
+    def __reduce__(self) -> tuple[Any, ...]:  # keyword arguments do not survive the default pickling
+        again = partial(
+            type(self), limit=self.limit, spent=self.spent, reserved=self.reserved, resets_at=self.resets_at
+        )
+        return again, self.args
+
+
+class PolicyError(FocalrouteError):
+    """A policy bundle is missing, damaged, or does not fit what is to be served."""
+
+
+class FeedbackError(FocalrouteError):
+    """Feedback that cannot be taken."""
+
+
+class UnknownAnswer(FeedbackError, KeyError):
+    """The store holds no answer with this id."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0])
+
+
+class FeedbackConflict(FeedbackError):
+    """The answer already has a different feedback from the same source."""
+
+
+class BadLabel(FeedbackError, ValueError):
+    """The label is not among the choices of the question."""
+
+
+class StoreError(FocalrouteError):
+    """The store cannot be opened, read or written."""
+
+
+class CallFailed(FocalrouteError):
+    """One call to one endpoint failed. Internal: `pool` turns it into ``Reply.error``.
+
+    Attributes:
+        usage: what the failed call consumed all the same, where the service said so.
+        free: whether it surely cost nothing: it never got there, or the service refused it.
+    """
+
+    def __init__(self, failure: Failure, usage: Usage | None = None, *, free: bool = False) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.usage = usage
+        self.free = free or failure.kind in ("status", "unavailable")

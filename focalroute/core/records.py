@@ -1,0 +1,360 @@
+"""The frozen records that travel through focalroute; shapes and units are stated here, once.
+
+Letters used throughout: N endpoints in the pool, K candidates of a query, m members that replied, R rounds. Money is
+USD as `Decimal`, ``None`` where unknown (unknown is never zero). Times are seconds; instants are Unix time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+
+#: The name of the built-in features of a text (`focalroute.observe.features.text_features`).
+HASHED = "text_features"
+
+FailureKind = Literal[
+    "connection",  # no answer: refused, reset, DNS, TLS
+    "timeout",  # this call, or the whole ask, ran out of time
+    "status",  # the service answered with an error status
+    "protocol",  # the service answered something that is not the chat completion format
+    "unusable",  # a well-formed reply from which no answer could be read
+    "cancelled",  # given up by us: no longer needed
+    "limited",  # not called at all: its rate limit leaves no room in time
+    "unavailable",  # not called at all: no longer affordable
+]
+Method = Literal["likelihood", "logprobs", "samples", "parsed", "text"]
+#: How replies become the answer: see `Query`.
+Combine = Literal["choose", "pick", "synthesise"]
+#: Where a cost comes from: the reply said so; tokens x the pool file's own price, a listing's or a price library's (see
+#: `Endpoint.prices_from`); what was reserved for it, as its usage never came back; nobody knows.
+CostSource = Literal["provider", "price", "listing", "library", "reserved", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked. Its repr holds nothing of the prompt.
+
+    Attributes:
+        messages: OpenAI chat messages, passed on as they are.
+        choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
+        answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
+            normal form (None: no answer in it); a `focalroute.answers.structured.Structure` is one.
+        samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
+            the ensemble's setting.
+        task: a topic name the caller gives; None unless given.
+        tags: labels for the ledger (user, tenant, ...).
+        params: provider parameters, passed through to every member.
+        metadata: the caller's own, handed back on the answer.
+        combine: "choose": the Fusion chooses among the replies; "pick": the Decider picks the one member whose reply is
+            the answer; "synthesise": an endpoint writes one text from the replies.
+    """
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+    choices: tuple[str, ...] | None = field(default=None, repr=False)
+    answer: Any = None
+    samples: int | None = None
+    task: str | None = None
+    tags: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+    combine: Combine = "choose"
+
+    @property
+    def open(self) -> bool:
+        """Whether its answers are open text, of which no two need be alike."""
+        return self.choices is None and self.answer in (None, "text")
+
+    @property
+    def text(self) -> str:
+        """The text of the last user message: what the query features are taken from."""
+        for message in reversed(self.messages):
+            if message.get("role") == "user":
+                content = message.get("content")
+                if isinstance(content, str):
+                    return content
+                texts = (part.get("text") for part in content or () if isinstance(part, Mapping))
+                return " ".join(text for text in texts if isinstance(text, str))
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call, or of several added up.
+
+    Attributes:
+        prompt_tokens: all prompt tokens, the cached ones included.
+        completion_tokens: all generated tokens, the reasoning ones included.
+        cached_tokens: the part of ``prompt_tokens`` read from the provider's cache.
+        reasoning_tokens: the part of ``completion_tokens`` spent on hidden reasoning.
+        cost_usd: what the provider itself says the call cost; None where it does not say.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: Decimal | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        known = self.cost_usd is not None and other.cost_usd is not None
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cost_usd + other.cost_usd if known else None,  # type: ignore[operator]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a call failed. Never holds a key, a prompt or a reply's text.
+
+    Attributes:
+        status: HTTP status, where there was one.
+        lacks: what the service says it cannot do: "tools", "images" or "json_schema".
+        retry_after_s: how long the service asked us to wait.
+    """
+
+    kind: FailureKind
+    message: str
+    status: int | None = None
+    retry_after_s: float | None = None
+    lacks: str | None = None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed a moment later (408, 409, 429, 5xx, connection faults)."""
+        if self.kind == "status":
+            return self.status in (408, 409, 429) or (self.status or 0) >= 500
+        return self.kind in ("connection", "protocol")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one member gave back.
+
+    Attributes:
+        text: the reply's text, None on failure; of several samples the first, to a free-form question the first that
+            gives the most frequent answer.
+        choice: index of the most probable choice; None for a free-form question or on failure.
+        probabilities: mass on each choice, shape (K,), sums to at most 1; the rest is unknown, not zero.
+        method: how ``probabilities`` were elicited.
+        cost: USD of all attempts, None where unknown; ``cost_source`` says where it comes from.
+        latency_s: from the first attempt's start to the reply, waits between attempts included.
+        started: that start, by `time.perf_counter` of this process.
+        attempts: calls made, 0 if none was.
+        error: why there is no usable answer; None on success.
+        hedge_of: the endpoint whose late call it was to race; None: it was picked.
+        tool_calls: the tools it calls, in OpenAI's shape; none where it answers with text alone.
+        shares: of several samples of a free-form answer, the text of the first sample of each different answer and the
+            share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
+            reply.
+        samples: how many ``shares`` were counted from.
+        form: the normal form of the answer in ``text`` to a free-form question; None where nobody has looked for it.
+    """
+
+    endpoint: str
+    text: str | None = None
+    choice: int | None = None
+    probabilities: tuple[float, ...] | None = None
+    method: Method | None = None
+    usage: Usage | None = None
+    cost: Decimal | None = None
+    cost_source: CostSource = "unknown"
+    latency_s: float = 0.0
+    attempts: int = 0
+    model: str | None = None
+    response_id: str | None = None
+    finish_reason: str | None = None
+    error: Failure | None = None
+    hedge_of: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    shares: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
+    samples: int = 1
+    form: str | None = field(default=None, repr=False)
+    started: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the member gave a usable answer."""
+        return self.error is None
+
+    @property
+    def length(self) -> int:
+        """Its completion tokens, those of one sample on average where ``shares`` were counted; 0 if unknown."""
+        return self.usage.completion_tokens // self.samples if self.usage else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the Decider sees before one decision (named slices, see `focalroute.observe.layout`).
+
+    Attributes:
+        context: float32 (Dc,).
+        endpoints: float32 (N, De), rows in pool order.
+    """
+
+    context: F32
+    endpoints: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the Fusion sees.
+
+    Attributes:
+        members: float32 (K, m, Fm): candidate k seen through member j.
+        candidates: float32 (K, Fc).
+        endpoints: the pool index of each member, length m.
+    """
+
+    members: F32
+    candidates: F32
+    endpoints: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One step of the Decider.
+
+    Attributes:
+        round: 1-based.
+        must_pick: whether nobody was no option: in round 1, and as long as nobody has answered.
+        order: the endpoints that could be picked while nobody was (not asked, breaker closed, affordable), in the order
+            in which their heads were visited; none: the STOP was forced.
+        eligible: per visited head, whether it still could be picked beside those picked before it.
+        probabilities: p_i of every endpoint after clipping, pool order.
+        picked: the endpoints decided on, in visiting order; empty means STOP.
+        log_mu: log-probability of ``picked`` under the policy that chose it; None when served greedily or forced.
+        one: whether exactly one was to be picked.
+    """
+
+    round: int
+    must_pick: bool
+    order: tuple[int, ...]
+    eligible: tuple[bool, ...]
+    probabilities: tuple[float, ...]
+    picked: tuple[int, ...]
+    log_mu: float | None
+    one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: what was seen, what was decided, what came back."""
+
+    observation: Observation
+    decision: Decision
+    replies: tuple[Reply, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The steps of one query, as the learner needs them: exactly what the policies saw and did.
+
+    Attributes:
+        version: the policy version that took every step.
+        endpoints: the pool's endpoint names at the time; indices elsewhere point into it.
+        decisions: (observation, decision) of every real decision, a STOP included.
+        evidence: what the Fusion saw at the end.
+        fused: index of the candidate it answered with; -1: it was written, or put together, from several.
+        fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
+        features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
+        task: the query's.
+        embedder: what made the features (see `focalroute.observe.features.name_of`); only those of one name compare.
+    """
+
+    version: int
+    endpoints: tuple[str, ...]
+    decisions: tuple[tuple[Observation, Decision], ...]
+    evidence: Evidence
+    fused: int
+    fusion_log_mu: float | None = None
+    features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
+    task: str | None = None
+    embedder: str = HASHED
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What somebody says of an answer.
+
+    Attributes:
+        reward: in [-1, 1]; given, or derived from the label.
+        label: the key of the right candidate (see `focalroute.answers.candidate_key`), None for a bare reward.
+        source: who says so; one feedback for each (answer, source).
+    """
+
+    answer_id: str
+    reward: float
+    label: str | None
+    source: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """How one endpoint that replied took part in one answered query.
+
+    Attributes:
+        round: that it was asked in, 1-based; 0: probed after the answer.
+        candidate: index of the candidate it backs; None: no answer could be read from its reply, which is wrong then,
+            whatever is right.
+        completion_tokens: length of its reply.
+        usd: what it cost, None if unknown.
+    """
+
+    round: int
+    candidate: int | None
+    completion_tokens: int
+    latency_s: float
+    usd: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Masses:
+    """The probabilities that members gave on a closed question whose right choice is known.
+
+    Attributes:
+        task: the query's; None unless given.
+        label: index of the right choice.
+        size: number of choices, K.
+        log_mass: endpoint -> float32 (K,), the log of its mass on each choice, at least -30.
+    """
+
+    task: str | None
+    label: int
+    size: int
+    log_mass: Mapping[str, F32]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one answered query taught about its members: a row of the window.
+
+    Attributes:
+        answer_id: the answer it belongs to; a later outcome with the same id replaces it.
+        members: endpoint -> how it took part. Members not asked, failed or cancelled are absent.
+        right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward; absent where nothing is known.
+        inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
+        features: of the query's text, as on `Trajectory`; None: not kept.
+        masses: what members' probabilities were; None where nobody gave any, or the right choice is not known.
+        embedder: as on `Trajectory`.
+    """
+
+    answer_id: str
+    members: Mapping[str, Member]
+    right: Mapping[str, float]
+    inferred: frozenset[str] = frozenset()
+    features: F32 | None = None
+    masses: Masses | None = None
+    embedder: str = HASHED

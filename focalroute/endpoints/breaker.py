@@ -1,0 +1,276 @@
+"""Circuit breakers: which endpoints of a pool are put out of use for a while, and when they come back.
+
+Outlier detection after Envoy's (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier): an
+endpoint is ejected after failures in a row, or where it fails, or is much slower than its own record, surely more often
+than the rest of the pool. A call under way that is much too slow already counts as failed where others answer
+meanwhile, so that an endpoint that hangs is noticed before its calls time out. It is out for a time that doubles with
+every ejection; then single probes, off the path of any ask, find out when it is back. Never more than three quarters of
+a pool are out, and never its last endpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from focalroute.core.records import Failure
+from focalroute.endpoints.latency import Latencies
+
+State = Literal["closed", "open", "half-open"]
+
+_REFUSED = (400, 413, 422)
+_IN_A_ROW = 5
+_REMEMBERED = 64  # calls, as the bits of an integer
+_ALL = (1 << _REMEMBERED) - 1
+_ENOUGH = 20  # calls before a share of failures means anything
+_BAD_SHARE = 0.5
+_SIGMAS = 3.0
+_SLOW_FACTOR, _SLOW_S = 5.0, 1.0  # slow: this many times its own median, and at least so long
+_FIRST_S, _LONGEST_S = 2.0, 30.0
+_DOUBLINGS = 10  # from the first to beyond the longest; an outage of hours has more ejections than a float has powers
+_RELAPSE_S = 60.0  # who fails again so soon after a return is out for longer than the last time
+_MOST_OUT = 0.75
+_SAME_S = 0.01  # news of our own, come back through the store
+
+Clock = Callable[[], float]
+
+
+class Flight:
+    """A call under way: when it began, in the clock's time, and whether it was counted as failed already."""
+
+    __slots__ = ("began", "counted")
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.counted = False
+
+
+class Breaker:
+    """One endpoint's breaker. Safe to use from several threads; a call that went well takes no lock.
+
+    Attributes:
+        latencies: of its calls that were answered.
+        ejections: how often it was put out, each time within a minute of its return.
+        since: when its state last changed, in the clock's time.
+        answered: when the latest of its calls that went well had begun.
+    """
+
+    def __init__(self, pool: Breakers) -> None:
+        self.latencies = Latencies()
+        self.ejections = 0
+        self.since = self.answered = -math.inf
+        self._pool = pool
+        self._lock = pool.lock
+        self._open_until: float | None = None
+        self._failures = 0
+        self._history = 0
+        self._calls = 0
+        self._flights: dict[Flight, None] = {}  # in the order in which they began
+        self._probing = False
+        self._proven = False  # whether any call ever succeeded
+
+    @property
+    def allows(self) -> bool:
+        """Whether asks may call it: it is closed."""
+        return self._open_until is None
+
+    @property
+    def state(self) -> State:
+        """Where it stands now; half-open: a probe is due, or under way."""
+        if self._open_until is None:
+            return "closed"
+        return "half-open" if self._pool.clock() >= self._open_until else "open"
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until a probe is due; 0 where it is closed."""
+        return 0.0 if self._open_until is None else max(0.0, self._open_until - self._pool.clock())
+
+    @property
+    def failure_share(self) -> float:
+        """Of its latest calls, at most 64, those that failed or were much too slow."""
+        return self._history.bit_count() / self._calls if self._calls else 0.0
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def enter(self) -> Flight:
+        """A call begins; `leave` must follow."""
+        flight = Flight(self._pool.clock())
+        self._flights[flight] = None
+        return flight
+
+    def notice(self) -> None:
+        """Count the calls under way that are much too slow already, where others answer meanwhile."""
+        for flight in self.overdue():
+            if not flight.counted and self._pool.others_answer(self, flight.began):
+                flight.counted = True
+                self._count(in_a_row=True)
+
+    def overdue(self) -> list[Flight]:
+        """The calls under way that are much too slow already."""
+        flights, now = tuple(self._flights), self._pool.clock()
+        if not flights or now - flights[0].began < _SLOW_S:  # the oldest comes first
+            return []
+        old = [flight for flight in flights if now - flight.began >= _SLOW_S]
+        return [flight for flight in old if self._slow(now - flight.began)]
+
+    def leave(self, flight: Flight, failure: Failure | None, *, blameless: bool = False) -> None:
+        """A call ended, with ``failure`` or well; ``blameless``: it says nothing of the endpoint.
+
+        A reply that cannot be used, or that we gave up, is no fault; nor is a request that was refused for what it
+        asks, where others have been taken: one caller's parameters must not shut the endpoint for everybody.
+        """
+        self._flights.pop(flight, None)
+        latency_s = self._pool.clock() - flight.began
+        if blameless:
+            return
+        if failure is None or failure.kind == "unusable":
+            self._proven = True
+            self.answered = max(self.answered, flight.began)
+            slow = self._slow(latency_s)
+            self.latencies.add(latency_s)
+            if self._open_until is not None:
+                if flight.began > self.since:
+                    self._close()
+            elif slow:
+                self._count(in_a_row=False)
+            else:
+                self._failures = 0
+                self._remember(0)
+        elif flight.counted:
+            return
+        elif failure.kind == "cancelled":
+            if self._slow(latency_s):
+                self._count(in_a_row=False)
+        elif not (self._proven and failure.status in _REFUSED):
+            self._count(in_a_row=True)
+
+    def _slow(self, latency_s: float) -> bool:
+        if latency_s < _SLOW_S:
+            return False
+        median = self.latencies.quantile(0.5)
+        return median is not None and latency_s > _SLOW_FACTOR * median
+
+    def _remember(self, bad: int) -> None:
+        self._history = (self._history << 1 | bad) & _ALL
+        if self._calls < _REMEMBERED:
+            self._calls += 1
+
+    def _count(self, *, in_a_row: bool) -> None:
+        """Count a bad call, and eject the endpoint where that makes it an outlier."""
+        with self._lock:
+            if self._open_until is not None:
+                return  # the call had begun before it opened
+            self._failures += in_a_row
+            self._remember(1)
+            if (self._failures >= _IN_A_ROW or self._worse_than_others()) and self._pool.may_eject():
+                self._open()
+
+    def _worse_than_others(self) -> bool:
+        """Whether it is bad at least half the time and surely more often than the others (two proportions, 3 sigma)."""
+        bad, calls = self._history.bit_count(), self._calls
+        if calls < _ENOUGH or bad < _BAD_SHARE * calls:
+            return False
+        others_bad, others_calls = self._pool.others(self)
+        if not others_calls:
+            return False
+        both = (bad + others_bad) / (calls + others_calls)
+        spread = math.sqrt(both * (1 - both) * (1 / calls + 1 / others_calls))
+        return bad / calls - others_bad / others_calls > _SIGMAS * spread
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Bad calls and calls among the latest 64."""
+        return self._history.bit_count(), self._calls
+
+    # -- out and back ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        now = self._pool.clock()
+        lasting = self.ejections and (self._open_until is not None or now - self.since < _RELAPSE_S)
+        self.ejections = self.ejections + 1 if lasting else 1
+        self._set(now + min(_FIRST_S * 2 ** min(self.ejections - 1, _DOUBLINGS), _LONGEST_S), now)
+        self._pool.changed(self)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._open_until is None:
+                return
+            self._set(None, self._pool.clock())
+            self._pool.changed(self)
+
+    def _set(self, open_until: float | None, now: float) -> None:
+        self._open_until, self.since = open_until, now
+        self._failures, self._history, self._calls = 0, 0, 0
+
+    def claim_probe(self) -> bool:
+        """Whether the caller shall probe it now: one is due, and nobody else does. Then `probed` must follow."""
+        if self._open_until is None or self._probing or self._pool.clock() < self._open_until:
+            return False
+        with self._lock:
+            claimed, self._probing = not self._probing, True
+        return claimed
+
+    def probed(self, well: bool | None) -> None:
+        """The probe ended: it is back (True), out for longer (False), or nothing was learned (None)."""
+        self._probing = False
+        if well:
+            self._close()
+        elif well is False:
+            with self._lock:
+                if self._open_until is not None:
+                    self._open()
+
+    def hear(self, open_for_s: float | None, ejections: int, since: float) -> None:
+        """Another process saw it fail, or come back (None), at ``since``; the latest news count."""
+        with self._lock:
+            if since <= self.since + _SAME_S or (open_for_s is None and self._open_until is None):
+                return
+            if open_for_s is not None and self._open_until is None and not self._pool.may_eject():
+                return
+            self.ejections = ejections
+            # at the longest: its clock may be another one
+            self._set(None if open_for_s is None else self._pool.clock() + min(open_for_s, _LONGEST_S), since)
+
+
+class Breakers:
+    """The breakers of a pool: each knows how the others do, and how many of them are out.
+
+    Args:
+        size: how many endpoints the pool has.
+        listener: is told of every breaker that opened or closed by what happened here, with its place in the pool.
+    """
+
+    def __init__(
+        self, size: int, listener: Callable[[int, Breaker], None] | None = None, clock: Clock = time.monotonic
+    ) -> None:
+        self.clock = clock
+        self.lock = threading.Lock()  # one for all: two put out at once could be the last two
+        self._listener = listener
+        self._most_out = min(size - 1, max(1, int(_MOST_OUT * size)))
+        self.all = tuple(Breaker(self) for _ in range(size))
+
+    def may_eject(self) -> bool:
+        """Whether one more may be put out."""
+        return sum(not breaker.allows for breaker in self.all) < self._most_out
+
+    def others(self, one: Breaker) -> tuple[int, int]:
+        """Bad calls and calls of all others."""
+        counts = [breaker.counts for breaker in self.all if breaker is not one]
+        return sum(bad for bad, _ in counts), sum(calls for _, calls in counts)
+
+    def others_answer(self, one: Breaker, since: float) -> bool:
+        """Whether calls to others that began later have been answered, and none of theirs is much too slow.
+
+        What takes long everywhere is a question that takes long.
+        """
+        others = [breaker for breaker in self.all if breaker is not one and breaker.allows]
+        return any(other.answered > since for other in others) and not any(other.overdue() for other in others)
+
+    def changed(self, breaker: Breaker) -> None:
+        """Tell the listener."""
+        if self._listener is not None:
+            self._listener(self.all.index(breaker), breaker)

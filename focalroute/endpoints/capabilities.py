@@ -1,0 +1,203 @@
+"""What an endpoint can do: measured with tiny calls, failing closed, or declared in the pool file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Usage
+from focalroute.endpoints.client import EndpointClient
+from focalroute.endpoints.wire import Completion, Request
+
+_MAX_TOP = 20  # the most that OpenAI, Together and vLLM give
+_FEWER_TOP = 5  # what stricter services still give
+_MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a code fence
+
+_QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
+_MESSAGES = ({"role": "user", "content": _QUESTION},)
+#: As large as all calls of a probe together, for an upper bound of its cost.
+PROBE = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
+#: Letters that the question does not offer: whoever answers with one of them was held to them.
+_HELD = ("Q", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an endpoint can do.
+
+    Attributes:
+        logprobs: whether credible log-probabilities come back.
+        top_logprobs: how many alternatives a token comes with; 0: only its own.
+        n: whether one call returns several samples.
+        structured_choice: whether an answer can be held to a set of choices.
+        stream_usage: whether a stream ends with its usage.
+        whole_choices: whether closed questions are to be put as whole choices; not measured, the pool file says so.
+    """
+
+    logprobs: bool
+    top_logprobs: int
+    n: bool
+    structured_choice: bool
+    stream_usage: bool
+    whole_choices: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for the store."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: object) -> Capabilities:
+        """From plain values; what is not there, or of another type, is not there."""
+        known = values if isinstance(values, Mapping) else {}
+        top = known.get("top_logprobs")
+        flags = ("logprobs", "n", "structured_choice", "stream_usage")
+        return cls(top_logprobs=top if type(top) is int else 0, **{name: known.get(name) is True for name in flags})
+
+
+#: Nothing but plain replies.
+NONE = Capabilities(logprobs=False, top_logprobs=0, n=False, structured_choice=False, stream_usage=False)
+
+#: What leads to the most expensive way to put a question: by samples.
+DEAREST = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice=False, stream_usage=False)
+
+
+def declared(endpoint: Endpoint) -> Capabilities | None:
+    """What the pool file says, if it says everything; then no probe is needed."""
+    said = _said(endpoint)
+    return Capabilities(**said) if len(said) == len(dataclasses.fields(Capabilities)) else None
+
+
+def override(endpoint: Endpoint, measured: Capabilities) -> Capabilities:
+    """What was measured, corrected by what the pool file says."""
+    return replace(measured, **_said(endpoint))
+
+
+def key(endpoint: Endpoint) -> str:
+    """The name under which a probe is kept: service, model and dialect; no secret."""
+    service = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url).rstrip("/")
+    return f"{service or endpoint.name} {endpoint.model} {endpoint.spoken}"
+
+
+def _said(endpoint: Endpoint) -> dict[str, Any]:
+    values = {field.name: getattr(endpoint, field.name) for field in dataclasses.fields(Capabilities)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+async def probe(client: EndpointClient) -> tuple[Capabilities, Usage | None]:
+    """Find out what the endpoint can do: two calls where it takes everything at once, up to seven where it refuses.
+
+    Returns:
+        What came back was there, all else was not; and the tokens of all calls, None where any of them is unknown.
+
+    Raises:
+        CallFailed: the service as such cannot be used now, so nothing was learned; with the tokens of the calls that
+            got through before.
+    """
+    measuring = _Measuring(client)
+    try:
+        return await measuring.run(), measuring.usage
+    except CallFailed as error:
+        measuring.add(error.usage)
+        raise CallFailed(error.failure, measuring.usage) from None
+
+
+class _Measuring:
+    def __init__(self, client: EndpointClient) -> None:
+        self._client = client
+        self._usages: list[Usage | None] = []
+
+    @property
+    def usage(self) -> Usage | None:
+        known = [usage for usage in self._usages if usage is not None]
+        return functools.reduce(operator.add, known) if known and len(known) == len(self._usages) else None
+
+    async def run(self) -> Capabilities:
+        whole = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_HELD)
+        found = _seen(whole) if whole else await self._by_parts()
+        return replace(found, stream_usage=await self._streams_usage())
+
+    async def _by_parts(self) -> Capabilities:
+        """Something was refused: find out what. A service that takes none of the parts must take a plain call."""
+        for top in (_MAX_TOP, _FEWER_TOP, 0):
+            if (scored := await self._try(top_logprobs=top)) is not None:
+                break
+        sampled, held = await self._try(n=2), await self._try(choices=_HELD)
+        if not (scored or sampled or held):
+            await self._complete()
+        return Capabilities(*_scored(scored, top), _sampled(sampled), _was_held(held), stream_usage=False)
+
+    async def _try(self, **features: Any) -> Completion | None:
+        """One call; None if it was refused for what it asks."""
+        try:
+            return await self._complete(**features)
+        except CallFailed as error:
+            if not _refused(error):
+                raise
+            self.add(error.usage)
+            return None
+
+    def add(self, usage: Usage | None) -> None:
+        """Count what a failed call consumed, if it says so."""
+        self._usages += [usage] if usage else []
+
+    async def _complete(self, **features: Any) -> Completion:
+        completion = await self._client.complete(Request(_MESSAGES, _MAX_TOKENS, **features))
+        self._usages.append(completion.usage)
+        return completion
+
+    async def _streams_usage(self) -> bool:
+        usage = None
+        try:
+            async for piece in self._client.stream(Request(_MESSAGES, _MAX_TOKENS)):
+                usage = piece.usage if isinstance(piece, Completion) else None
+        except CallFailed as error:
+            if not _refused(error):
+                raise
+            self.add(error.usage)
+            return False
+        self._usages.append(usage)
+        return usage is not None
+
+
+def _refused(error: CallFailed) -> bool:
+    """Whether a call failed for what it asks. Some servers break down (500) over fields they do not know."""
+    return error.failure.kind == "protocol" or error.failure.status in (400, 422, 500, 501)
+
+
+def _seen(completion: Completion) -> Capabilities:
+    return Capabilities(*_scored(completion, _MAX_TOP), _sampled(completion), _was_held(completion), stream_usage=False)
+
+
+def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
+    """Whether log-probabilities came back, and how many alternatives may be asked for.
+
+    Fewer than asked for may have come back only because the answer was held to two letters.
+    """
+    tokens = completion.choices[0].tokens if completion else None
+    if tokens is None:
+        return False, 0
+    return True, asked if any(len(token.top) > 1 for token in tokens) else 0
+
+
+def _sampled(completion: Completion | None) -> bool:
+    return completion is not None and len(completion.choices) > 1
+
+
+def _was_held(completion: Completion | None) -> bool:
+    """Whether every sample is one of the letters, bare or in the JSON object asked for."""
+    return completion is not None and all(_answered(sample.text) in _HELD for sample in completion.choices)
+
+
+def _answered(text: str) -> object:
+    try:
+        payload = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.strip()
+    return payload.get("answer") if isinstance(payload, Mapping) else payload

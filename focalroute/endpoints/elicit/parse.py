@@ -1,0 +1,200 @@
+"""Reads which of a closed question's choices a reply names, and where it does.
+
+Choices are put as lettered lines. A letter that is itself the text of a choice is never used as a label, so that "B" in
+a reply means one thing only; choices that are all single letters, as "(B)" is, are their own labels.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+
+#: What may stand around an answer without being part of it: spacing, markdown, quotes, brackets, punctuation.
+DECORATION = " \t\r\n\"'`*_()[]{}<>.,:;!$#\\“”\u2018\u2019"
+
+_MAX_LENGTH = 20_000  # characters of a reply to a closed question; more is no answer
+_OPENING = r"[\s\"'`*_()\[\]{}:=$\\“\u2018-]*(?:(?:text|mathbf|boxed)\{)*[\s\"'`*_(\[{]*"
+_EXPLICIT = re.compile(
+    r"(?:\banswer(?:\s+(?:choice|option))?[\s\"'`*_]*"
+    r"(?:\bis\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)|\\boxed\{)"
+    rf"{_OPENING}(?:(?:option|choice|letter)\b[\s\"'`*_(]*)?",
+    re.IGNORECASE,
+)
+_ASIDE = re.compile(r'"[^"\n]*"|“[^“”\n]*”|^[ \t]*>.*$', re.MULTILINE)
+_POINTER = re.compile(r"\b(?:option|choice|letter)[\s*(\"]+|[(\[]|\*\*", re.IGNORECASE)
+_LINE_START = re.compile(r"^[\s*_#(\[\"'`]*", re.MULTILINE)
+_AFTER_LEADING = re.compile(r"[\"'`*_]*(?:[.):,\]*\u2013\u2014-]|\s*$|\s*\n|\s+(?:is|because|since|as)\b)")
+_WORD = re.compile(r"[A-Za-z]+|\d+")
+_TO_LINE_END = re.compile(r"[\s\"'`*_)\]}.$]*(?:$|\n)")
+_ALSO = re.compile(r"[\"'`*_)\]]*\s*(?:\bor\b|\band\b|/|,|&)\s*[\"'`*_(\[]*", re.IGNORECASE)
+_NOT = re.compile(r"(?:\bnot|n't|\bnever|\bneither|\brather than|\binstead of)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The choice that a text names, and the part of the text that names it.
+
+    Attributes:
+        label: whether it was named by its label, not by its text.
+    """
+
+    choice: int
+    start: int
+    end: int
+    label: bool
+
+
+def labels_for(choices: tuple[str, ...]) -> tuple[str, ...]:
+    """A short name for each choice, none of which is the text of another.
+
+    >>> labels_for(("Jupiter", "Saturn")), labels_for(("A", "none")), labels_for(("(B)", "(A)"))
+    (('A', 'B'), ('B', 'C'), ('B', 'A'))
+    """
+    bare = tuple(choice.strip(DECORATION) for choice in choices)
+    folded = {choice.casefold() for choice in bare}
+    if len(folded) == len(choices) and all(choice in string.ascii_letters and len(choice) == 1 for choice in bare):
+        return bare
+    letters = tuple(letter for letter in string.ascii_uppercase if letter.casefold() not in folded)
+    if len(letters) >= len(choices):
+        return letters[: len(choices)]
+    return tuple(islice((str(i) for i in count(1) if str(i) not in folded), len(choices)))
+
+
+@functools.lru_cache(maxsize=512)
+def reader_of(choices: tuple[str, ...]) -> Reader:
+    """The reader of these choices; kept, since several members are asked the same."""
+    return Reader(choices)
+
+
+class Reader:
+    """Finds the one choice a reply names.
+
+    Tried in turn: a reply that is just a choice; the last "the answer is X", "Answer: X" or ``\\boxed{X}``
+    outside quotations; a label that opens the reply; the only choice mentioned at all. A reply that names two is
+    ambiguous.
+    """
+
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.choices = choices
+        self.labels = labels_for(choices)
+        self._by_label = {label.casefold(): i for i, label in enumerate(self.labels)}
+        bare = [choice.strip(DECORATION).casefold() for choice in choices]
+        self._bare = [
+            b if b and bare.count(b) == 1 else c.strip().casefold() for b, c in zip(bare, choices, strict=True)
+        ]
+        self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
+
+    def find(self, text: str) -> Found | None:
+        """The choice that ``text`` names; None if none, or several. Reasoning in ``<think>`` tags does not count."""
+        begin = text.rfind("</think>") + 8 if "</think>" in text else 0
+        if "<think>" in text[begin:]:
+            return None
+        start = begin + len(text[begin:]) - len(text[begin:].lstrip(DECORATION))
+        end = len(text.rstrip(DECORATION))
+        if end <= start:
+            return self._only_decoration(text)
+        if end - start > _MAX_LENGTH:
+            return None
+        whole = self._named_at(text, start, loose=True)
+        if whole is not None and (whole.end == end or self._repeats(text, whole, end)):
+            return whole
+        said = self._last_explicit(text, begin, start) or self._leading(text, start)
+        if said is not None:
+            return None if self._hesitates(text, said) else said
+        return self._only_mention(text, start)
+
+    def _only_decoration(self, text: str) -> Found | None:
+        """A choice such as "+" or "..." that consists of what is elsewhere decoration."""
+        bare = text.strip()
+        start = text.find(bare)
+        hits = [i for i, choice in enumerate(self.choices) if bare and choice.strip() == bare]
+        return Found(hits[0], start, start + len(bare), False) if hits else None
+
+    def _named_at(self, text: str, at: int, *, loose: bool = False) -> Found | None:
+        """The choice named at ``at``, by text or label (a lower-case one only if ``loose`` or at a line's end)."""
+        for i, bare in self._longest_first:
+            end = at + len(bare)
+            if text[at:end].casefold() == bare and bare not in self._by_label and not _continues(text, end):
+                return Found(i, at, end, False)
+        word = _WORD.match(text, at)
+        choice = self._by_label.get(word.group().casefold()) if word else None
+        if word is None or choice is None or _continues(text, word.end()):
+            return None
+        plain = loose or not word.group().islower() or _TO_LINE_END.match(text, word.end())
+        return Found(choice, at, word.end(), True) if plain else None
+
+    def _repeats(self, text: str, found: Found, end: int) -> bool:
+        """Whether all that follows a label is the text of the same choice, as in "B) Saturn"."""
+        rest = text[found.end : end]
+        return found.label and rest.strip(DECORATION + "-\u2013\u2014").casefold() == self._bare[found.choice]
+
+    def _last_explicit(self, text: str, begin: int, start: int) -> Found | None:
+        """The last "the answer is X" that is not quoted from somewhere."""
+        quoted = text[:start].strip()[-1:] in ("“", '"')  # the whole reply is
+        asides = [] if quoted else [aside.span() for aside in _ASIDE.finditer(text, begin)]
+        for match in reversed(list(_EXPLICIT.finditer(text, begin))):
+            while asides and asides[-1][0] > match.start():
+                asides.pop()
+            named = self._named_at(text, match.end())
+            if named and not (asides and named.end <= asides[-1][1]):
+                return named
+        return None
+
+    def _hesitates(self, text: str, found: Found) -> bool:
+        """Whether another choice follows at once: "A or C", or "B) Jupiter" where B is not Jupiter."""
+        also = _ALSO.match(text, found.end)
+        named = self._named_at(text, also.end()) if also else None
+        if named is None and found.label:
+            after = found.end
+            while after < len(text) and text[after] in DECORATION and text[after] != "\n":
+                after += 1
+            named = self._named_at(text, after) if after > found.end else None
+        return named is not None and named.choice != found.choice
+
+    def _leading(self, text: str, start: int) -> Found | None:
+        """A label that opens the reply, unless other lines open with other labels."""
+        opening = [self._named_at(text, match.end()) for match in _LINE_START.finditer(text, start)]
+        opening = [f for f in opening if f and f.label and _AFTER_LEADING.match(text, f.end)]
+        first = opening[0] if opening else None
+        if first is None or first.start != start or any(f and f.choice != first.choice for f in opening):
+            return None
+        return first
+
+    def _only_mention(self, text: str, start: int) -> Found | None:
+        mentions = [*self._texts_mentioned(text, start), *self._labels_pointed_at(text, start)]
+        if len({found.choice for found in mentions}) != 1:
+            return None
+        return (
+            None
+            if any(_NOT.search(text, max(start, found.start - 40), found.start) for found in mentions)
+            else mentions[0]
+        )
+
+    def _labels_pointed_at(self, text: str, start: int) -> Iterator[Found]:
+        for pointer in _POINTER.finditer(text, start):
+            named = self._named_at(text, pointer.end())
+            if named and named.label:
+                yield named
+
+    def _texts_mentioned(self, text: str, start: int) -> Iterator[Found]:
+        """Choices mentioned by their text, longer ones first, so that "York" is not seen in "New York"."""
+        left = text
+        for i, bare in self._longest_first:
+            if not bare or bare in self._by_label:
+                continue
+            for match in re.finditer(re.escape(bare), left[start:], re.IGNORECASE):
+                at, end = match.start() + start, match.end() + start
+                if not _continues(left, end) and not (at and left[at - 1].isalnum() and bare[0].isalnum()):
+                    yield Found(i, at, end, False)
+                    left = left[:at] + "\0" * (end - at) + left[end:]
+
+
+def _continues(text: str, end: int) -> bool:
+    """Whether the word or number that ends at ``end`` goes on: "Bob" does not name "Bo", nor "3.5" the label "3"."""
+    if end >= len(text) or not text[end - 1].isalnum():
+        return False
+    return text[end].isalnum() or (text[end] in ".," and text[end - 1].isdigit() and text[end + 1 : end + 2].isdigit())

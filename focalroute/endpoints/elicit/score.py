@@ -1,0 +1,103 @@
+"""Turns the log-probabilities of an answer's tokens into a probability for each choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from focalroute.endpoints.elicit.parse import DECORATION, Found, Reader
+from focalroute.endpoints.wire import Token
+
+_MOST_ENDS = 4  # tokens: the end, and a blank or two before it
+
+
+def spoken(tokens: Sequence[Token], text: str) -> Sequence[Token]:
+    """The tokens without those behind a text that is not empty: some services (vLLM) list the one that ended it.
+
+    >>> [token.text for token in spoken([Token("B", 0.0, {}), Token("<|im_end|>", 0.0, {})], "B")]
+    ['B']
+    """
+    text = text.strip()
+    if not text:
+        return tokens
+    for _ in range(_MOST_ENDS):
+        if len(tokens) < 2 or not "".join(token.text for token in tokens[:-1]).strip().endswith(text):
+            break
+        tokens = tokens[:-1]
+    return tokens
+
+
+def score(tokens: Sequence[Token], reader: Reader, choice: int) -> tuple[float, ...] | None:
+    """The mass on each choice where the reply names ``choice``, given how the reply began.
+
+    Alternatives that differ only in decoration or case (" A", "(A", "**A", "a") add up. A label of several tokens gets
+    the product along what was sampled. Mass on anything else, or beyond the alternatives that came back, is unknown:
+    the sum is at most 1 and is never scaled up.
+
+    Returns:
+        Shape (K,), or None where the tokens do not spell the reply that was read, or give the choices no mass.
+    """
+    text = "".join(token.text for token in tokens)
+    found = reader.find(text)
+    if found is None or found.choice != choice:
+        return None
+    masses = [0.0] * len(reader.choices)
+    first, lead = _locate(tokens, found)
+    _Walk(tokens, reader.labels, masses).at(first, "", 1.0, lead)
+    if not found.label:
+        masses[found.choice] += math.exp(_path(tokens, found))
+    total = sum(masses)
+    if total <= 0:
+        return None
+    return tuple(mass / max(total, 1.0) for mass in masses)  # above 1 by rounding only
+
+
+def _locate(tokens: Sequence[Token], found: Found) -> tuple[int, str]:
+    """The token in which the answer begins, and what of that token stands before it."""
+    at = 0
+    for i, token in enumerate(tokens):
+        if at + len(token.text) > found.start:
+            return i, token.text[: found.start - at]
+        at += len(token.text)
+    return len(tokens) - 1, ""
+
+
+def _path(tokens: Sequence[Token], found: Found) -> float:
+    """Log-probability of the sampled tokens that spell the answer."""
+    at, total = 0, 0.0
+    for token in tokens:
+        if at < found.end and at + len(token.text) > found.start:
+            total += token.logprob
+        at += len(token.text)
+    return total
+
+
+class _Walk:
+    """Follows the sampled tokens through a label, adding the alternatives at each step to their labels' masses."""
+
+    def __init__(self, tokens: Sequence[Token], labels: Sequence[str], masses: list[float]) -> None:
+        self._tokens = tokens
+        self._labels = [label.casefold() for label in labels]
+        self._masses = masses
+
+    def at(self, position: int, said: str, mass: float, lead: str = "") -> None:
+        token = self._tokens[position]
+        for text, logprob in {token.text: token.logprob, **token.top}.items():
+            name, closed = _extended(said, text.removeprefix(lead))
+            self._add(position, name, closed, mass * math.exp(logprob), sampled=text == token.text)
+
+    def _add(self, position: int, name: str, closed: bool, mass: float, *, sampled: bool) -> None:
+        longer = not closed and any(label != name and label.startswith(name) for label in self._labels)
+        last = position + 1 >= len(self._tokens)
+        if longer and name and sampled and not last:
+            self.at(position + 1, name, mass)
+        elif name in self._labels and (not longer or (sampled and last)):
+            self._masses[self._labels.index(name)] += mass
+
+
+def _extended(said: str, text: str) -> tuple[str, bool]:
+    """The label so far once ``text`` follows, and whether it surely ends there."""
+    if said and not text[:1].isalnum():
+        return said, True
+    core = text.strip(DECORATION)
+    return (said + core).casefold(), not text.endswith(core)

@@ -1,0 +1,163 @@
+"""The endpoints of an ensemble, asked concurrently: a member's failure is data (`Reply.error`), never an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Query, Reply
+from focalroute.endpoints import capabilities, elicit
+from focalroute.endpoints.breaker import Breaker, Breakers
+from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.client import HttpClients
+from focalroute.endpoints.cost_bounds import upper_bound
+from focalroute.endpoints.elicit import Plan
+from focalroute.endpoints.features import Feature
+from focalroute.endpoints.member import Seat
+from focalroute.endpoints.rate_limits import Health
+from focalroute.endpoints.retries import Terms
+from focalroute.endpoints.round import Helm, Race, Rules
+from focalroute.endpoints.stream_sink import Outlet
+from focalroute.money.budget import BudgetGuard, Purse
+from focalroute.store.base import HealthRow, Store
+
+_TOKENS_UNDER_BUDGET = 1024  # for a free-form reply whose length nobody bounded: a budget needs a bound
+_STALE_S = 60.0  # who was to be probed longer ago is not known to be out: its process is gone
+_SCORED = replace(capabilities.DEAREST, whole_choices=True)
+_NEWS_EVERY_S = 1.0  # how often it is looked up what other processes know of the endpoints
+
+
+class Pool:
+    """The endpoints of an ensemble, ready to be asked. Safe to use from several event loops.
+
+    Which of them are out of use is shared with every process on the store: written when it changes, and looked up once
+    a second, off the path of any ask.
+    """
+
+    def __init__(
+        self, endpoints: Iterable[Endpoint], store: Store, guard: BudgetGuard, *, rules: Rules, samples: int
+    ) -> None:
+        pool = tuple(endpoints)
+        self._clients = HttpClients()
+        self._breakers = Breakers(len(pool), self._changed)
+        self._seats = tuple(
+            Seat(endpoint, breaker, self._clients, store, guard)
+            for endpoint, breaker in zip(pool, self._breakers.all, strict=True)
+        )
+        self._keys = tuple(map(capabilities.key, pool))
+        self._store = store
+        self._rules = rules
+        self._samples = samples
+        self._closed = False
+        self._news_at = time.monotonic() + _NEWS_EVERY_S
+        self._heard(store.health())
+
+    # -- who can be asked --------------------------------------------------------------------------------------------
+
+    def available(self) -> tuple[bool, ...]:
+        """Which endpoints may be called now without a long wait. It may be none."""
+        self._listen()
+        return tuple([seat.check() for seat in self._seats])
+
+    def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
+        """What each endpoint is known to lack of what is needed; None: nothing."""
+        wanted = sorted(needed)
+        return tuple([next((feature for feature in wanted if seat.lacks(feature)), None) for seat in self._seats])
+
+    def out(self) -> tuple[bool, ...]:
+        """Which endpoints' breakers are not closed. Never all."""
+        return tuple([not seat.breaker.allows for seat in self._seats])
+
+    def health(self) -> tuple[Health, ...]:
+        """How each endpoint does, pool order."""
+        return tuple(seat.health for seat in self._seats)
+
+    def _changed(self, index: int, breaker: Breaker) -> None:
+        """Tell the other processes."""
+        left_s = None if breaker.allows else breaker.left_s
+        now = time.time()
+        until = None if left_s is None else now + left_s
+        self._store.write(HealthRow(self._keys[index], until, breaker.ejections, now))
+
+    def _listen(self) -> None:
+        """Look up what others know, if it is time; that is heard when the store has it."""
+        now = time.monotonic()
+        if now >= self._news_at:
+            self._news_at = now + _NEWS_EVERY_S
+            self._store.health().add_done_callback(self._heard)
+
+    def _heard(self, news: Future[Mapping[str, HealthRow]]) -> None:
+        if news.exception() is not None:  # the store says so itself, wherever it matters
+            return
+        now, clock = time.time(), time.monotonic()
+        for key, seat in zip(self._keys, self._seats, strict=True):
+            row = news.result().get(key)
+            left_s = None if row is None or row.open_until is None else row.open_until - now
+            if row is not None and (left_s is None or left_s > -_STALE_S):
+                seat.breaker.hear(left_s, row.ejections, clock - (now - row.changed_at))
+
+    async def upper_bounds(self, query: Query, purse: Purse) -> tuple[Decimal, ...] | None:
+        """The most one call to each endpoint can cost, USD, by the dearest way to put the query; None without a limit.
+
+        An endpoint without a price counts 0: a budget that forbids them does not get here. Where not all of them fit
+        the purse together, it is made sure of what is left.
+
+        Raises:
+            ConfigError: a call has no upper bound.
+            StoreError: what is left cannot be known.
+        """
+        if not purse.limited:
+            return None
+        plan = self._plan(query, capabilities.DEAREST, bounded=True)
+        bounds = []
+        for seat in self._seats:
+            bound = upper_bound(plan.request, seat.endpoint) if seat.endpoint.price else Decimal(0)
+            if bound and seat.endpoint.whole_choices:
+                scored = self._plan(query, _SCORED, bounded=True)
+                bound = max(bound, upper_bound(scored.request, seat.endpoint) or bound)
+            if bound is None:
+                raise ConfigError(
+                    "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
+                )
+            bounds.append(bound)
+        await purse.look(bounds)
+        return tuple(bounds)
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def terms(self, query: Query, purse: Purse, deadline: float, outlet: Outlet | None = None) -> Terms:
+        """What all calls of one ask share (see `Terms`); ``deadline`` is in the running loop's time."""
+        return Terms(query, purse, deadline, self._rules.attempts - 1, outlet)
+
+    async def ask(self, picked: Sequence[int], terms: Terms, helm: Helm | None = None) -> tuple[Reply, ...]:
+        """Ask the picked endpoints concurrently.
+
+        Their replies in the same order, failures included, and then those of endpoints that were asked besides, because
+        one of the picked was late.
+        """
+        if not picked:
+            return ()
+        plan = partial(self._plan, terms.query, bounded=terms.purse.limited)
+        return await Race(self._seats, terms, self._rules, plan, helm, self._is_closed).run(picked)
+
+    def _plan(self, query: Query, able: Capabilities, *, bounded: bool) -> Plan:
+        plan = elicit.plan(query, able, samples=self._samples)
+        if bounded and plan.request.max_tokens is None:
+            return replace(plan, request=replace(plan.request, max_tokens=_TOKENS_UNDER_BUDGET))
+        return plan
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    async def aclose(self) -> None:
+        """Close the connections and probes of the running loop. Calls under way fail, and are not repeated."""
+        self._closed = True
+        await asyncio.gather(*(seat.aclose() for seat in self._seats))
+        await self._clients.aclose()

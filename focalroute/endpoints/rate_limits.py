@@ -1,0 +1,326 @@
+"""The rate limits of one endpoint: calls at a time, requests and tokens a minute, and what its service asks for.
+
+Limits that are set are kept; those that are not are found out: a 429 halves the number of calls under way at a time,
+and every success raises it again by its share (additive increase, multiplicative decrease, as TCP does). Each process
+counts for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed
+from focalroute.core.event_loops import PerLoop
+from focalroute.core.records import Failure
+
+_MINUTE_S = 60.0
+_LONGEST_PAUSE_S = 60.0  # a service that asks for more is asked again after this
+_CROWDED = 2.0  # calls that want in, under way or waiting, in units of those that may be under way
+_LONGEST_VALUE = 64  # of a header; matching a longer one against `_SPAN` would take time with its square
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How an endpoint does at one moment, as this process knows it.
+
+    Attributes:
+        breaker: "closed", "open" (out of use), "half-open" (a probe is due or under way).
+        probe_in_s: seconds until it is probed; 0 where it is closed.
+        ejections: how often it was put out, each time within a minute of its return.
+        failure_share: of its latest calls, at most 64 since it was last put out, those that failed or were much too
+            slow.
+        under_way: calls under way.
+        concurrency: how many may be, in each event loop; None: any number.
+        paused_s: for how long its service wants no calls.
+    """
+
+    breaker: str
+    probe_in_s: float
+    ejections: int
+    failure_share: float
+    under_way: int
+    concurrency: int | None
+    paused_s: float
+
+
+class Rolling:
+    """What was used in the last minute, exactly: no 60 seconds hold more than ``most``.
+
+    One use alone may be larger than ``most``; it waits until it is alone.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._uses: deque[list[float]] = deque()  # [when, how much], in order; a use may lie in the future
+        self._total = 0.0
+
+    def earliest(self, amount: float, now: float) -> float:
+        """When so much may be used."""
+        while self._uses and self._uses[0][0] <= now - _MINUTE_S:
+            self._total -= self._uses.popleft()[1]
+        over = self._total + amount - self._most
+        when = max(now, self._uses[-1][0]) if self._uses else now
+        for used_at, used in self._uses:
+            if over <= 0:
+                break
+            over -= used
+            when = max(when, used_at + _MINUTE_S)
+        return when
+
+    def use(self, amount: float, when: float) -> list[float]:
+        """Use so much then, not before the latest use; the entry, for `correct`."""
+        entry = [when, amount]
+        self._uses.append(entry)
+        self._total += amount
+        return entry
+
+    def correct(self, entry: list[float], amount: float) -> None:
+        """It was really so much."""
+        if self._uses and entry[0] >= self._uses[0][0]:
+            self._total += amount - entry[1]
+            entry[1] = amount
+
+
+@dataclass(slots=True)
+class Turn:
+    """A call that was let in: when (monotonic), through which gate, and what it uses of which rate."""
+
+    started: float
+    gate: _Gate
+    uses: list[tuple[Rolling, list[float]]] = field(default_factory=list)
+
+
+class _Gate:
+    """The calls under way in one event loop, and those that wait."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, throttle: Throttle) -> None:
+        if self.under_way < throttle.limit and not self.waiting:
+            self.under_way += 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # let in and cancelled at once
+                self.leave(throttle)
+            elif place in self.waiting:
+                self.waiting.remove(place)
+            raise
+
+    def leave(self, throttle: Throttle) -> None:
+        self.under_way -= 1
+        while self.waiting and self.under_way < throttle.limit:
+            place = self.waiting.popleft()
+            if not place.done():
+                self.under_way += 1
+                place.set_result(None)
+
+
+class Throttle:
+    """Lets the calls to one endpoint in, one loop's calls in the order in which they came.
+
+    Attributes:
+        limit: calls under way at a time, in each event loop, now; infinite without a limit.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._most = math.inf if endpoint.max_concurrency is None else float(endpoint.max_concurrency)
+        self.limit = self._most
+        self._requests = _rolling(endpoint.requests_per_minute)
+        self._tokens = _rolling(endpoint.tokens_per_minute)
+        self._rated = self._requests is not None or self._tokens is not None
+        self._lock = threading.Lock()  # of the two above; taken only where one is set
+        self._paused_until = 0.0
+        self._cut_at = -math.inf
+        self._peak = 0.0
+        self._gates = PerLoop(_Gate)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call that comes now would be let in without a long wait."""
+        now = time.monotonic()
+        if self._paused_until > now or (self.limit < math.inf and self._crowded()):
+            return False
+        if not self._rated:
+            return True
+        with self._lock:
+            return self._earliest(1, now) <= now
+
+    @property
+    def paused_s(self) -> float:
+        """For how long the service wants no calls."""
+        return max(0.0, self._paused_until - time.monotonic())
+
+    @property
+    def under_way(self) -> int:
+        """Calls under way now, in all loops."""
+        return sum(gate.under_way for gate in self._gates.all())
+
+    def _crowded(self) -> bool:
+        gate = self._gates.known()
+        return gate is not None and gate.under_way + len(gate.waiting) >= _CROWDED * self.limit
+
+    def _earliest(self, tokens: float, now: float) -> float:
+        """When a call of so many tokens may go; the lock is held."""
+        return max(rate.earliest(amount, now) for rate, amount in self._uses(tokens))
+
+    def _uses(self, tokens: float) -> Iterable[tuple[Rolling, float]]:
+        if self._requests is not None:
+            yield self._requests, 1.0
+        if self._tokens is not None:
+            yield self._tokens, tokens
+
+    async def enter(self, tokens: float, within_s: float) -> Turn:
+        """Wait for a turn; then `leave` must follow.
+
+        Args:
+            tokens: that the call may use at the most.
+            within_s: how long a wait is worth it.
+
+        Raises:
+            CallFailed: the wait would be longer.
+        """
+        until = time.monotonic() + within_s
+        gate = self._gates.here()
+        await gate.enter(self)
+        turn = Turn(time.monotonic(), gate)
+        if self._rated or self._paused_until > turn.started:
+            try:
+                await self._wait(turn, tokens, until)
+            except BaseException:
+                gate.leave(self)
+                raise
+        return turn
+
+    async def _wait(self, turn: Turn, tokens: float, until: float) -> None:
+        while (now := time.monotonic()) < self._paused_until:
+            if self._paused_until >= until:
+                raise _limited()
+            await asyncio.sleep(self._paused_until - now)
+        if self._rated:
+            await self._use(turn, tokens, now, until)
+        turn.started = time.monotonic()
+
+    async def _use(self, turn: Turn, tokens: float, now: float, until: float) -> None:
+        with self._lock:
+            when = self._earliest(tokens, now)
+            if when >= until:
+                raise _limited()
+            turn.uses = [(rate, rate.use(amount, when)) for rate, amount in self._uses(tokens)]
+        try:
+            await asyncio.sleep(when - now)
+        except BaseException:
+            self._correct(turn, dict.fromkeys((self._requests, self._tokens), 0.0))
+            raise
+
+    def _correct(self, turn: Turn, real: Mapping[Rolling | None, float]) -> None:
+        with self._lock:
+            for rate, entry in turn.uses:
+                if rate in real:
+                    rate.correct(entry, real[rate])
+
+    def leave(self, turn: Turn, tokens: int | None, failure: Failure | None) -> None:
+        """The call ended: with so many tokens used (None: unknown), well or not."""
+        if turn.uses and tokens is not None:
+            self._correct(turn, {self._tokens: float(tokens)})
+        if failure is None:
+            if self.limit < self._most:
+                self._raise()
+        elif failure.status is not None:
+            if failure.status == 429 and turn.started > self._cut_at:
+                self._cut(turn.gate.under_way)
+            if failure.retry_after_s:
+                self.pause(failure.retry_after_s)
+        turn.gate.leave(self)
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether it is down to one call at a time."""
+        return self.limit <= 1.0
+
+    def _cut(self, under_way: int) -> None:
+        """Halve the calls under way; calls that began before are part of the same refusal."""
+        self._cut_at = time.monotonic()
+        self._peak = max(float(under_way), 1.0)
+        self.limit = max(1.0, min(self.limit, self._peak) / 2)
+
+    def _raise(self) -> None:
+        self.limit += 1 / self.limit
+        if self.limit >= self._most or self.limit > 2 * self._peak:
+            self.limit = self._most
+
+    def pause(self, seconds: float) -> None:
+        """Make no calls for so long, at most a minute."""
+        until = time.monotonic() + min(seconds, _LONGEST_PAUSE_S)
+        self._paused_until = max(self._paused_until, until)
+
+    def heed(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Pause where the service says that nothing is left, until it says there is more."""
+        seconds = pause_of(headers)
+        if seconds:
+            self.pause(seconds)
+
+
+def _rolling(most: int | None) -> Rolling | None:
+    return None if most is None else Rolling(float(most))
+
+
+def _limited() -> CallFailed:
+    return CallFailed(Failure("limited", "its rate limit leaves no room before the deadline"))
+
+
+def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -> float:
+    """Seconds to wait by ``x-ratelimit-remaining-*`` and ``x-ratelimit-reset-*``; 0 where something is left.
+
+    Resets come as "1s", "6m0s", "20ms" (OpenAI), seconds (Together), or Unix time in seconds or milliseconds
+    (OpenRouter). What cannot be read asks for nothing.
+    """
+    said: dict[str, str] | None = None
+    for name, value in headers:
+        if name[:12].lower() == b"x-ratelimit-" and len(value) <= _LONGEST_VALUE:
+            said = {} if said is None else said
+            said[name[12:].decode("latin-1").lower()] = value.decode("latin-1").strip()
+    if said is None:
+        return 0.0
+    spent = [
+        name.removeprefix("remaining")
+        for name, left in said.items()
+        if name.startswith("remaining") and _number(left) == 0
+    ]
+    now = time.time() if now is None else now
+    return max((_span(said.get("reset" + which, ""), now) for which in spent), default=0.0)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _span(text: str, now: float) -> float:
+    parts = _SPAN.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    value = _number(text)
+    if value is None or value < 0:
+        return 0.0
+    if value > 1e12:
+        value /= 1000
+    return max(0.0, value - now) if value > 1e9 else value

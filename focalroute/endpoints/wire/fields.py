@@ -1,0 +1,175 @@
+"""Readers of a reply's single fields. A reply is hostile input: what is not credible is missing, not an exception."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Failure, Usage
+
+_NO_LOGPROB = -9999.0  # what vLLM writes for "none"
+_ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
+_MAX_TOKEN_COUNT = 10**9
+_MAX_COST = Decimal(100_000)
+_MOST_DECIMALS = 30  # one of a million decimals would be written out somewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    Attributes:
+        logprob: its natural log-probability, at most 0.
+        top: the most probable tokens in its place and their log-probabilities; empty if only its own came back.
+    """
+
+    text: str
+    logprob: float
+    top: Mapping[str, float]
+
+
+def broken(message: str, usage: Usage | None = None) -> CallFailed:
+    """The failure of a reply that is not in the chat completion format."""
+    return CallFailed(Failure("protocol", message), usage)
+
+
+def reported(error: object) -> Failure:
+    """An error that came in the body of a successful response, as OpenRouter sends them."""
+    code = error.get("code") if isinstance(error, dict) else None
+    if type(code) is int and 400 <= code <= 599:
+        return Failure("status", f"the reply reports error {code}", status=code)
+    return Failure("protocol", "the reply reports an error")
+
+
+def text_of(value: object) -> str | None:
+    """A string that can be encoded (JSON may carry lone surrogates, which nothing after us could store); else None."""
+    if not isinstance(value, str) or value.isascii():
+        return value if isinstance(value, str) else None
+    return value.encode("utf-8", "replace").decode()
+
+
+def content_of(content: object) -> str | None:
+    """A message's text: a string, nothing, or text parts. None if it is none of these."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        parts = [text_of(part.get("text", "")) if isinstance(part, dict) else None for part in content]
+        return None if None in parts else "".join(part for part in parts if part)
+    return text_of(content)
+
+
+def usage_of(usage: object) -> Usage | None:
+    """The usage; None if it is absent, negative or contradicts itself."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    if prompt is None or completion is None:
+        return None
+    cached = count_of(_within(usage, "prompt_tokens_details", "cached_tokens")) or 0
+    reasoning = count_of(_within(usage, "completion_tokens_details", "reasoning_tokens")) or 0
+    if cached > prompt:
+        return None
+    if reasoning > completion:  # the service counts them apart; a Usage counts them in
+        completion += reasoning
+    cost = _cost(usage.get("cost", usage.get("estimated_cost")))
+    return Usage(prompt, completion, cached, reasoning, cost)
+
+
+def _within(usage: Mapping[str, Any], details: str, name: str) -> object:
+    inner = usage.get(details)
+    return inner.get(name) if isinstance(inner, dict) else None
+
+
+def count_of(value: object) -> int | None:
+    """A credible count (a JSON integer, not negative, not astronomic); else None."""
+    return value if type(value) is int and 0 <= value <= _MAX_TOKEN_COUNT else None
+
+
+def _cost(value: object) -> Decimal | None:
+    """USD, exactly as written: a float's shortest decimal form is what the service sent."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        cost = Decimal(str(value))
+    except (InvalidOperation, ValueError):
+        return None
+    if not cost.is_finite() or not 0 <= cost <= _MAX_COST:
+        return None
+    exponent = cost.as_tuple().exponent
+    return cost if isinstance(exponent, int) and exponent >= -_MOST_DECIMALS else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
+    """The tokens of a choice, from OpenAI's or Together's form; None if any is missing or incredible."""
+    if not isinstance(logprobs, dict):
+        return None
+    content = logprobs.get("content")
+    entries = _openai_entries(content) if isinstance(content, list) else _together_entries(logprobs)
+    tokens = [_token(*entry) for entry in entries]
+    if not tokens or None in tokens:
+        return None
+    known = tuple(token for token in tokens if token is not None)
+    silent = all(token.logprob == 0 and not any(token.top.values()) for token in known)
+    return None if silent else known
+
+
+def echoed_tokens(logprobs: object) -> tuple[Token, ...] | None:
+    """The tokens of an echoed prompt but for its first, which nothing stands before; None if any is missing."""
+    entries = _together_entries(logprobs)[1:] if isinstance(logprobs, dict) else []
+    tokens = [_token(text, value, ()) for text, value, _ in entries]
+    known = tuple(token for token in tokens if token is not None)
+    return known if any(token.logprob for token in known) and len(known) == len(tokens) else None
+
+
+_Entry = tuple[object, object, Sequence[tuple[object, object]]]
+
+
+def _openai_entries(content: Sequence[object]) -> list[_Entry]:
+    entries: list[_Entry] = []
+    for item in content:
+        item = item if isinstance(item, dict) else {}
+        top = item.get("top_logprobs")
+        tops = [t for t in top if isinstance(t, dict)] if isinstance(top, list) else []
+        entries.append((item.get("token"), item.get("logprob"), [(t.get("token"), t.get("logprob")) for t in tops]))
+    return entries
+
+
+def _together_entries(logprobs: Mapping[str, Any]) -> list[_Entry]:
+    """Parallel lists; ``top_logprobs`` is a list of objects, or the single object of the first token."""
+    texts, values, tops = (logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
+    if not isinstance(texts, list) or not isinstance(values, list) or len(texts) != len(values):
+        return []
+    tops = [tops] if isinstance(tops, dict) else tops if isinstance(tops, list) else []
+    padded = [*tops, *([None] * len(texts))]
+    return [
+        (text, value, list(top.items()) if isinstance(top, dict) else [])
+        for text, value, top in zip(texts, values, padded, strict=False)
+    ]
+
+
+def _token(text: object, logprob: object, tops: Sequence[tuple[object, object]]) -> Token | None:
+    value = _number(logprob)
+    if not isinstance(text, str) or value is None or not _NO_LOGPROB < value <= _ABOVE_ZERO:
+        return None
+    top: dict[str, float] = {}
+    for other, other_logprob in tops:
+        mass = _number(other_logprob)
+        if isinstance(other, str) and mass is not None and _NO_LOGPROB < mass <= _ABOVE_ZERO:
+            # distinct tokens may look the same (" A" and "A" in some vocabularies): their masses add up
+            top[other] = mass if other not in top else math.log(math.exp(top[other]) + math.exp(mass) + 1e-300)
+    if sum(math.exp(mass) for mass in top.values()) > 1.01:
+        return None
+    return Token(text, min(value, 0.0), {other: min(mass, 0.0) for other, mass in top.items()})

@@ -1,0 +1,163 @@
+"""A streamed reply, without I/O: bytes to text, piece by piece, and at the end to the whole `Completion`."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Usage
+from focalroute.endpoints.wire.fields import broken, content_of, count_of, reported, text_of, tokens_of, usage_of
+from focalroute.endpoints.wire.format import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice
+
+_MAX_LINE = 2**20
+_LINE_END = re.compile(r"\r\n|\n|\r")
+
+
+class StreamDecoder:
+    """Server-sent events to text, piece by piece, and at the end to the `Completion`.
+
+    A stream is whole once every choice has its ``finish_reason``; not every server sends the ``[DONE]`` mark.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.done = False
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # a carriage return whose line feed may be yet to come
+        self._line: list[str] = []  # the pieces of a line that has not ended: joined once, however many they are
+        self._length = 0
+        self._data: list[str] = []
+        self._bytes = 0
+        self._model: str | None = None
+        self._id: str | None = None
+        self._parts: dict[int, _Part] = {}
+
+    def feed(self, chunk: bytes) -> str:
+        """Take bytes as they come; the new text of the first choice in them (may be empty).
+
+        Raises:
+            CallFailed: what came is not a chat completion stream.
+        """
+        self._bytes += len(chunk)
+        if self._bytes > MAX_REPLY_BYTES:
+            raise self._failed("the reply is too long")
+        text = self._held + self._utf8.decode(chunk)
+        self._held = "\r" if text.endswith("\r") else ""
+        first, *others = _LINE_END.split(text.removesuffix("\r"))
+        self._line.append(first)
+        self._length += len(first)
+        if self._length > _MAX_LINE:
+            raise self._failed("a stream event is too long")
+        if not others:
+            return ""
+        *lines, last = ["".join(self._line), *others]
+        self._line, self._length = [last], len(last)
+        return "".join([self._take(line) for line in lines])
+
+    def _take(self, line: str) -> str:
+        """One line: data gathers until the empty line that ends its event; comments and other fields are skipped."""
+        if line.startswith("data:"):
+            self._data.append(line[5:].removeprefix(" "))
+            return ""
+        if line or not self._data:
+            return ""
+        data, self._data = "\n".join(self._data), []
+        if self.done or data.strip() == "[DONE]":
+            self.done = True
+            return ""
+        try:
+            return self.event(json.loads(data))
+        except (ValueError, RecursionError):
+            raise self._failed("a stream event is not JSON") from None
+
+    def event(self, payload: object) -> str:
+        """Take one parsed event; the new text of the first choice in it.
+
+        Raises:
+            CallFailed: it reports an error, or is not a chat completion chunk.
+        """
+        if not isinstance(payload, dict):
+            raise self._failed("a stream event is not a JSON object")
+        self.usage = usage_of(payload.get("usage")) or self.usage
+        if payload.get("error") is not None:
+            raise CallFailed(reported(payload["error"]), self.usage)
+        self._model = self._model or text_of(payload.get("model"))
+        self._id = self._id or text_of(payload.get("id"))
+        choices = payload.get("choices")
+        if choices is not None and not isinstance(choices, list):
+            raise self._failed("a stream event's choices are not a list")
+        return "".join([self._piece(choice) for choice in choices or ()])
+
+    def _piece(self, choice: object) -> str:
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(delta, dict | None):
+            raise self._failed("a stream choice is not an object")
+        index = count_of(choice.get("index", 0))
+        text = content_of((delta or {}).get("content"))
+        if text is None or index is None or index >= MAX_CHOICES:
+            raise self._failed("a stream choice has no readable text")
+        if choice.get("finish_reason") == "error":
+            raise CallFailed(reported(choice.get("error")), self.usage)
+        part = self._parts.setdefault(index, _Part())
+        part.add(text, choice, delta or {})
+        return text if index == 0 else ""
+
+    def finish(self) -> Completion:
+        """The whole reply, once the stream has ended.
+
+        Raises:
+            CallFailed: the stream was cut; ``.usage`` is what had been reported by then.
+        """
+        self.feed(b"\n\n")  # a last event without its empty line
+        parts = [self._parts[index] for index in sorted(self._parts)]
+        if not parts or any(part.finish_reason is None for part in parts):
+            raise self._failed("the stream was cut short")
+        return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self._id)
+
+    def _failed(self, message: str) -> CallFailed:
+        return broken(message, self.usage)
+
+
+class _Part:
+    """One choice of a stream while it comes in."""
+
+    def __init__(self) -> None:
+        self.finish_reason: str | None = None
+        self._texts: list[str] = []
+        self._entries: list[object] | None = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, list[str]] = {}
+
+    def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> None:
+        self._texts.append(text)
+        self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
+        logprobs = choice.get("logprobs")
+        content = logprobs.get("content") if isinstance(logprobs, dict) else None
+        if isinstance(content, list) and self._entries is not None:
+            self._entries += content
+        elif text:  # text without its log-probabilities: the rest is of no use
+            self._entries = None
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            self._add_call(call)
+
+    def _add_call(self, call: object) -> None:
+        """Tool calls come in pieces too: the first names it, the others add to its arguments."""
+        if not isinstance(call, dict) or (index := count_of(call.get("index", 0))) is None:
+            return
+        function = call.get("function")
+        piece = text_of(function.get("arguments")) if isinstance(function, dict) else None
+        if index not in self._calls:
+            self._calls[index] = {**call, "function": dict(function) if isinstance(function, dict) else {}}
+        self._arguments.setdefault(index, []).append(piece or "")
+
+    def whole(self) -> CompletionChoice:
+        tokens = tokens_of({"content": self._entries}) if self._entries else None
+        for index, call in self._calls.items():
+            call["function"]["arguments"] = "".join(self._arguments[index])
+        calls = tuple(self._calls[index] for index in sorted(self._calls))
+        return CompletionChoice("".join(self._texts), self.finish_reason, tokens, calls)

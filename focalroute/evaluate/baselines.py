@@ -1,0 +1,62 @@
+"""The baselines under their stable names, each made from the training part alone, and what no strategy could reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from focalroute.evaluate.query_weights import query_weights
+from focalroute.evaluate.replay import Played, Strategy
+from focalroute.evaluate.singles import First, LatestCorrect, RandomOf, RoundRobin, random_select
+from focalroute.evaluate.subsets import cascade, static_subset
+from focalroute.evaluate.table import I64, Table
+from focalroute.evaluate.textual import has_text, knn, threshold_pair
+from focalroute.evaluate.training import Training
+from focalroute.evaluate.votes import Mean, Vote, Weighted, log_linear_online
+
+#: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
+BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
+    "best-single-train": lambda training: First(training.rank),
+    "random": lambda training: RandomOf(range(len(training.table.endpoints)), training.seed),
+    "round-robin": lambda training: RoundRobin(len(training.table.endpoints)),
+    "plurality": lambda training: Vote(training.rank),
+    "mean": lambda training: Mean(training.rank),
+    "weighted-vote": Weighted,
+    "log-linear-online": log_linear_online,
+    "latest-correct": LatestCorrect,
+    "random-select": random_select,
+    "threshold-pair": threshold_pair,
+    "static-subset": static_subset,
+    "cascade": cascade,
+    "knn": knn,
+    "query-weights": query_weights,
+}
+#: Those that need the text of the queries.
+TEXTUAL = frozenset({"knn", "query-weights", "threshold-pair"})
+#: Those that draw lots: every seed plays them anew.
+BY_CHANCE = frozenset({"query-weights", "random", "random-select"})
+#: Not attainable: left out of Pareto comparisons.
+IN_HINDSIGHT = ("best-single-hindsight", "oracle")
+
+
+def baselines(training: Training) -> dict[str, Callable[[Training], Strategy]]:
+    """Those that make sense for this log: all, but without text the ones that read none."""
+    return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or has_text(training)}
+
+
+def best_in_hindsight(table: Table, test: I64) -> First:
+    """``best-single-hindsight``: the endpoint that turns out best on the test part."""
+    return First(table.rank(test))
+
+
+def oracle(table: Table, test: I64) -> Played:
+    """``oracle``: of every query the best answer that anybody gave, from the cheapest that gave it."""
+    asked = np.zeros((len(test), len(table.endpoints)), bool)
+    worth, usd = np.zeros(len(test)), np.zeros(len(test))
+    for n, row in enumerate(test.tolist()):
+        there = np.flatnonzero(table.there[row]).tolist()
+        if there:
+            best = min(there, key=lambda i: (-table.value[row, i], table.usd[row, i]))
+            worth[n], usd[n], asked[n, best] = table.value[row, best], table.usd[row, best], True
+    return Played(worth, usd, asked)

@@ -1,0 +1,10 @@
+"""Asks every endpoint of a pool a dataset, and writes the outcome log that training and evaluation read.
+
+`harness` makes such a log of what leaderboards publish instead.
+"""
+
+from focalroute.evaluate.collect.collecting import Collected, collect, collect_on
+from focalroute.evaluate.collect.dataset import Question, read_dataset
+from focalroute.evaluate.collect.harness import Imported, import_samples
+
+__all__ = ["Collected", "Imported", "Question", "collect", "collect_on", "import_samples", "read_dataset"]

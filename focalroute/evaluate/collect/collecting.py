@@ -1,0 +1,307 @@
+"""Asks every endpoint every question, several at a time, within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from decimal import ROUND_FLOOR, Decimal
+from pathlib import Path
+from typing import Any
+
+from focalroute.answers import AnswerKind
+from focalroute.core.amounts import usd
+from focalroute.core.config import Budget, Endpoint, validate_pool
+from focalroute.core.errors import ConfigError
+from focalroute.endpoints.pool import Pool
+from focalroute.endpoints.round import Rules
+from focalroute.evaluate.collect.dataset import Question
+from focalroute.evaluate.collect.lines import LogFile, line_of, outputs_of
+from focalroute.evaluate.job_engine import Engine
+from focalroute.money.budget import BudgetGuard
+from focalroute.serving.batch import together
+from focalroute.serving.query import make_query
+from focalroute.store import open_store
+
+_PICO = Decimal("1e-12")
+_SPENT = "the budget leaves too little for another question"
+_IN_VAIN = 10  # questions in a row of which every call failed: there is no point in going on
+
+
+@dataclass(slots=True)
+class Collected:
+    """What came of it.
+
+    Attributes:
+        before: questions whose lines were there at the start; ``asked``: those that were asked now.
+        usd: what was paid now, as far as it is known; trying out what an endpoint can do is part of it.
+        right: by endpoint, how many of its answers were right; ``answered``: of so many; ``failed``: its failed calls.
+        stopped: why it ended before the last question; None if it did not.
+    """
+
+    before: int
+    asked: int = 0
+    usd: Decimal = Decimal(0)
+    right: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    stopped: str | None = None
+
+
+async def collect(
+    endpoints: Iterable[Endpoint],
+    questions: Sequence[Question],
+    out: str | Path,
+    *,
+    kind: AnswerKind | None = None,
+    concurrency: int = 16,
+    max_usd: Decimal | float | str | None = None,
+    samples: int = 10,
+    attempts: int = 3,
+    deadline_s: float = 60.0,
+    resume: bool = False,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Collected:
+    """Ask every endpoint every question, and write what they answered as an outcome log.
+
+    A call that fails is written as failed and counts neither right nor wrong; one whose reply holds no answer is wrong.
+    No paid answer is lost, whatever ends it; what ended early can be resumed. It ends early, and says so, where the
+    budget leaves too little, and where every call of ten questions in a row failed.
+
+    Args:
+        endpoints: the pool.
+        questions: in the order that the log is to have.
+        out: a ``.jsonl`` file.
+        kind: of free-form answers, as for ``ask(answer=)``.
+        concurrency: questions at a time.
+        max_usd: what the whole log may cost, with what is there already; it stops in time.
+        samples: as of an ensemble; ``attempts`` and ``deadline_s`` (of a question) likewise.
+        resume: go on after the questions whose lines are there.
+        advance: called with the number of questions done.
+
+    Raises:
+        ConfigError: an argument is wrong, or the file is not this dataset's log.
+    """
+    way = _Way(validate_pool(endpoints, askable=True), kind, concurrency, samples, attempts, deadline_s)
+    with _writing(questions, out, max_usd, resume, advance) as (writing, left):
+        return writing.ended(await _ask_all(way, writing.waiting, left, writing.take))
+
+
+def collect_on(
+    engine: Engine,
+    endpoints: Iterable[Endpoint],
+    questions: Sequence[Question],
+    out: str | Path,
+    *,
+    kind: AnswerKind | None = None,
+    concurrency: int = 16,
+    max_usd: Decimal | float | str | None = None,
+    resume: bool = False,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Collected:
+    """As `collect`, on all machines of an engine, each of which asks a share of the questions; the log is written here.
+
+    What may be spent is shared out as well, so that all of them together keep to it without asking each other. What
+    their shares left over is spent by one of them in the end. Each machine takes the keys from its own environment, and
+    keeps the pool's limits of calls for itself.
+
+    Args:
+        concurrency: questions at a time, on each machine.
+
+    Raises:
+        ConfigError: likewise.
+        FocalrouteError: a machine was lost. What it had answered is in the log, so resuming asks the rest; what it
+            had under way may have been paid.
+    """
+    way = _Way(validate_pool(endpoints, askable=True), kind, concurrency)
+    with _writing(questions, out, max_usd, resume, advance) as (writing, left):
+        for machines in (engine.machines, 1):
+            share = None if left is None else (left / machines).quantize(_PICO, ROUND_FLOOR)
+            waiting = list(writing.waiting)
+            shares = [(waiting[start::machines], share) for start in range(machines)]
+            ended = engine.each(_share, way, shares, writing.take, again=False)
+            collected = writing.ended(*ended)
+            if left is None or collected.stopped != _SPENT or machines == 1:
+                break
+            left -= sum((one.usd for one in ended), Decimal(0))
+        return collected
+
+
+@contextmanager
+def _writing(
+    questions: Sequence[Question],
+    out: str | Path,
+    max_usd: Decimal | float | str | None,
+    resume: bool,
+    advance: Callable[[int], object],
+) -> Iterator[tuple[_Writing, Decimal | None]]:
+    """The open log, and the USD that are left for it; None: no limit."""
+    limit = None if max_usd is None else usd(max_usd, "max_usd")
+    with closing(LogFile(Path(out), questions, resume=resume)) as log:
+        yield _Writing(log, questions, advance), None if limit is None else limit - log.spent
+
+
+def _share(way: _Way, share: tuple[Sequence[Question], Decimal | None], tell: Callable[[_Asked], object]) -> _Ended:
+    """The questions of one machine, as a job."""
+    questions, left = share
+    return asyncio.run(_ask_all(way, iter(questions), left, tell))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How questions are asked; see `collect`.
+
+    Raises:
+        ConfigError: ``concurrency`` is below 1.
+    """
+
+    pool: tuple[Endpoint, ...]
+    kind: AnswerKind | None
+    concurrency: int
+    samples: int = 10
+    attempts: int = 3
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(f"concurrency: must be at least 1, got {self.concurrency}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question that was asked: its id, and what the log says of each endpoint."""
+
+    id: str
+    outputs: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Why it ended before the last question, None if it did not; and what was paid, USD.
+
+    That is more than the questions cost: what an endpoint can do is tried out first.
+    """
+
+    stopped: str | None
+    usd: Decimal
+
+
+class _Writing:
+    """Writes what was answered, and counts."""
+
+    def __init__(
+        self,
+        log: LogFile,
+        questions: Sequence[Question],
+        advance: Callable[[int], object],
+    ) -> None:
+        self.collected = Collected(len(log.done))
+        self._log = log
+        self._questions = {question.id: question for question in questions}
+        self._advance = advance
+        advance(len(log.done))
+
+    @property
+    def waiting(self) -> Iterator[Question]:
+        """Those that are not in the log yet."""
+        done = frozenset(self._log.done)
+        return (question for question in self._questions.values() if question.id not in done)
+
+    def take(self, asked: _Asked) -> None:
+        """Write a line."""
+        question = self._questions[asked.id]
+        self._log.put(asked.id, line_of(question, asked.outputs))
+        self._advance(1)
+        self.collected.asked += 1
+        for name, output in asked.outputs.items():
+            if "error" in output:
+                self.collected.failed[name] += 1
+            else:
+                self.collected.answered[name] += 1
+                self.collected.right[name] += output["answer"] == question.label
+
+    def ended(self, *shares: _Ended) -> Collected:
+        """What came of it, now that those who asked have ended."""
+        self.collected.usd += sum((one.usd for one in shares), Decimal(0))
+        self.collected.stopped = next((one.stopped for one in shares if one.stopped is not None), None)
+        return self.collected
+
+
+async def _ask_all(
+    way: _Way, waiting: Iterator[Question], left: Decimal | None, tell: Callable[[_Asked], object]
+) -> _Ended:
+    """Ask every endpoint these questions, spending no more than is left."""
+    if left is not None and left <= 0:
+        return _Ended(_SPENT, Decimal(0))
+    with closing(open_store(None)) as store:
+        guard = BudgetGuard(None if left is None else Budget(usd_total=left), way.pool, store)
+        pool = Pool(way.pool, store, guard, rules=Rules(way.attempts), samples=way.samples)
+        work = _Asking(way, pool, guard, left, tell)
+        try:
+            await together(work.run(waiting) for _ in range(way.concurrency))
+        finally:
+            await pool.aclose()
+        noted = sum((total.cost for total in store.totals().values()), Decimal(0))
+        return _Ended(work.stopped, noted if left is not None else noted + work.spent)  # without a limit: probes alone
+
+
+@dataclass(slots=True)
+class _Asking:
+    """What the workers share.
+
+    Attributes:
+        left: USD at the start; None: no limit. ``promised``: the most that the questions under way can cost.
+        settled: is notified when a question is paid.
+        in_vain: questions in a row, up to now, of which every call failed.
+    """
+
+    way: _Way
+    pool: Pool
+    guard: BudgetGuard
+    left: Decimal | None
+    tell: Callable[[_Asked], object]
+    settled: asyncio.Condition = field(default_factory=asyncio.Condition)
+    spent: Decimal = Decimal(0)
+    promised: Decimal = Decimal(0)
+    in_vain: int = 0
+    stopped: str | None = None
+
+    async def run(self, waiting: Iterator[Question]) -> None:
+        """Ask one after the other of those that are waiting."""
+        for question in waiting:
+            if self.stopped is None:
+                await self._one(question)
+
+    async def _one(self, question: Question) -> None:
+        kind = self.way.kind if question.choices is None else None
+        query = make_query(question.messages, choices=question.choices, answer=kind)
+        purse = self.guard.purse(None, query.id, (), self.way.deadline_s)
+        bound = sum(await self.pool.upper_bounds(query, purse) or (), Decimal(0))
+        if not await self._affordable(bound):
+            self.stopped = _SPENT
+            return
+        deadline = asyncio.get_running_loop().time() + self.way.deadline_s
+        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.terms(query, purse, deadline))
+        async with self.settled:
+            self.promised -= bound
+            self.spent += purse.spent
+            self.settled.notify_all()
+        outputs = outputs_of(replies, self.way.kind)
+        self.tell(_Asked(question.id, outputs))
+        self.in_vain = self.in_vain + 1 if all("error" in output for output in outputs.values()) else 0
+        if self.in_vain >= _IN_VAIN:
+            self.stopped = f"of {_IN_VAIN} questions in a row every call failed"
+
+    async def _affordable(self, bound: Decimal) -> bool:
+        """Promise this much, once it is sure to fit; what others were promised they will not all spend."""
+        if self.left is None:
+            return True
+        async with self.settled:
+            while self.spent + self.promised + bound > self.left:
+                if not self.promised:
+                    return False
+                await self.settled.wait()
+            self.promised += bound
+        return True

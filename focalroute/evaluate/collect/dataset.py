@@ -1,0 +1,222 @@
+"""Reads questions with known answers: JSONL, CSV, or a Hugging Face dataset where `datasets` is installed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from focalroute.answers import AnswerKind, normal_form
+from focalroute.core.errors import ConfigError
+
+#: What is read of a row, and the columns that it is looked for in, in this order.
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "id": ("id",),
+    "prompt": ("prompt", "question", "query"),
+    "messages": ("messages",),
+    "choices": ("choices", "options"),
+    "label": ("label", "answer", "answerKey"),
+    "task": ("task", "subject", "category"),
+}
+
+_HUGGING_FACE = "hf:"
+
+
+class _Cell(str):
+    """Of a CSV file: nothing says whether digits are a number or a text."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question whose right answer is known.
+
+    Attributes:
+        messages: OpenAI chat messages.
+        prompt: the text that ``messages`` were made of; None: they were given.
+        choices: the closed set of answers; None: a free-form question.
+        label: the right answer: index into the choices, or text in normal form.
+    """
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...]
+    prompt: str | None
+    choices: tuple[str, ...] | None
+    label: int | str
+    task: str | None
+
+
+def read_dataset(
+    source: str | Path, *, columns: Mapping[str, str] | None = None, kind: AnswerKind | None = None
+) -> tuple[Question, ...]:
+    """Read a dataset whole.
+
+    Args:
+        source: a ``.jsonl`` or ``.csv`` file (or ``.gz`` of one), or ``hf:NAME[:CONFIG][:SPLIT]``.
+        columns: field -> column, where a column is not named as in `FIELDS`.
+        kind: of free-form answers; labels are brought to its normal form.
+
+    Raises:
+        ConfigError: it cannot be read, or a row lacks something; the message names row and field.
+    """
+    chosen = dict(columns or {})
+    unknown = sorted(set(chosen) - set(FIELDS))
+    if unknown:
+        raise ConfigError(f"columns: unknown field {unknown[0]!r}; fields are {', '.join(FIELDS)}")
+    names = {field: (chosen[field],) if field in chosen else usual for field, usual in FIELDS.items()}
+    questions: list[Question] = []
+    seen: set[str] = set()
+    for where, row in _rows(source):
+        try:
+            question = _question(row, names, str(len(questions)), kind)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if question.id in seen:
+            raise ConfigError(f"{where}: id: {question.id!r} is not unique")
+        seen.add(question.id)
+        questions.append(question)
+    if not questions:
+        raise ConfigError(f"{source}: holds no question")
+    return tuple(questions)
+
+
+def _rows(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every row, and where it stands."""
+    if isinstance(source, str) and source.startswith(_HUGGING_FACE):
+        return _hugging_face(source)
+    path = Path(source)
+    kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    if kind not in (".jsonl", ".csv"):
+        raise ConfigError(
+            f"{source}: give a .jsonl or .csv file (or .gz of one), or hf:NAME for a Hugging Face dataset"
+        )
+    return _of_file(path, _json_rows if kind == ".jsonl" else _csv_rows)
+
+
+def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every object of a ``.jsonl`` file (or ``.gz`` of one), and where it stands.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is no object.
+    """
+    return _of_file(path, _json_rows)
+
+
+def _of_file(path: Path, parse: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", newline="")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8", newline="") as file
+        ):
+            for line, row in parse(file):
+                if not isinstance(row, dict):
+                    raise ConfigError(f"{path}:{line}: is not an object of named fields")
+                yield f"{path}:{line}", row
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, csv.Error) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: is damaged: {error}") from None
+
+
+def _json_rows(file: IO[str]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON: {error}") from None
+
+
+def _csv_rows(file: IO[str]) -> Iterator[tuple[int, Any]]:
+    """Rows by the names in the first one; an empty cell is no value."""
+    reader = csv.DictReader(file)
+    for row in reader:
+        if None in row:
+            raise ValueError(f"line {reader.line_num} has more cells than the first line has names")
+        yield reader.line_num, {name: _Cell(cell) for name, cell in row.items() if cell}
+
+
+def _hugging_face(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(f"{source}: needs the package datasets; pip install datasets") from None
+
+    name, _, rest = source.removeprefix(_HUGGING_FACE).partition(":")
+    config, _, split = rest.rpartition(":")
+    try:
+        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(name, config or None, split=split or "test")
+    except Exception as error:  # noqa: BLE001 - whatever the library raises: it is the name that is wrong, or the network
+        raise ConfigError(f"{source}: cannot be loaded: {error}") from None
+    return ((f"{source}[{number}]", row) for number, row in enumerate(rows))
+
+
+def _question(
+    row: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], number: str, kind: AnswerKind | None
+) -> Question:
+    def value(field: str) -> Any:
+        return next((row[name] for name in names[field] if row.get(name) is not None), None)
+
+    prompt, messages = value("prompt"), value("messages")
+    if (prompt is None) == (messages is None):
+        raise ConfigError(f"prompt, messages: give one of them; columns are {', '.join(row)}")
+    if prompt is not None and not isinstance(prompt, str):
+        raise ConfigError("prompt: give a text")
+    choices, letters = _choices(value("choices"))
+    label = value("label")
+    if label is None:
+        raise ConfigError(f"label: is missing; columns are {', '.join(row)}")
+    given, task = value("id"), value("task")
+    return Question(
+        id=number if given is None else str(given),
+        messages=({"role": "user", "content": prompt},) if messages is None else tuple(messages),
+        prompt=prompt,
+        choices=choices,
+        label=_text(label, kind) if choices is None else _index(label, choices, letters),
+        task=None if task is None else str(task),
+    )
+
+
+def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The choices, and the labels that the dataset has for them: a list, JSON of one, or ``{"text", "label"}``."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ConfigError('choices: give a list, in CSV as JSON such as ["red", "blue"]') from None
+    letters: Any = ()
+    if isinstance(value, Mapping):
+        value, letters = value.get("text"), value.get("label", ())
+    if value is None:
+        return None, ()
+    if not isinstance(value, list | tuple) or not all(isinstance(choice, str) for choice in value):
+        raise ConfigError("choices: give a list of texts")
+    return tuple(value), tuple(str(letter) for letter in letters)
+
+
+def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> int:
+    """The index that a label means: a number is one, a text a choice's own or the dataset's letter for it."""
+    text, number = str(label), isinstance(label, int) and not isinstance(label, bool)
+    named = [names.index(text) for names in (choices, letters) if names.count(text) == 1 and not number]
+    counted = [int(text)] if text.isdecimal() and int(text) < len(choices) else []
+    if isinstance(label, _Cell) and len({*named[:1], *counted}) > 1:
+        raise ConfigError(f"label: {text!r} is one choice and the index of another; in JSONL a number is an index")
+    found = named + counted
+    if not found:
+        raise ConfigError(f"label: {text[:40]!r} is neither one of the {len(choices)} choices nor an index into them")
+    return found[0]
+
+
+def _text(label: Any, kind: AnswerKind | None) -> str:
+    form = normal_form(str(label), kind)
+    if form is None:
+        raise ConfigError("label: holds no answer of the kind asked for")
+    return form

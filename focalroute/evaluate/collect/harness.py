@@ -1,0 +1,207 @@
+"""Imports what leaderboards publish of multiple-choice tasks: the log-likelihood of every whole choice, by model.
+
+The files are those of lm-evaluation-harness (``samples_TASK_DATE.jsonl``, written with ``--log_samples``; leaderboards
+publish them as details): one object a question, whose ``filtered_resps`` holds [log-likelihood, greedy] for each
+choice, and whose ``arguments`` the context and the choice that it was taken of. The probability of a choice is that of
+all its tokens, normalised over the choices, as RL-Focal elicits it (arXiv 2502.04492).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from focalroute.core.errors import ConfigError
+from focalroute.evaluate.collect.dataset import json_objects
+from focalroute.evaluate.outcomes import read_log
+
+_FILE = re.compile(r"(?:samples_)?(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?$")
+_CHARACTERS = 4  # of a token, roughly: the files do not say how many there were
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was imported.
+
+    Attributes:
+        questions: lines of the log.
+        answered: by model, how many of them it has.
+        right: by model, how many of these it has right.
+    """
+
+    questions: int
+    answered: Mapping[str, int]
+    right: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One question as a model was asked it; models with other chat templates have other prompts."""
+
+    id: str
+    task: str
+    choices: tuple[str, ...]
+    label: int
+    digest: str | None = field(compare=False)
+    prompt: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question, as its first model was asked it, and what every model said."""
+
+    sample: _Sample
+    outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def line(self) -> Mapping[str, Any]:
+        """As the log has it."""
+        one = self.sample
+        asked = {"id": one.id, "task": one.task, "prompt": one.prompt, "choices": one.choices, "label": one.label}
+        return {**asked, "outputs": self.outputs}
+
+    def add(self, model: str, sample: _Sample, output: Mapping[str, Any]) -> None:
+        """What one more model said to the same question."""
+        if sample != self.sample or len({sample.digest, self.sample.digest} - {None}) > 1:
+            raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
+        if model in self.outputs:
+            raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}")
+        self.outputs[model] = output
+
+
+def import_samples(files: Mapping[str, Sequence[str | Path]], out: str | Path) -> Imported:
+    """Write the outcome log of some models' files, questions in the order in which they are first met.
+
+    Questions are the same where task (from the file's name) and ``doc_id`` are; choices and label must then be, too. Of
+    the context, which differs with chat templates, the first model's stands in the log. Tokens are characters / 4 and
+    count every choice as a call of its own, which is what this way of asking costs.
+
+    Args:
+        files: model (as the endpoint is to be called) -> its files, one a task.
+        out: the log, ``.jsonl``; it must not be there yet. It is written whole or not at all.
+
+    Raises:
+        ConfigError: a file is not of that shape, or models disagree on a question; the message names file and line.
+    """
+    target = Path(out)
+    if target.suffix != ".jsonl":
+        raise ConfigError(f"{target}: give the log a name that ends in .jsonl")
+    if target.exists():
+        raise ConfigError(f"{target}: is there already; give another name")
+    if not any(files.values()):
+        raise ConfigError("files: give at least one, as MODEL=FILE")
+    questions = _gathered(files)
+    if not questions:
+        raise ConfigError("files: hold no question")
+    _write(target, [question.line for question in questions.values()])
+    has = {name: [one for one in questions.values() if name in one.outputs] for name in files}
+    right = {name: sum(one.outputs[name]["answer"] == one.sample.label for one in has[name]) for name in files}
+    return Imported(len(questions), {name: len(has[name]) for name in files}, right)
+
+
+def _gathered(files: Mapping[str, Sequence[str | Path]]) -> dict[str, _Question]:
+    """The questions by id, in the order in which they are met."""
+    found: dict[str, _Question] = {}
+    for model, paths in files.items():
+        for path in map(Path, paths):
+            for where, row in json_objects(path):
+                try:
+                    sample, output = _read(row, _task(path))
+                    found.setdefault(sample.id, _Question(sample)).add(model, sample, output)
+                except ConfigError as error:
+                    raise ConfigError(f"{where}: {error}") from None
+    return found
+
+
+def _task(path: Path) -> str:
+    found = _FILE.match(re.sub(r"\.jsonl?(\.gz)?$", "", path.name))
+    return found["task"] if found else path.name
+
+
+def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]]:
+    if row.get("doc_id") is None:
+        raise ConfigError("doc_id: is missing")
+    likelihoods = _likelihoods(row.get("filtered_resps"))
+    asked = _asked(row.get("arguments"))
+    if len(asked) != len(likelihoods):
+        raise ConfigError(f"arguments: {len(asked)} for {len(likelihoods)} log-likelihoods")
+    texts = [text for _, text in asked]
+    stripped = tuple(text.strip() for text in texts)
+    choices = stripped if len(set(stripped)) == len(texts) and all(stripped) else tuple(texts)
+    if len(set(choices)) < len(choices):
+        raise ConfigError("arguments: two choices are the same")
+    label = _label(row.get("target"), choices)
+    answer = max(range(len(likelihoods)), key=likelihoods.__getitem__)
+    if row.get("acc") in (0, 1) and row["acc"] != (answer == label):
+        raise ConfigError("target: acc says otherwise; is it an index into other choices?")
+    tokens = sum(math.ceil((len(context) + len(text)) / _CHARACTERS) for context, text in asked)
+    output = {
+        "answer": answer,
+        "probabilities": _softmax(likelihoods),
+        "prompt_tokens": tokens,
+        "completion_tokens": 0,
+    }
+    return _Sample(f"{task}/{row['doc_id']}", task, choices, label, row.get("doc_hash"), asked[0][0]), output
+
+
+def _likelihoods(responses: object) -> list[float]:
+    """One for each choice; numbers, or texts of them as some versions write."""
+    if not isinstance(responses, list) or len(responses) < 2:
+        raise ConfigError("filtered_resps: give the log-likelihoods of at least two choices; it is no such task")
+    found = []
+    for response in responses:
+        pair = response if isinstance(response, list) else [response]
+        try:
+            value = float(pair[0])
+        except (IndexError, TypeError, ValueError):
+            raise ConfigError("filtered_resps: give [log-likelihood, greedy] for each choice") from None
+        if math.isnan(value) or value > 1e-6:
+            raise ConfigError(f"filtered_resps: {value} is no log-likelihood")
+        found.append(value)
+    if max(found) == -math.inf:
+        raise ConfigError("filtered_resps: every choice is impossible")
+    return found
+
+
+def _asked(arguments: object) -> list[tuple[str, str]]:
+    """(context, choice) of each request: a list of pairs, or ``{"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}``."""
+    if isinstance(arguments, Mapping):
+        order = sorted(arguments, key=lambda name: int(re.sub(r"\D", "", name) or 0))
+        arguments = [list(arguments[name].values()) for name in order if isinstance(arguments[name], Mapping)]
+    pairs = [tuple(pair[:2]) for pair in arguments] if isinstance(arguments, list) else []
+    if not pairs or not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
+        raise ConfigError("arguments: give context and choice of every request")
+    return [(str(context), str(text)) for context, text in pairs]
+
+
+def _label(target: object, choices: tuple[str, ...]) -> int:
+    """Of a number the choice at that index, as in the harness, of any other text the choice that it is."""
+    text = str(target).strip()
+    if text.isdecimal() and int(text) < len(choices):
+        return int(text)
+    if text in choices:
+        return choices.index(text)
+    raise ConfigError(f"target: {text[:40]!r} is neither an index nor one of the {len(choices)} choices")
+
+
+def _softmax(likelihoods: Sequence[float]) -> list[float]:
+    most = max(likelihoods)
+    masses = [math.exp(value - most) for value in likelihoods]
+    return [mass / sum(masses) for mass in masses]
+
+
+def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    beside = target.with_name(f".{target.name}.part.jsonl")
+    try:
+        beside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
+        read_log(beside)
+        beside.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
+    finally:
+        beside.unlink(missing_ok=True)

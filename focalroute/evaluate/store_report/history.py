@@ -1,0 +1,193 @@
+"""What a store remembers, as arrays: n rated answers in the order of their feedback, N endpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.core.records import Feedback
+from focalroute.learn.episodes import Costs, deciding
+from focalroute.learn.reward import credit
+from focalroute.observe import Observer
+from focalroute.observe.drift import Change
+from focalroute.store.base import SYNTHESIS, StoredAnswer
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_Rated = Sequence[tuple[StoredAnswer, Feedback]]
+_Receipt = dict[str, Any]
+_READ = {"calls", "cost", "latency_s", "policy_version"}
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRecord:
+    """One endpoint's calls on the receipts of all answers.
+
+    Attributes:
+        by_round: answers for which it was asked in each round, the first first.
+        usd: mean cost of a call, over those whose cost is known; None: none is.
+        latency_s: mean over its usable replies; None: there are none.
+    """
+
+    by_round: tuple[int, ...]
+    usd: float | None
+    latency_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a store remembers.
+
+    Attributes:
+        answers: how many were read, rated or not.
+        names: the endpoints, in the latest pool's order, then those that left it.
+        endpoints: one for each of the names.
+        tasks: of each answer that had a task: the task, and the numbers of the endpoints asked.
+        worth: (n,) of the answers, in [0, 1]: (reward + 1) / 2.
+        usd: (n,) what they cost; NaN: unknown.
+        calls: (n,) endpoints asked for them.
+        latency_s: (n,).
+        confidence: (n,).
+        version: (n,) of the policy that answered.
+        labelled: (n,) whether the right answer is known, so that every member's worth is.
+        vote: (n,) what a vote of the members would have been worth, ties broken by chance; NaN where not labelled.
+        known: (n, N) whether it is known of an endpoint (asked or probed) if it was right; only where labelled.
+        right: (n, N) whether it was.
+        member: (n, N) whether its reply was one of the answer's.
+        changes: (row, endpoint, change) of every endpoint that changed.
+    """
+
+    answers: int
+    names: tuple[str, ...]
+    endpoints: tuple[EndpointRecord, ...]
+    tasks: tuple[tuple[str, tuple[int, ...]], ...]
+    worth: F64
+    usd: F64
+    calls: F64
+    latency_s: F64
+    confidence: F64
+    version: I64
+    labelled: Bools
+    vote: F64
+    known: Bools
+    right: Bools
+    member: Bools
+    changes: tuple[tuple[int, str, Change], ...]
+
+
+def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> History:
+    """Sum up a store's answers and what was said of them (see `focalroute.store.Store.recent`)."""
+    rows = [(answer, said, receipt) for answer, said in stored if (receipt := _receipt(answer)) is not None]
+    every = [(answer, receipt) for answer, _, receipt in rows]
+    names, receipts = _names(every), {answer.id: receipt for answer, receipt in every}
+    decided = [(answer, found) for answer, said, _ in rows if (found := deciding(said)) is not None]
+    rated = sorted(decided, key=lambda row: row[1].created_at)
+    ours = [receipts[answer.id] for answer, _ in rated]
+    known, right, member = _members(rated, names)
+    return History(
+        answers=len(rows),
+        names=names,
+        endpoints=tuple(_records(names, every)),
+        tasks=tuple(_tasks(every, names)),
+        worth=np.array([(said.reward + 1) / 2 for _, said in rated]),
+        usd=np.array([math.nan if receipt["cost"] is None else float(receipt["cost"]) for receipt in ours]),
+        calls=np.array([float(len(_asked(receipt))) for receipt in ours]),
+        latency_s=np.array([float(receipt["latency_s"]) for receipt in ours]),
+        confidence=np.array([answer.probabilities[answer.answered] for answer, _ in rated], np.float64),
+        version=np.array([receipt["policy_version"] for receipt in ours], np.int64),
+        labelled=np.array([_has_label(answer, said) for answer, said in rated], np.bool_),
+        vote=np.array([_vote(answer, said) for answer, said in rated], np.float64),
+        known=known,
+        right=right,
+        member=member,
+        changes=tuple(_changes(rated, names)),
+    )
+
+
+def _receipt(answer: StoredAnswer) -> _Receipt | None:
+    """The answer's receipt; None where it is damaged, or of another version of this package: it is left out."""
+    try:
+        found = json.loads(answer.receipt)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.keys() >= _READ else None
+
+
+def _asked(receipt: _Receipt) -> list[_Receipt]:
+    """The calls that were made for the answer; not the one that wrote it."""
+    return [call for call in receipt["calls"] if call["attempts"] or call["cost"] is not None]
+
+
+def _names(rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> tuple[str, ...]:
+    latest = next((answer.trajectory.endpoints for answer, _ in reversed(rows) if answer.trajectory), ())
+    found = dict.fromkeys(latest)
+    for answer, receipt in rows:
+        found |= dict.fromkeys(call["endpoint"] for call in _asked(receipt))
+        found |= dict.fromkeys(probe.endpoint for probe in answer.probes)
+    return tuple(found)
+
+
+def _records(names: Sequence[str], rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> Iterable[EndpointRecord]:
+    costs = Costs.of(answer for answer, _ in rows)
+    calls = [call for _, receipt in rows for call in _asked(receipt)]
+    for name in names:
+        rounds = Counter(call["round"] for call in calls if call["endpoint"] == name)
+        latency = [call["latency_s"] for call in calls if call["endpoint"] == name and call["error"] is None]
+        yield EndpointRecord(
+            tuple(rounds[number] for number in range(1, max(rounds, default=0) + 1)),
+            costs.usd.get(name),
+            sum(latency) / len(latency) if latency else None,
+        )
+
+
+def _tasks(
+    rows: Sequence[tuple[StoredAnswer, _Receipt]], names: Sequence[str]
+) -> Iterable[tuple[str, tuple[int, ...]]]:
+    index = {name: number for number, name in enumerate(names)}
+    for answer, receipt in rows:
+        if answer.trajectory is not None and answer.trajectory.task is not None:
+            asked = {index[call["endpoint"]] for call in _asked(receipt)}
+            yield answer.trajectory.task, tuple(sorted(asked))
+
+
+def _has_label(answer: StoredAnswer, said: Feedback) -> bool:
+    return said.label is not None and answer.kind != SYNTHESIS
+
+
+def _members(rated: _Rated, names: Sequence[str]) -> tuple[Bools, Bools, Bools]:
+    known, right, member = (np.zeros((len(rated), len(names)), np.bool_) for _ in range(3))
+    index = {name: number for number, name in enumerate(names)}
+    for row, (answer, said) in enumerate(rated):
+        if _has_label(answer, said):
+            for name, value in credit(answer, said).right.items():
+                known[row, index[name]] = True
+                right[row, index[name]] = value == 1
+            member[row, [index[name] for name in answer.members]] = True
+    return known, right, member
+
+
+def _vote(answer: StoredAnswer, said: Feedback) -> float:
+    if not _has_label(answer, said):
+        return math.nan
+    votes = Counter(member.candidate for member in answer.members.values() if member.candidate is not None)
+    most = max(votes.values(), default=0)
+    tied = [candidate for candidate, count in votes.items() if count == most]
+    return sum(answer.keys[candidate] == said.label for candidate in tied) / max(len(tied), 1)
+
+
+def _changes(rated: _Rated, names: Sequence[str]) -> Iterable[tuple[int, str, Change]]:
+    """What an ensemble that heard all of this feedback would have noticed."""
+    if not names:
+        return
+    observer = Observer(names, [None] * len(names))
+    for row, (answer, said) in enumerate(rated):
+        for name, change in observer.learn(credit(answer, said), said.created_at).items():
+            yield row, name, change

@@ -1,0 +1,330 @@
+"""The page about a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import numpy as np
+
+from focalroute.evaluate.metrics import interval
+from focalroute.evaluate.report_page import sums
+from focalroute.evaluate.report_page.drawings import CostAxis, CostQuality, Dot, Errors, Grid, Mark, OverTime, Rounds
+from focalroute.evaluate.report_page.page import Page, Section, Table
+from focalroute.evaluate.report_page.sums import MOST_TASKS, RIGHT
+from focalroute.evaluate.store_report.history import F64, Bools, EndpointRecord, History
+from focalroute.evaluate.store_report.updates import NEEDED
+
+#: Rated answers below which nothing is drawn: an interval would span everything.
+FEW = 10
+_LEAST_TOGETHER = 20
+_LEAST_OF_VERSION = 50
+_MOST_BESIDE = 5
+_VOTE = "vote of those asked"
+_OURS = "focalroute"
+
+_NO_FEEDBACK = (
+    "Needs feedback for at least {few} answers; this store has it for {n}. Say how good answers were with "
+    "ensemble.feedback(answer, label=...) or reward=..., also later and from another process."
+)
+_NO_LABELS = (
+    "Needs labels for at least {few} answers; this store has them for {n}. A label (ensemble.feedback(answer, "
+    "label=...)) tells which members were right, a reward only whether the answer was."
+)
+
+
+def store_page(history: History, name: str, updates: Section | None = None) -> Page:
+    """All that a store can show.
+
+    Args:
+        name: of the store.
+        updates: what is known of a policy folder's updates.
+    """
+    rated, labelled = len(history.worth), int(history.labelled.sum())
+    few = Section(_NO_FEEDBACK.format(few=FEW, n=rated)) if rated < FEW else None
+    unlabelled = Section(_NO_LABELS.format(few=FEW, n=labelled)) if labelled < FEW else None
+    asked = history.answers > 0
+    return Page(
+        title=f"focalroute: {name}",
+        facts=_facts(history),
+        lead=_lead(history),
+        sections={
+            "curve": few or _curve(history),
+            "over-time": few or _over_time(history),
+            "errors": unlabelled or _errors(history),
+            "when-right": unlabelled or _when_right(history),
+            "calibration": few or _calibration(history),
+            "rounds": _rounds(history) if asked else Section("Needs answers: nothing was asked with this store yet."),
+            "diversity": unlabelled or _diversity(history),
+            "tasks": _tasks(history),
+            "updates": updates or Section(NEEDED),
+            "figures": _figures(history) if asked else Section("Needs answers: ask with this store first."),
+        },
+    )
+
+
+def _facts(history: History) -> dict[str, str]:
+    versions = ", ".join(_version(number) for number in dict.fromkeys(history.version.tolist())) or "none yet"
+    return {
+        "answers": f"{history.answers:,}",
+        "with feedback": f"{len(history.worth):,}",
+        "with a label": f"{int(history.labelled.sum()):,}",
+        "endpoints": str(len(history.names)),
+        "policy": versions,
+        "as of": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _version(number: int) -> str:
+    return {0: "shipped", -1: "fallback", -2: "rule"}.get(number, f"version {number}")
+
+
+def _lead(history: History) -> str:
+    if not history.answers:
+        return (
+            "This store is empty. Ask with it (Ensemble(pool, store=...), or focalroute ask --store), then come back."
+        )
+    if len(history.worth) < FEW:
+        return (
+            f"This store has {history.answers:,} answers, but feedback for only {len(history.worth)} of them: whom it "
+            "asks is below; how good the answers are is not known."
+        )
+    low, high = interval([history.worth])
+    dollars = _usd(history.usd)
+    paid = "at an unknown cost" if dollars is None else f"for ${1000 * dollars:.4g} per 1,000 queries"
+    vote = f" A vote of those asked would have {history.vote.mean():.3f}." if history.labelled.all() else ""
+    return (
+        f"Of {len(history.worth):,} answers with feedback focalroute has {_scored(history)} "
+        f"{history.worth.mean():.3f} ({low:.3f} to {high:.3f}), {paid} and with {history.calls.mean():.1f} calls a "
+        f"query.{vote}"
+    )
+
+
+def _scored(history: History) -> str:
+    return "accuracy" if np.isin(history.worth, (0.0, 1.0)).all() else "score"
+
+
+def _usd(found: F64) -> float | None:
+    """The mean of what is known; None: nothing is."""
+    return float(np.nanmean(found)) if not np.isnan(found).all() else None
+
+
+def _axis(history: History) -> CostAxis:
+    return "usd" if (_usd(history.usd) or 0) > 0 else "calls"
+
+
+# -- cost and quality --------------------------------------------------------------------------------------------------
+
+
+def _curve(history: History) -> Section:
+    axis, scored = _axis(history), _scored(history)
+    everything = np.ones(len(history.worth), np.bool_)
+    dots = [_ours(history, _OURS, history.worth, everything, axis, ours=True)]
+    if history.labelled.all():
+        dots.append(_ours(history, _VOTE, history.vote, everything, axis))
+    counts = Counter(history.version.tolist())
+    if len(counts) > 1:
+        dots += [
+            _ours(history, _version(number), history.worth, history.version == number, axis)
+            for number, count in counts.items()
+            if count >= _LEAST_OF_VERSION
+        ]
+    versions = " A version of the policy is on the queries of its own time." if len(counts) > 1 else ""
+    for name, record, known, right in _by_endpoint(history):
+        if known.sum() >= FEW and (axis == "calls" or record.usd is not None):
+            cost = 1.0 if axis == "calls" else 1000 * (record.usd or 0.0)
+            dots.append(Dot(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
+    vote = f" The “{_VOTE}” is what a plain vote of the same replies is worth." if history.labelled.all() else ""
+    return Section(
+        f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
+        "endpoint alone, on those queries only for which it was asked or probed and the right answer is known; who is "
+        f"asked later gets the harder ones, so this is no fair comparison between endpoints.{vote}{versions} For "
+        "baselines on the same queries let every endpoint answer them (focalroute collect) and replay that (focalroute "
+        "eval).",
+        CostQuality(tuple(dots), scored, axis),
+    )
+
+
+def _ours(history: History, name: str, worth: F64, rows: Bools, axis: CostAxis, *, ours: bool = False) -> Dot:
+    cost = float(history.calls[rows].mean()) if axis == "calls" else 1000 * (_usd(history.usd[rows]) or 0.0)
+    return Dot(name, cost, *_quality(worth[rows]), ours=ours)
+
+
+def _quality(worth: F64) -> tuple[float, float, float]:
+    """The mean, and the ends of its 95 % interval."""
+    return float(worth.mean()), *interval([worth])
+
+
+def _by_endpoint(history: History) -> list[tuple[str, EndpointRecord, Bools, Bools]]:
+    return list(zip(history.names, history.endpoints, history.known.T, history.right.T, strict=True))
+
+
+# -- over time ---------------------------------------------------------------------------------------------------------
+
+
+def _over_time(history: History) -> Section:
+    scored, axis = _scored(history), _axis(history)
+    methods = {_OURS: history.worth} | ({_VOTE: history.vote} if history.labelled.all() else {})
+    width = sums.rolling_width(len(history.worth))
+    at, lines = sums.rolled(methods, width)
+    paid = history.calls if axis == "calls" else 1000 * history.usd
+    unknown = sums.rolling(np.isnan(paid).astype(np.float64), width) > 0
+    cost = np.where(unknown, np.nan, sums.rolling(np.nan_to_num(paid), width))
+    changes = [Mark(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
+    swaps = [
+        Mark(row + 1.0, f"{_version(after)} began to serve", found=False)
+        for row, (before, after) in enumerate(pairwise(history.version.tolist()), 1)
+        if before != after
+    ]
+    found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(changes, 1)]
+    noticed = f"Solid lines mark where an endpoint changed. {'; '.join(found)}." if found else "No endpoint changed."
+    dotted = " Dotted lines: another version of the policy answers from there on." if swaps else ""
+    return Section(
+        f"Means over {width} consecutive answers with feedback. Above: {scored}; below: what an answer costs. {noticed}"
+        f"{dotted}",
+        OverTime(
+            width=width,
+            at=at,
+            lines=lines,
+            cost=sums.values(cost[sums.thinned(len(cost))]),
+            scored=scored,
+            axis=axis,
+            along="answers with feedback so far",
+            marks=sorted((*changes, *swaps), key=lambda mark: mark.at),
+        ),
+    )
+
+
+# -- members -----------------------------------------------------------------------------------------------------------
+
+
+def _errors(history: History) -> Section:
+    rows, ours = history.labelled, (history.worth >= RIGHT).astype(np.float64)
+    found = {_VOTE: sums.corrected(ours[rows], history.vote[rows])}
+    most = sorted(_by_endpoint(history), key=lambda one: -int(one[2].sum()))
+    for name, _, known, right in most[:_MOST_BESIDE]:
+        if known.sum() >= FEW:
+            found[name] = sums.corrected(ours[known], right[known].astype(np.float64))
+    on = ", ".join(f"{name} {one.queries:,}" for name, one in found.items())
+    return Section(
+        "focalroute's answers beside the plain vote of the same replies, and beside each endpoint's own on the queries "
+        f"for which it was asked or probed. Corrected: focalroute is right where the other is wrong; spoilt: the "
+        f"reverse; the difference is the gain. Queries with a known answer: {on}.",
+        Errors(found),
+    )
+
+
+def _when_right(history: History) -> Section:
+    several = history.labelled & (history.member.sum(axis=1) > 1)
+    if several.sum() < FEW:
+        return Section(
+            f"Needs at least {FEW} labelled answers for which two members or more replied; this store has "
+            f"{int(several.sum())}."
+        )
+    right = (history.right & history.member)[several].sum(axis=1)
+    most = int(history.member[several].sum(axis=1).max())
+    methods = {_OURS: history.worth[several], _VOTE: history.vote[several]}
+    return Section(
+        "Answers for which two members or more replied, by how many of these were right (RL-Focal's consensus plot). A "
+        "vote needs many of them; what is right with few knows whom to believe. Below: how many queries there are of "
+        "each kind. None right and yet an answer worth something: it was put together, or graded.",
+        sums.when_right(right, methods, most, scored=_scored(history), members="members asked that are right"),
+    )
+
+
+def _calibration(history: History) -> Section:
+    found = sums.calibration(history.confidence, history.worth, _scored(history))
+    return Section(f"{sums.CALIBRATION}{found.expected_error:.3f}.", found)
+
+
+def _diversity(history: History) -> Section:
+    found = sums.diversity(history.names, history.known, history.right, _LEAST_TOGETHER)
+    if all(value is None for row in found.values for value in row):
+        return Section(
+            f"Needs {_LEAST_TOGETHER} labelled answers for which two endpoints were both asked or probed; no two "
+            "endpoints have as many."
+        )
+    return Section(
+        f"Focal diversity of every two endpoints over the labelled answers for which both were asked or probed, where "
+        f"there are at least {_LEAST_TOGETHER}: 0, they fail on the same queries; 1, never on the same. A member adds "
+        "most beside one that it is diverse from.",
+        found,
+    )
+
+
+# -- who is asked ------------------------------------------------------------------------------------------------------
+
+
+def _rounds(history: History) -> Section:
+    most = max((len(record.by_round) for record in history.endpoints), default=0)
+    shares = tuple(
+        tuple(
+            record.by_round[number] / history.answers if number < len(record.by_round) else 0.0
+            for record in history.endpoints
+        )
+        for number in range(most)
+    )
+    return Section(
+        "On how many of all answers each endpoint is asked. Round 1 is decided by the query and by the record of the "
+        "endpoints; in later rounds the replies so far are known, and whoever is then asked is asked because of them.",
+        Rounds(history.names, shares),
+    )
+
+
+def _tasks(history: History) -> Section:
+    counts = Counter(task for task, _ in history.tasks)
+    if not counts:
+        return Section("Needs a task with the queries: ensemble.ask(..., task=...) names one.")
+    kept = tuple(sorted(task for task, _ in counts.most_common(MOST_TASKS)))
+    place = {task: number for number, task in enumerate(kept)}
+    asked = np.zeros((len(kept), len(history.names)))
+    for task, endpoints in history.tasks:
+        if task in place:
+            asked[place[task], list(endpoints)] += 1 / counts[task]
+    left = f" The {len(counts) - len(kept)} smallest tasks are left out." if len(counts) > len(kept) else ""
+    return Section(
+        "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
+        f"difference to whom it asks.{left}",
+        Grid(kept, history.names, tuple(map(sums.values, asked)), 0),
+    )
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _figures(history: History) -> Section:
+    columns = ("", "asked for", "known", "right", "95 %", "$ per 1,000", "seconds")
+    rated = len(history.worth)
+    ours = (
+        _OURS,
+        f"{history.answers:,}",
+        f"{rated:,}",
+        *_shares(history.worth),
+        _amount(_usd(history.usd) if rated else None),
+        f"{history.latency_s.mean():.2f}" if rated else "",
+    )
+    rows: list[Sequence[str]] = [ours]
+    for name, record, known, right in _by_endpoint(history):
+        shares = _shares(right[known].astype(np.float64))
+        seconds = "" if record.latency_s is None else f"{record.latency_s:.2f}"
+        asked = f"{sum(record.by_round):,}"
+        rows.append((name, asked, f"{int(known.sum()):,}", *shares, _amount(record.usd), seconds))
+    return Section(
+        "Known: answers with feedback; of an endpoint, labelled answers for which it was asked or probed. Costs are of "
+        "an answer, or of a call, where known; seconds the mean until it was there. What each endpoint was paid in "
+        "all, probes and failures included, is said by focalroute ledger.",
+        table=Table(columns, rows, frozenset((0,))),
+    )
+
+
+def _shares(worth: F64) -> tuple[str, str]:
+    if len(worth) < FEW:
+        return "", ""
+    mean, low, high = _quality(worth)
+    return f"{mean:.3f}", f"{low:.3f} to {high:.3f}"
+
+
+def _amount(usd: float | None) -> str:
+    return "" if usd is None else f"{1000 * usd:.4f}"

@@ -1,0 +1,76 @@
+"""How a worker comes by the fleet's policy: a copy in its own folder, so that it can start and serve without Redis."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from focalroute.core.errors import FocalrouteError, StoreError
+from focalroute.policy.named import Named
+from focalroute.policy.publish import install
+from focalroute.policy.slot import PolicySlot
+from focalroute.store import Store, is_shared
+
+if TYPE_CHECKING:
+    from focalroute.store.redis.store import RedisStore
+
+
+_LEARNERS_OWN = ("learner.npz",)
+
+_log = logging.getLogger("focalroute")
+
+
+def fetch(store: Store, policy: str | Path | Named | None) -> None:
+    """Put the fleet's current policy into the folder, if there is a fleet, a folder and a policy; else nothing.
+
+    Raises:
+        PolicyError: it does not pass its checks, or cannot be written.
+    """
+    if is_shared(store) and policy is not None and not isinstance(policy, Named):
+        with suppress(StoreError):  # Redis is away: what the folder holds serves
+            version, files = _files(store)
+            if files:
+                install(policy, version, files)
+
+
+def _files(store: RedisStore, version: int | None = None) -> tuple[int, dict[str, bytes]]:
+    """A version, the current one unless said, and its files as workers need them; none where nothing is published."""
+    from focalroute.store.redis.board import Board  # only a fleet needs anything of Redis
+
+    board = Board(store)
+    version = board.state().current if version is None else version
+    return version, board.files(version, without=_LEARNERS_OWN) if version else {}
+
+
+class Follower:
+    """Keeps a folder at the fleet's current policy, and lets the slot serve it. Without a fleet or a folder it is idle.
+
+    A version that fails its checks is not served; the one before stays, and the log says why. One that cannot be put
+    into the folder serves all the same.
+    """
+
+    def __init__(self, store: Store, slot: PolicySlot, policy: str | Path | Named | None) -> None:
+        self._worker = ThreadPoolExecutor(1, "focalroute-follower")
+        self._slot = slot
+        if is_shared(store) and policy is not None and not isinstance(policy, Named):
+            self._store = store
+            store.follow(self._soon)
+
+    def _soon(self, version: int) -> None:
+        self._worker.submit(self._follow, version)
+
+    def _follow(self, version: int) -> None:
+        try:
+            _, files = _files(self._store, version)
+            if files:
+                self._slot.install(version, files)
+        except FocalrouteError as error:
+            serves = self._slot.current.version
+            _log.error("version %d of the fleet's policy: %s (version %d serves)", version, error, serves)
+
+    def close(self) -> None:
+        """Wait for a version under way and let go of the thread. Idempotent."""
+        self._worker.shutdown()

@@ -1,0 +1,153 @@
+"""The fleet's learner: whoever holds the lease drains the feedback, updates, and publishes what passes the gate.
+
+The new version and the note of which feedback it was about are one step in Redis, which only the holder of the latest
+lease can take, and only if the version that it started from still serves. So a learner that dies, hangs or is rolled
+back under its hands leaves everything to its successor, and nothing is counted twice. Any number may run; one works.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from focalroute.core.errors import PolicyError, StoreError
+from focalroute.learn.fleet.archive import Archive
+from focalroute.learn.online import update_policy
+from focalroute.learn.update_report import UpdateReport
+from focalroute.policy import bundle
+from focalroute.policy.publish import install
+from focalroute.store.redis.board import Board
+from focalroute.store.redis.store import RedisStore
+
+_MOST = 10_000  # feedbacks that one update takes off the list
+_TIDY_EVERY_S = 60.0
+
+_log = logging.getLogger("focalroute")
+
+
+class FleetLearner:
+    """A candidate for the lease, and the learner while it holds it.
+
+    Args:
+        start: a folder whose current policy the fleet begins with, if it has none yet; None: the shipped one.
+        every: feedbacks between two updates.
+        seed: of the updates, together with the version they start from; None: chance.
+        lease_s: how long it takes until a learner that died is replaced, at the most.
+        archive: where rows go that Redis is to keep no longer; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        *,
+        start: str | Path | None = None,
+        every: int = 100,
+        seed: int | None = None,
+        lease_s: float = 10.0,
+        archive: Archive | None = None,
+    ) -> None:
+        self._store = store
+        self._board = Board(store)
+        self._start = start
+        self._every = every
+        self._seed = seed
+        self._lease_s = lease_s
+        self._archive = archive
+        self._who = secrets.token_hex(8)
+        self._next_tidy = 0.0
+
+    def step(self, *, at_least: int | None = None) -> UpdateReport | None:
+        """Update once, if this is the learner and there is enough feedback; None: there was nothing to do.
+
+        Args:
+            at_least: feedbacks that are enough; None: ``every``.
+
+        Raises:
+            StoreError: Redis is away.
+            PolicyError: the fleet's policy is damaged.
+        """
+        token = self._board.lease("take", self._who, self._lease_s)
+        if not token:
+            return None
+        with self._kept():
+            self._begin()
+            self._tidy()
+            entries = self._board.unlearned(_MOST)
+            if len(entries) < (self._every if at_least is None else at_least):
+                return None
+            return self._update(token, entries)
+
+    def run(self) -> UpdateReport:
+        """Update now, with whatever feedback there is."""
+        report = self.step(at_least=0)
+        if report is not None:
+            return report
+        current = self._board.state().current
+        return UpdateReport("insufficient", current, current, 0, 0, "another process learns for this fleet now")
+
+    def close(self) -> None:
+        """Give the lease up, so that the next one need not wait for its end."""
+        with suppress(StoreError):
+            self._board.lease("give up", self._who, self._lease_s)
+
+    def _update(self, token: int, entries: list[str]) -> UpdateReport | None:
+        parent = self._board.state()
+        seed = None if self._seed is None else self._seed + parent.current
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            for version in sorted({max(parent.versions, default=0), parent.current} - {0}, reverse=True):
+                install(folder, version, self._board.files(version))  # the current one last
+            report = update_policy(self._store, folder, seed=seed)
+            files = _read(bundle.folder_of(folder, report.version)) if report.status == "published" else {}
+        done = self._board.publish(files, version=report.version, parent=parent.current, token=token, learned=entries)
+        if done == "done":
+            return report
+        said = "its lease was over" if done == "fenced" else "another version serves by now"
+        _log.warning("an update of the fleet's policy was thrown away: %s", said)
+        return None
+
+    def _begin(self) -> None:
+        """Give a fleet that has no policy yet the one that it is to begin with."""
+        if self._start is None or self._board.state().current or not bundle.versions(self._start):
+            return
+        version = bundle.load(self._start).version
+        self._board.publish(_read(bundle.folder_of(self._start, version)), version=version, parent=0)
+
+    def _tidy(self) -> None:
+        if time.monotonic() < self._next_tidy:
+            return
+        self._next_tidy = time.monotonic() + _TIDY_EVERY_S
+        self._board.tidy(time.time())
+        if self._archive is not None:
+            self._archive.take()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keep the lease as long as the work takes."""
+        over = threading.Event()
+
+        def keep() -> None:
+            while not over.wait(self._lease_s / 3):
+                with suppress(StoreError):  # then it ends, and what is published under it is refused
+                    self._board.lease("keep", self._who, self._lease_s)
+
+        thread = threading.Thread(target=keep, name="focalroute-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    try:
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    except OSError as error:
+        raise PolicyError(f"{folder}: cannot be read: {error.strerror}") from None

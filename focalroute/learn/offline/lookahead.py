@@ -1,0 +1,136 @@
+"""Teaches the Decider to look one step ahead, before the policy gradient takes over.
+
+Where a log holds every endpoint's answer, it is known for any set of members what one more of them would have changed.
+A regression on that gain, from what is seen before asking, gives a policy that asks whoever is expected to be worth
+the money: z_i = kappa (2 gain_i - lambda c_i / C), twice since a right answer is worth 1 - (-1).
+
+In round 1, where the gain is an endpoint's whole accuracy, it is measured from the pool's level.
+
+It is short-sighted (it takes no notice of later rounds, nor of others asked with it), but it asks *because of* what was
+replied. A policy gradient started without it settles on one set for every query: asking on after round 1 does not pay
+until it is done where it should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.backend import Passes
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
+from focalroute.learn.offline.recorded import F32, I64, Bools
+from focalroute.learn.offline.rollout import Seen, fused, members_of, observed
+from focalroute.learn.offline.views import PRICES, Views
+from focalroute.observe import layout
+
+_ENDPOINT, _CONTEXT = layout.slices(layout.ENDPOINT), layout.slices(layout.CONTEXT)
+_TOLLS = slice(_ENDPOINT["toll"].start, _ENDPOINT["log_toll"].stop)
+_UNIT = 0.25  # the net is fitted to gains in units of this
+_KAPPA = 20.0  # logits per reward
+_ONE_AT_FIRST = 6.0  # logits taken off in round 1: there somebody must be picked, and it shall be few
+
+
+def gains(fusion: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[F32, F32, Bools]:
+    """What asking each endpoint next adds to the worth of the answer, (B, N), in [-1, 1].
+
+    Returns:
+        The gains, and the posterior (B, K) and who is offered (B, K) as they are before it.
+    """
+    n = first.shape[1]
+    usable = seen.recorded.usable
+    nobody: Bools = np.logical_not(((first | later) & usable).any(axis=1))
+    sets = [np.repeat((asked & usable)[:, None], n + 1, axis=1) for asked in (first, later)]
+    one_more = np.eye(n, dtype=np.bool_)[None] & usable[:, None]
+    sets[0][:, 1:] |= one_more & nobody[:, None, None]
+    sets[1][:, 1:] |= one_more & ~nobody[:, None, None]
+    sets[1] &= ~sets[0]
+    posterior, offered = fused(fusion, seen, members_of(fusion, seen), *(asked.astype(np.float32) for asked in sets))
+    worth = np.take_along_axis(seen.recorded.worth, posterior.argmax(axis=2), axis=1) * offered.any(axis=2)
+    return worth[:, 1:] - worth[:, :1], posterior[:, 0], offered[:, 0]
+
+
+def look_ahead(
+    net: DeciderNet,
+    fusion: FusionNet,
+    logs: Sequence[tuple[Views, I64]],
+    *,
+    steps: int,
+    rate: float,
+    batch: int,
+    rng: np.random.Generator,
+    passes: Passes,
+    advance: Callable[[int], object],
+) -> DeciderNet:
+    """Fit the gains by least squares, and make the Decider that follows from them.
+
+    Args:
+        net: where to start; its use of the price of money is replaced.
+        fusion: fuses.
+        logs: what to learn from, each with the queries of it; each step takes one of them by chance.
+        steps: of Adam, its rate falling along a cosine.
+        rate: at the start.
+        batch: queries in a step.
+        rng: chance.
+        passes: forward and backward.
+        advance: called with 1 after every step.
+    """
+    adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=1.0)
+    for step in range(steps):
+        views, rows = logs[int(rng.integers(len(logs)))]
+        at = rng.choice(rows, min(batch, len(rows)), replace=False)
+        seen = views.at(int(rng.integers(len(PRICES))), at)
+        first, later, number = _asked(seen, rng)
+        gain, posterior, offered = gains(fusion, seen, first, later)
+        context, endpoints = _before(seen, first | later, number, posterior, offered)
+        ids = np.broadcast_to(seen.ids, gain.shape)
+        logits, pull = passes.decider(net, context, endpoints, ids)
+        target = (gain - (number == 0)[:, None] * (seen.level[:, None] + 1) / 2) / _UNIT
+        free = seen.recorded.there & ~(first | later)
+        d = np.where(free, logits - target, 0) / max(int(free.sum()), 1)
+        adam.learning_rate = rate * min(1.0, (step + 1) / 10) * (0.05 + 0.475 * (1 + np.cos(np.pi * step / steps)))
+        adam.step(pull(d.astype(logits.dtype)))
+        net = replace(net, **adam.parameters)
+        advance(1)
+    return _decider(net)
+
+
+def _asked(seen: Seen, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
+    """Sets such as a policy would have asked by now, leaning to the accurate; and the number of the round, from 0."""
+    shape = seen.recorded.there.shape
+    size = rng.choice((0, 1, 1, 2, 2, 3, 4), shape[0])
+    liking = seen.columns[..., _ENDPOINT["standing"].start] / 4
+    score = liking + rng.gumbel(size=shape) * rng.choice((0.05, 0.2, 1.0)) - 1e3 * ~seen.recorded.there
+    asked = ((-score).argsort(axis=1).argsort(axis=1) < size[:, None]) & seen.recorded.there
+    later = asked & (rng.random(shape) < 0.4) & (size > 1)[:, None]
+    number = np.where(size == 0, 0, 1 + (rng.random(shape[0]) < 0.4))
+    return asked & ~later, later, number
+
+
+def _before(seen: Seen, asked: Bools, number: I64, posterior: F32, offered: Bools) -> tuple[F32, F32]:
+    """The observations without anything that depends on the price of money."""
+    b, n = asked.shape
+    context = np.zeros((b, layout.width(layout.CONTEXT)), np.float32)
+    endpoints = np.zeros((b, n, layout.width(layout.ENDPOINT)), np.float32)
+    for k in np.unique(number).tolist():
+        of = np.flatnonzero(number == k)
+        replied = asked[of] & seen.recorded.usable[of]
+        one = np.ones(b, np.float32)
+        context[of], endpoints[of] = observed(seen, of, k, one, asked[of], replied, posterior[of], offered[of])
+    context[:, _CONTEXT["price_of_money"]] = 0
+    endpoints[..., _TOLLS] = 0
+    return context, endpoints
+
+
+def _decider(net: DeciderNet) -> DeciderNet:
+    """From gains to logits; hidden weights of what was left out so far are noise, and start at zero."""
+    scale = np.float32(2 * _KAPPA * _UNIT)
+    linear = ("skip_context", "skip_endpoint", "skip_name", "bias", "out")
+    arrays = {name: parameters(net)[name] * scale for name in linear}
+    arrays["skip_endpoint"][_ENDPOINT["toll"].start] = -_KAPPA
+    arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST
+    arrays["hidden_context"] = zeroed(net.hidden_context, _CONTEXT["price_of_money"])
+    arrays["hidden_endpoint"] = zeroed(net.hidden_endpoint, _TOLLS)
+    return replace(net, **arrays)

@@ -1,0 +1,250 @@
+"""What the observer would have seen before each recorded query, had certain endpoints been asked on those before it.
+
+The same numbers as `focalroute.observe` gives one by one, for a whole log at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
+from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
+from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
+from focalroute.observe.memory import CAPACITY, SHRINK, cosines, kernel, mean_text, shrunk
+from focalroute.observe.pool_stats import Rows, rows_of, standings, table_of
+
+F64 = NDArray[np.float64]
+
+_EVERY = 20  # rows that share one matrix of pairs
+_BLOCK = 512  # rows whose similarity to all others is computed at once
+
+
+@dataclass(frozen=True, slots=True)
+class LongRun:
+    """Where the priors of each endpoint sit.
+
+    Attributes:
+        offsets: (N,) accuracy minus the pool's level.
+        strengths: (N,) how firmly, in asks.
+        usd: (N,) cost of a call.
+    """
+
+    offsets: F64
+    strengths: F64
+    usd: F64
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """Before each of T queries.
+
+    Attributes:
+        rows: see `focalroute.observe.pool_stats.Rows`, (T, N, ...).
+        length: (T, N) the layout's "length" of the recorded reply.
+        pairs: (ceil(T / every), N, N) focal diversity of pairs, 0 on the diagonal; row t has that of t // every.
+        every: see `look_back`.
+    """
+
+    rows: Rows
+    length: F32
+    pairs: F32
+    every: int
+
+    def pairs_at(self, rows: NDArray[np.int64]) -> F32:
+        """(len(rows), N, N)."""
+        found: F32 = self.pairs[rows // self.every]
+        return found
+
+
+def look_back(
+    recorded: Recorded, first: Bools, later: Bools, long_run: LongRun, *, window: int, every: int = _EVERY
+) -> Hindsight:
+    """Look back from every query on the ``window`` queries before it.
+
+    Args:
+        recorded: the log.
+        first: (T, N) who was asked in round 1.
+        later: (T, N) who was asked in round 2 or later.
+        long_run: prior of the accuracies.
+        window: T of the observer.
+        every: rows that share what is known of pairs, that is focal diversity and standings; the observer renews it
+            with every row, which here would take longer than all else.
+    """
+    known = (first | later) & recorded.replied
+    answered = known & recorded.usable & (recorded.tokens > 0)
+    sums = {
+        "n": known,
+        "right": known * recorded.value,
+        "usd": known * recorded.usd,
+        "timed": known & (recorded.latency_s > 0),
+        "latency": known * recorded.latency_s,
+        "lengths": answered,
+        "tokens": answered * recorded.tokens,
+        "squares": answered * recorded.tokens.astype(np.float64) ** 2,
+    }
+    seen = {name: _windowed(array.astype(np.float64), window) for name, array in sums.items()}
+    pairs, together, ahead = _pairs(recorded, known, window, every)
+    size = len(recorded.names)
+    focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), every, axis=0)[: len(recorded)]
+    standing = standings(together, ahead, long_run.offsets, long_run.strengths)
+    standing = np.repeat(standing, every, axis=0)[: len(recorded)]
+    order = ("n", "right", "n", "usd", "timed", "latency")
+    table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
+    rows = rows_of(table, focal, standing, long_run.offsets, long_run.strengths)
+    return Hindsight(rows, _lengths(recorded, seen), pairs, every)
+
+
+def similar(recorded: Recorded) -> F32:
+    """(T, N) how much more than the pool each endpoint is right, as a memory of the queries before each estimates."""
+    told = np.asarray(recorded.vectors.any(axis=1))
+    known = (recorded.replied & told[:, None]).astype(np.float32)
+    both = np.concatenate([known * recorded.value, known], axis=1)
+    size = len(recorded.names)
+    sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)
+    means = _mean_texts(recorded.vectors, told)
+    for at, rows in zip(range(0, len(recorded), _BLOCK), _remembered(len(recorded)), strict=True):
+        block = slice(at, at + _BLOCK)
+        weights = kernel(cosines(recorded.vectors[block], recorded.vectors[rows], means[block]))
+        weights *= told[rows] & (rows < np.arange(at, at + len(weights))[:, None])
+        sums[block] = weights @ both[rows]
+        total[block] = weights.sum(axis=1)
+    strength = SHRINK * max(float(np.median(total)), 1e-6)
+    estimate = shrunk(sums[:, :size], sums[:, size:], _running_mean(both, size), strength)
+    estimate -= estimate.mean(axis=1, keepdims=True)
+    estimate[~told] = 0
+    return estimate
+
+
+def _mean_texts(vectors: F32, told: Bools) -> F32:
+    """(T, D) mean of the texts before each, as a memory that lost none of them takes it."""
+    before = np.cumsum(vectors, axis=0, dtype=np.float64) - vectors
+    count: I64 = np.cumsum(told) - told
+    return mean_text(before, count)
+
+
+def _remembered(size: int) -> Iterator[I64]:
+    """For each block of a stream the rows that a memory may hold: those of the block, and what was left before it."""
+    rng, rows = np.random.default_rng(0), np.arange(0)
+    for at in range(0, size, _BLOCK):
+        block = np.arange(at, min(at + _BLOCK, size))
+        yield np.concatenate([rows, block])
+        free = CAPACITY - len(rows)
+        rows, later = np.concatenate([rows, block[:free]]), block[free:]
+        rows[rng.integers(len(rows), size=len(later))] = later
+
+
+def log_masses(recorded: Recorded) -> F64:
+    """(T, N, K) logs of the masses, at least -30, centred over each query's choices; 0 where there is none."""
+    if recorded.mass is None:
+        return np.zeros((*recorded.there.shape, recorded.worth.shape[1]))
+    logs = np.log(np.clip(recorded.mass, np.exp(-30), 1).astype(np.float64))
+    real = ~np.isnan(logs) & (np.arange(logs.shape[2]) < recorded.size[:, None])[:, None, :]
+    logs = np.where(real, logs, 0)
+    centred: F64 = np.where(real, logs - logs.sum(axis=2, keepdims=True) / recorded.size[:, None, None], 0)
+    return centred
+
+
+def _totals(recorded: Recorded) -> Totals:
+    """What each query adds to the book once its label is known, (T, ...)."""
+    logs = log_masses(recorded)[..., :MOST_CHOICES]
+    told = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
+    given = recorded.usable & told[:, None]
+    if recorded.mass is not None:
+        given &= ~np.isnan(recorded.mass[:, :, 0])
+    return totals_of(logs, given, recorded.worth.argmax(axis=1), recorded.size)
+
+
+def calibration(recorded: Recorded) -> Corrections | None:
+    """What the book says before each query, (T, ...), had everyone been asked before it; None: nobody gave any mass."""
+    if recorded.mass is None:
+        return None
+    added = _totals(recorded)
+    shared = _before(added)
+    own = Totals(np.zeros_like(shared.sums), np.zeros_like(shared.squares))
+    for task in _tasks(recorded):
+        rows = recorded.tasks == task
+        before = _before(Totals(added.sums[rows], added.squares[rows]))
+        own.sums[rows], own.squares[rows] = before.sums, before.squares
+    return corrections_of(own, shared)
+
+
+def book(recorded: Recorded) -> dict[str | None, Totals]:
+    """The book after the whole log, by task; None: over all tasks. Empty where nobody gave any mass."""
+    if recorded.mass is None:
+        return {}
+    added = _totals(recorded)
+    found: dict[str | None, Totals] = {None: Totals(added.sums.sum(axis=0), added.squares.sum(axis=0))}
+    for task in _tasks(recorded):
+        rows = recorded.tasks == task
+        found[task] = Totals(added.sums[rows].sum(axis=0), added.squares[rows].sum(axis=0))
+    return found
+
+
+def _tasks(recorded: Recorded) -> list[str]:
+    return [] if recorded.tasks is None else np.unique(recorded.tasks[recorded.tasks != ""]).tolist()
+
+
+def _before(added: Totals) -> Totals:
+    """Sums over all rows before each."""
+    return Totals(*(np.cumsum(array, axis=0) - array for array in (added.sums, added.squares)))
+
+
+def _running_mean(both: F32, size: int) -> F32:
+    """Mean value of each endpoint over the rows before each, shrunk towards the pool's."""
+    sums = (np.cumsum(both.astype(np.float64), axis=0) - both).astype(np.float32)
+    right, count = sums[:, :size], sums[:, size:]
+    overall = (right.sum(axis=1, keepdims=True) + 1) / (count.sum(axis=1, keepdims=True) + 2)
+    mean: F32 = (right + 10 * overall) / (count + 10)
+    return mean
+
+
+def _windowed(array: F64, window: int) -> F64:
+    """Sums over the ``window`` rows before each."""
+    total = np.concatenate([np.zeros_like(array[:1]), np.cumsum(array, axis=0)])
+    at = np.arange(len(array))
+    sums: F64 = total[at] - total[np.maximum(at - window, 0)]
+    return sums
+
+
+def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:
+    n = np.maximum(seen["lengths"], 1)
+    mean = seen["tokens"] / n
+    variance = np.maximum(seen["squares"] / n - mean**2, 0)
+    length = (recorded.tokens - mean) * 0.25 / np.sqrt(variance + 1)
+    known = (recorded.tokens > 0) & (seen["lengths"] >= 2)
+    return np.where(known, length, 0).clip(-4, 4).astype(np.float32)
+
+
+def _pairs(recorded: Recorded, known: Bools, window: int, every: int) -> tuple[F32, F64, F64]:
+    """Of all pairs, every so many rows; no value between right and wrong counts.
+
+    Returns:
+        `focalroute.observe.focal.pair_focal` (T', N, N), and for `standings` the rows in common (T', N, N) and the wins
+        (T', N).
+    """
+    sure = known & ((recorded.value == 0) | (recorded.value == 1))
+    failed = sure & (recorded.value == 0)
+    chunks = range(0, len(recorded), every)
+    asked_too, failed_too = [], []
+    for at in chunks:
+        a, f = sure[at : at + every].astype(np.float32), failed[at : at + every].astype(np.float32)
+        asked_too.append(np.stack([a.T @ a, f.T @ a]))
+        failed_too.append(f.T @ f)
+    back = max(window // every, 1)
+    rows, fails = (_windowed(np.array(x, np.float64), back) for x in (asked_too, failed_too))
+    together, alone = rows[:, 0], rows[:, 1]
+    few = together < MIN_ROWS
+    alone = alone + few * PRIOR_FAILURES
+    both = fails + few * (PRIOR_FAILURES // 2)
+    rho = np.where(alone > 0, (alone - both) / np.maximum(alone + both, 1e-9), 1)
+    focal = (rho + rho.transpose(0, 2, 1)) / 2
+    same = np.arange(len(recorded.names))
+    focal[:, same, same] = 0
+    wrong = rows[:, 1]
+    common = together.copy()
+    common[:, same, same] = 0
+    return focal.astype(np.float32), common, (wrong.transpose(0, 2, 1) - wrong).sum(axis=2)

@@ -1,0 +1,386 @@
+"""Rolls a policy out on recorded queries, many at once: what serving would have seen, decided, paid and answered.
+
+The same definitions as `focalroute.observe.ask_view`, for B queries with S samples each; a test holds the two together.
+Letters as in `focalroute.core.records`, and R = B S rollouts, row r of which belongs to query r // S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.core.constants import PRICE_RANGE
+from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.backward import Pull
+from focalroute.learn.likelihood import Heads, raised
+from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.offline.prior_stats import Hindsight, log_masses
+from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
+from focalroute.observe import layout
+from focalroute.observe.ask_view import signal_column, vote_weight
+from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
+from focalroute.observe.pool_stats import tolls
+from focalroute.policy.decider import EXPLORATION
+
+_CONTEXT = layout.slices(layout.CONTEXT)
+_ENDPOINT = layout.slices(layout.ENDPOINT)
+_MEMBER = layout.slices(layout.MEMBER)
+_CANDIDATE = layout.slices(layout.CANDIDATE)
+_TOLLS = slice(_ENDPOINT["toll"].start, _ENDPOINT["log_toll"].stop)
+_OPEN = 8
+_FAR = np.float32(-1e9)
+_STEEP = 80  # logits beyond it are far beyond the clip of the probabilities, and would overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """B recorded queries with all that would have been known before each.
+
+    Attributes:
+        recorded: the queries.
+        columns: (B, N, De) endpoint rows before anybody is asked, without what depends on lambda.
+        shares: (B, N) c / C expected.
+        level: (B,) the layout's.
+        pairs: (B, N, N).
+        features: (B, K, N, Fm) every candidate seen through every endpoint, as if asked in round 1; zeros where it does
+            not answer.
+        ids: (N,) the endpoints' rows in the nets' tables.
+    """
+
+    recorded: Recorded
+    columns: F32
+    shares: F32
+    level: F32
+    pairs: F32
+    features: F32
+    ids: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The decisions of one round.
+
+    Attributes:
+        rows: (R',) the rollouts that were still under way.
+        logits: (R', N).
+        heads: what was chosen from, and what was picked; in pool order.
+        pull: from d/dlogits to the Decider's gradients.
+    """
+
+    rows: I64
+    context: F32
+    endpoints: F32
+    logits: F32
+    heads: Heads
+    pull: Pull
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """R rollouts.
+
+    Attributes:
+        steps: the decisions, round by round.
+        shares: (rounds, R) what each round cost, in mean costs of asking all; as many rounds as ``steps``.
+        first: (R, N) who was asked in round 1; ``later``: after it.
+        answer: (R,) the candidate answered with, -1 where nobody answered.
+        worth: (R,) what the answer is worth, 0 to 1.
+        posterior: (R, K) of the Fusion, at the end.
+    """
+
+    steps: tuple[Step, ...]
+    shares: F32
+    first: Bools
+    later: Bools
+    answer: I64
+    worth: F32
+    posterior: F32
+
+
+def seen_by(
+    recorded: Recorded,
+    hindsight: Hindsight,
+    similar: F32,
+    rows: I64,
+    ids: I64,
+    calibration: Corrections | None = None,
+) -> Seen:
+    """What is known before the queries ``rows`` of a log, given what would have been known before each of all of it."""
+    part = recorded.take(rows)
+    columns = hindsight.rows.columns[rows].copy()
+    columns[..., _ENDPOINT["similar"].start] = (4 * similar[rows]).clip(-4, 4)
+    level = ((hindsight.rows.level[rows] - 0.5) * 2).astype(np.float32)
+    features = _features(part, columns, hindsight.rows.skill[rows], level, hindsight.length[rows])
+    if calibration is not None:
+        known = Corrections(*(array[rows] for array in calibration))
+        apt = part.closed & (part.size <= MOST_CHOICES)
+        columns[..., _ENDPOINT["signal"].start] = apt[:, None] * signal_column(known.signal)
+        _calibrate(features, part, known, apt)
+    shares = hindsight.rows.shares[rows].astype(np.float32)
+    return Seen(part, columns, shares, level, hindsight.pairs_at(rows), features, ids)
+
+
+def _features(part: Recorded, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
+    size, k, usable = len(part), part.worth.shape[1], part.usable
+    votes = (part.candidate[:, None, :] == np.arange(k)[:, None]) & usable[:, None, :]
+    features = np.zeros((size, k, usable.shape[1], layout.width(layout.MEMBER)), np.float32)
+
+    def put(name: str, values: Any) -> None:
+        features[..., _MEMBER[name].start] = values
+
+    put("present", usable[:, None, :])
+    put("vote", votes)
+    put("probability", votes)
+    if part.mass is not None:
+        mass = part.mass.transpose(0, 2, 1)
+        put("probability", np.where(np.isnan(mass), votes, mass))
+        put("log_probability", np.where(np.isnan(mass), 0, np.log(np.clip(mass, np.exp(-30), 1)) / 8))
+    choices = np.where(part.closed, part.size, _OPEN)[:, None]
+    a = np.clip(skill, 1 / choices + 0.02, 0.98)
+    weight = np.minimum(np.log((choices - 1) * a / (1 - a)), vote_weight(0.98, 1000))
+    put("evidence", votes * weight[:, None, :])
+    put("standing", columns[..., _ENDPOINT["standing"].start][:, None, :])
+    put("similar", columns[..., _ENDPOINT["similar"].start][:, None, :])
+    put("level", level[:, None, None])
+    put("length", length[:, None, :])
+    features *= usable[:, None, :, None]
+    features *= (np.arange(k) < part.size[:, None])[:, :, None, None]
+    return features
+
+
+def _calibrate(features: F32, part: Recorded, known: Corrections, apt: Bools) -> None:
+    """Let probabilities speak, and votes the less, as `Sight` does."""
+    logs = log_masses(part)[..., :MOST_CHOICES]
+    given = features[..., _MEMBER["log_probability"].start].any(axis=1) & apt[:, None]
+    ratios = likelihoods(logs, known.means[..., : logs.shape[2]], known.weights) * given[:, :, None]
+    k = logs.shape[2]
+    features[:, :k, :, _MEMBER["calibrated"].start] = ratios.transpose(0, 2, 1) * features[:, :k, :, 0]
+    features[..., _MEMBER["evidence"].start] *= 1 - (known.trust * given)[:, None, :]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What a Fusion makes of each member by itself, asked in round 1 (0) or later (1).
+
+    Attributes:
+        phi: two (B, N, K P).
+        linear: two (B, N, K).
+        votes: (B, N, K); ``mass`` likewise.
+    """
+
+    phi: tuple[F32, F32]
+    linear: tuple[F32, F32]
+    votes: F32
+    mass: F32
+
+
+def members_of(net: FusionNet, seen: Seen) -> Members:
+    """Every member's part of the Fusion, which does not depend on who else was asked."""
+    x = seen.features
+    b, k, n, _ = x.shape
+    present, vote = x[..., _MEMBER["present"]], x[..., _MEMBER["vote"].start]
+    base = (x.reshape(-1, x.shape[-1]) @ net.phi_member).reshape(b, k, n, -1)
+    base += present * (net.names[seen.ids] @ net.phi_name + net.phi_bias)
+    late = net.phi_member[_MEMBER["later"].start]
+    linear = x @ net.skip_member + vote * net.vote[seen.ids]
+    late_linear = linear + present[..., 0] * net.skip_member[_MEMBER["later"].start]
+
+    def flat(phi: F32) -> F32:
+        return np.ascontiguousarray(np.maximum(phi, 0).transpose(0, 2, 1, 3)).reshape(b, n, -1)
+
+    return Members(
+        phi=(flat(base), flat(base + present * late)),
+        linear=(_by_member(linear), _by_member(late_linear)),
+        votes=_by_member(vote),
+        mass=_by_member(x[..., _MEMBER["probability"].start]),
+    )
+
+
+def _by_member(x: F32) -> F32:
+    return np.ascontiguousarray(x.transpose(0, 2, 1))
+
+
+def evidence(seen: Seen, votes: F32, mass: F32, count: F32) -> tuple[F32, Bools]:
+    """Candidate features (B, S, K, Fc) and which candidates are offered (B, S, K), from sums over the members asked.
+
+    Args:
+        seen: the queries.
+        votes: (B, S, K); ``mass`` likewise.
+        count: (B, S) members that answered.
+    """
+    k = votes.shape[2]
+    real = np.arange(k) < seen.recorded.size[:, None]
+    offered = np.where(seen.recorded.closed[:, None, None], real[:, None, :], votes > 0) & (count > 0)[:, :, None]
+    m = np.maximum(count, 1)[:, :, None]
+    features = np.empty((*votes.shape, layout.width(layout.CANDIDATE)), np.float32)
+    features[..., _CANDIDATE["votes"].start] = votes / m
+    features[..., _CANDIDATE["probability"].start] = mass / m
+    features[..., _CANDIDATE["choices"].start] = (np.log(np.maximum(offered.sum(axis=2), 1)) / 4)[:, :, None]
+    features[..., _CANDIDATE["replied"].start] = (count / seen.recorded.there.shape[1])[:, :, None]
+    return features, offered
+
+
+def fused(net: FusionNet, seen: Seen, members: Members, first: F32, later: F32) -> tuple[F32, Bools]:
+    """The posterior (B, S, K) and who is offered, given who answered: (B, S, N) of round 1 and of later ones."""
+    b, s, _ = first.shape
+    both = first + later
+    votes, mass, count = both @ members.votes, both @ members.mass, both.sum(axis=2)
+    features, offered = evidence(seen, votes.astype(np.float32), mass.astype(np.float32), count)
+    pooled = (first @ members.phi[0] + later @ members.phi[1]).reshape(b * s, offered.shape[2], -1)
+    hidden = pooled @ net.hidden_pool + features.reshape(*pooled.shape[:2], -1) @ net.hidden_candidate + net.hidden_bias
+    np.maximum(hidden, 0, out=hidden)
+    score = (hidden @ net.out).reshape(b, s, -1) + features @ net.skip_candidate
+    score += first @ members.linear[0] + later @ members.linear[1]
+    score = np.where(offered, score, _FAR)
+    score -= score.max(axis=2, keepdims=True)
+    q = np.exp(score) * offered
+    return q / np.maximum(q.sum(axis=2, keepdims=True), 1e-9), offered
+
+
+def roll(
+    decider: DeciderNet,
+    fusion: FusionNet,
+    seen: Seen,
+    *,
+    price_of_money: F32,
+    everybody: float,
+    rounds: int,
+    samples: int,
+    rng: np.random.Generator | None,
+    passes: Passes = NUMPY,
+) -> Played:
+    """Answer every query ``samples`` times.
+
+    Args:
+        decider: decides.
+        fusion: fuses.
+        seen: B queries.
+        price_of_money: (B,) lambda of each query.
+        everybody: C, mean USD of asking all; 0 where nobody costs anything.
+        rounds: the most rounds; where nobody has answered by then it goes on until somebody does.
+        samples: S.
+        rng: to sample decisions with; None: greedy.
+        passes: the Decider's forward and backward.
+    """
+    b, n = seen.recorded.there.shape
+    size = b * samples
+    members = members_of(fusion, seen)
+    of = np.repeat(np.arange(b), samples)
+    usable, there = seen.recorded.usable[of], seen.recorded.there[of]
+    first, later = np.zeros((size, n), np.bool_), np.zeros((size, n), np.bool_)
+    shares: list[F32] = []
+    k = seen.recorded.worth.shape[1]
+    posterior, offered = np.zeros((size, k), np.float32), np.zeros((size, k), np.bool_)
+    active = np.arange(size)
+    steps: list[Step] = []
+    while len(active):
+        number = len(steps)
+        asked = (first | later)[active]
+        context, endpoints = observed(
+            seen, of[active], number, price_of_money, asked, asked & usable[active], posterior[active], offered[active]
+        )
+        logits, pull = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
+        eligible = there[active] & ~asked
+        # where nobody can be asked a STOP is forced, and nothing decided
+        must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
+        picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
+        heads = Heads(eligible, eligible, picked, must, np.full(len(active), n))
+        steps.append(Step(active, context, endpoints, logits, heads, pull))
+        (first if number == 0 else later)[active] |= picked
+        shares.append(np.zeros(size, np.float32))
+        shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (everybody or 1.0)
+        active = active[picked.any(axis=1)]
+        if not len(active):  # they all stopped: there is no new reply
+            break
+        answered = [(x & usable).reshape(b, samples, n).astype(np.float32) for x in (first, later)]
+        q, are = fused(fusion, seen, members, *answered)
+        posterior, offered = q.reshape(size, k), are.reshape(size, k)
+        if number + 1 >= rounds:  # only where nobody has answered it goes on
+            active = active[~((first | later) & usable)[active].any(axis=1)]
+    answer = np.where(offered.any(axis=1), posterior.argmax(axis=1), -1)
+    worth = np.where(answer >= 0, seen.recorded.worth[of, np.maximum(answer, 0)], 0).astype(np.float32)
+    return Played(tuple(steps), np.array(shares), first, later, answer, worth, posterior)
+
+
+def observed(
+    seen: Seen,
+    of: I64,
+    number: int,
+    price_of_money: F32,
+    asked: Bools,
+    replied: Bools,
+    posterior: F32,
+    offered: Bools,
+) -> tuple[F32, F32]:
+    """Context (R', Dc) and endpoints (R', N, De), as `Sight.observe` makes them."""
+    n = asked.shape[1]
+    context = np.zeros((len(of), layout.width(layout.CONTEXT)), np.float32)
+
+    def put(name: str, values: Any) -> None:
+        context[:, _CONTEXT[name]] = np.asarray(values, np.float32).reshape(
+            -1, _CONTEXT[name].stop - _CONTEXT[name].start
+        )
+
+    count = offered.sum(axis=1)
+    some = np.asarray(replied.any(axis=1))
+    falling = -np.sort(-np.pad(posterior, ((0, 0), (0, max(4 - posterior.shape[1], 0)))), axis=1)[:, :4]
+    falling = falling * some[:, None]
+    entropy = -(posterior * np.log(np.maximum(posterior, 1e-30))).sum(axis=1) / np.log(np.maximum(count, 2))
+    put("first", np.full(len(of), float(number == 0)))
+    put("round", np.full(len(of), number / 4))
+    price = price_of_money[of].clip(*PRICE_RANGE)
+    put("price_of_money", np.log10(price))
+    put("budget_left", np.ones(len(of)))
+    put("log_pool", np.full(len(of), np.log(n) / 4))
+    put("asked", asked.mean(axis=1))
+    put("replied", replied.mean(axis=1))
+    put("posterior", falling)
+    put("margin", falling[:, 0] - falling[:, 1])
+    put("entropy", np.where(some & (count > 1), entropy, 0))
+    put("choices", np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)) / 4, 0)[of])
+    put("level", seen.level[of])
+    endpoints = seen.columns[of].copy()
+    endpoints[..., _TOLLS] = tolls((price[:, None] * seen.shares[of]).astype(np.float64))
+    endpoints[..., _ENDPOINT["asked"].start] = asked
+    endpoints[..., _ENDPOINT["replied"].start] = replied
+    leader = posterior.argmax(axis=1)
+    agrees = np.where(seen.recorded.candidate[of] == leader[:, None], 1, -1)
+    endpoints[..., _ENDPOINT["agrees"].start] = replied * agrees
+    if number:
+        sums = (asked[:, None, :].astype(np.float32) @ seen.pairs[of])[:, 0]
+        others = np.maximum(asked.sum(axis=1, keepdims=True) - asked, 1)
+        endpoints[..., _ENDPOINT["focal"].start] = sums / others
+    return context, endpoints
+
+
+def _chances(logits: F32, size: int) -> F32:
+    least = EXPLORATION / size
+    chances: F32 = 1 / (1 + np.exp(-logits.clip(-_STEEP, _STEEP)))
+    return chances.clip(least, 1 - least)
+
+
+def _sample(logits: F32, eligible: Bools, must: Bools, size: int, rng: np.random.Generator) -> Bools:
+    """From the law of `focalroute.policy.decider`, which does not depend on the order in which heads are visited."""
+    p = _chances(raised(logits, eligible, must), size) * eligible
+    picked = np.asarray(rng.random(p.shape, np.float32) < p, np.bool_)
+    none = np.flatnonzero(must & ~picked.any(axis=1))
+    # given that somebody is picked, the first one is i with probability p_i prod over j < i of (1 - p_j), normalised
+    if len(none):
+        before = np.cumprod(1 - p[none], axis=1) / (1 - p[none])
+        weights = np.cumsum(p[none] * before, axis=1)
+        drawn = rng.random(len(none)) * weights[:, -1]
+        start = (weights <= drawn[:, None]).sum(axis=1).clip(max=p.shape[1] - 1)
+        after = np.arange(p.shape[1]) > start[:, None]
+        picked[none] = (after & (rng.random((len(none), p.shape[1]), np.float32) < p[none])) & eligible[none]
+        picked[none, start] = True
+    return picked
+
+
+def _greedy(logits: F32, eligible: Bools, must: Bools) -> Bools:
+    picked = np.asarray((logits > 0) & eligible, np.bool_)
+    none = np.flatnonzero(must & ~picked.any(axis=1))
+    picked[none, np.where(eligible, logits, -np.inf)[none].argmax(axis=1)] = True
+    return picked

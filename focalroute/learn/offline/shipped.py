@@ -1,0 +1,164 @@
+"""Trains the policy that is shipped: what any pool of endpoints can be expected to be like, before the first query.
+
+It learns from made-up logs alone (see `focalroute.learn.offline.synthetic_pools`), from nets set by hand, by the
+steps of offline
+training, and knows nothing of anybody's endpoints: neither names, nor long-run accuracies. Offline training and online
+updates go on from it.
+
+    python -m focalroute.learn.offline.shipped    some minutes of one core; writes focalroute/policy/cold again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from focalroute.learn.adam import Moments
+from focalroute.learn.backend import NUMPY
+from focalroute.learn.export import decider_model, fusion_model
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
+from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.lookahead import look_ahead
+from focalroute.learn.offline.prior_stats import LongRun
+from focalroute.learn.offline.reinforce import PolicyGradient, improved
+from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.stacking import Lesson, descend, random_sets
+from focalroute.learn.offline.synthetic_pools import world
+from focalroute.learn.offline.views import PRICES, Views, random_masks
+from focalroute.learn.trajectory import unlimited
+from focalroute.observe import layout
+from focalroute.observe.pool_stats import PRIOR_ASKS
+from focalroute.policy.bundle import COLD
+from focalroute.policy.publish import bundle_files
+
+_SEED = 20261121
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedSettings:
+    """How much to train.
+
+    Attributes:
+        worlds: made-up logs.
+        queries: of each.
+        fusion_steps: of Adam, each on a batch of one world.
+        lookahead_steps: of the regression on gains.
+        iterations: of the policy gradient.
+        renewals: how many times the windows are renewed before and while it runs.
+    """
+
+    worlds: int = 120
+    queries: int = 1200
+    fusion_steps: int = 2500
+    lookahead_steps: int = 1200
+    iterations: int = 1500
+    renewals: int = 3
+
+
+def shipped(settings: ShippedSettings | None = None, seed: int = _SEED) -> tuple[DeciderNet, FusionNet]:
+    """The two nets. The same seed gives the same nets on the same machine."""
+    settings = settings or ShippedSettings()
+    with threadpool_limits(1, "blas"):
+        rng = np.random.default_rng(seed)
+        worlds = [views_of(rng, settings.queries) for _ in range(settings.worlds)]
+        fusion = descend(
+            cold_fusion(), _lessons(worlds, settings.fusion_steps, rng), steps=settings.fusion_steps, rate=3e-3
+        )
+        decider = look_ahead(
+            _untimed(DeciderNet.initial(rng)),
+            fusion,
+            [(views, np.arange(settings.queries)) for views in worlds],
+            steps=settings.lookahead_steps,
+            rate=3e-3,
+            batch=_BATCH,
+            rng=rng,
+            passes=NUMPY,
+            advance=_quietly,
+        )
+        return unlimited(_improved(worlds, decider, fusion, settings, rng)), fusion
+
+
+def _untimed(net: DeciderNet) -> DeciderNet:
+    """Without weights for latencies, which no made-up log has: training leaves them as they are."""
+    return replace(net, hidden_endpoint=zeroed(net.hidden_endpoint, layout.slices(layout.ENDPOINT)["latency"]))
+
+
+def views_of(rng: np.random.Generator, queries: int) -> Views:
+    """A new world as the cold start would see it: nothing is known of the long run but prices."""
+    log = world(rng, queries)
+    n = len(log.names)
+    unknown = LongRun(np.zeros(n), np.full(n, float(PRIOR_ASKS)), log.prices)
+    settings = OfflineSettings()
+    masks = random_masks(log, rng)
+    return Views(log, unknown, np.zeros(n, np.int64), masks, window=settings.window, probed=settings.probed)
+
+
+def _lessons(worlds: Sequence[Views], steps: int, rng: np.random.Generator) -> Iterator[Lesson]:
+    sets = [random_sets(views.recorded.usable) for views in worlds]
+    for _ in range(steps):
+        which = int(rng.integers(len(worlds)))
+        views = worlds[which]
+        rows = rng.choice(len(views.recorded), min(_BATCH, len(views.recorded)), replace=False)
+        yield views.at(int(rng.integers(len(PRICES))), rows), np.arange(len(rows)), sets[which](rows, rng)
+
+
+def _improved(
+    worlds: Sequence[Views],
+    decider: DeciderNet,
+    fusion: FusionNet,
+    settings: ShippedSettings,
+    rng: np.random.Generator,
+) -> DeciderNet:
+    """The Decider after the policy gradient, in windows of what it asks itself."""
+    learners = [
+        PolicyGradient(
+            views,
+            np.arange(settings.queries),
+            fusion,
+            float(views.recorded.usd.sum() / settings.queries),
+            OfflineSettings(),
+            NUMPY,
+            _quietly,
+        )
+        for views in worlds
+    ]
+    moments = Moments.zero(parameters(decider))
+    for steps in np.array_split(np.arange(settings.iterations), settings.renewals):
+        for learner in learners:
+            learner.views.renew(decider, fusion, learner.everybody, learner.settings.rounds, rng)
+        decider, moments = improved(
+            learners,
+            decider,
+            moments,
+            steps=range(int(steps[0]), int(steps[-1]) + 1),
+            total=settings.iterations,
+            share=1.0,
+            rng=rng,
+        )
+    return decider
+
+
+def _quietly(_: int) -> None:
+    """No progress is shown."""
+
+
+def _files(decider: DeciderNet, fusion: FusionNet) -> dict[str, bytes]:
+    return bundle_files(
+        version=0,
+        parent=None,
+        created_at=0.0,
+        decider=decider_model(decider),
+        fusion=fusion_model(fusion),
+        names=(),
+        hyperparameters={},
+        metrics={},
+    )
+
+
+if __name__ == "__main__":
+    for _name, _data in _files(*shipped()).items():
+        (COLD / _name).write_bytes(_data)

@@ -1,0 +1,126 @@
+"""Trains the Fusion on recorded answers: cross-entropy over random, or given, sets of members.
+
+The target is what each candidate is worth, normalised: of a labelled question the right one. A question to which nobody
+in the set knew the answer tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.losses import log_posterior
+from focalroute.learn.nets import FusionNet, parameters
+from focalroute.learn.offline.recorded import F32, I64, Bools
+from focalroute.learn.offline.rollout import Seen, evidence
+from focalroute.observe import layout
+
+_LATER = layout.slices(layout.MEMBER)["later"].start
+_PRESENT = layout.slices(layout.MEMBER)["present"].start
+_VOTE = layout.slices(layout.MEMBER)["vote"].start
+_MASS = layout.slices(layout.MEMBER)["probability"].start
+
+#: Rows (B,) of a log -> who was asked in round 1 and later, two (B, N).
+Sets = Callable[[I64, np.random.Generator], tuple[Bools, Bools]]
+
+#: A batch to learn from: queries, which of them (B,), and who was asked of these in round 1 and later, two (B, N).
+Lesson = tuple[Seen, I64, tuple[Bools, Bools]]
+
+
+def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
+    """Sets of one size for a whole batch, so that batches stay small: mostly a few, sometimes everyone."""
+    n = usable.shape[1]
+
+    def draw(rows: I64, rng: np.random.Generator) -> tuple[Bools, Bools]:
+        size = n if rng.random() < everyone else int(min(n, rng.choice((1, 2, 2, 3, 3, 4, 6))))
+        score = rng.random((len(rows), n)) - usable[rows]
+        asked = score.argsort(axis=1).argsort(axis=1) < size
+        later = asked & (rng.random((len(rows), n)) < rng.choice((0.0, 0.4)))
+        return asked & ~later, later
+
+    return draw
+
+
+def gathered(seen: Seen, at: I64, first: Bools, later: Bools) -> tuple[F32, F32, I64, Bools]:
+    """Members (B, K, m, Fm), candidates (B, K, Fc), ids (B, m) and who is offered (B, K), as the Fusion sees sets."""
+    answered = (first | later) & seen.recorded.usable[at]
+    width = max(int(answered.sum(axis=1).max(initial=0)), 1)
+    order = np.argsort(~answered, axis=1, kind="stable")[:, :width]
+    each = np.arange(len(at))[:, None]
+    members = seen.features[at[:, None, None], np.arange(seen.features.shape[1])[:, None], order[:, None, :]]
+    members = members * answered[each, order][:, None, :, None]
+    members[..., _LATER] = later[each, order][:, None, :] * members[..., _PRESENT]
+    votes, mass = members[..., _VOTE].sum(axis=2), members[..., _MASS].sum(axis=2)
+    count = answered.sum(axis=1).astype(np.float32)
+    part = replace(seen, recorded=seen.recorded.take(at))
+    features, offered = evidence(part, votes[:, None], mass[:, None], count[:, None])
+    return members, features[:, 0], seen.ids[order] * answered[each, order], offered[:, 0]
+
+
+def fit(
+    net: FusionNet,
+    seen: Seen,
+    sets: Sets,
+    *,
+    epochs: int,
+    rate: float,
+    rng: np.random.Generator,
+    batch: int = 256,
+    passes: Passes = NUMPY,
+    advance: Callable[[int], object] = lambda _: None,
+) -> FusionNet:
+    """Some epochs of Adam, its rate falling to a twentieth along a cosine.
+
+    Args:
+        net: where to start.
+        seen: all rows to learn from.
+        sets: who was asked.
+        epochs: passes over the rows.
+        rate: the learning rate at the start.
+        rng: order of the rows, and the sets.
+        batch: rows in a step.
+        passes: forward and backward.
+        advance: called with 1 after every epoch.
+    """
+    size = len(seen.recorded)
+    parts = max(1, round(size / batch))
+
+    def lessons() -> Iterator[Lesson]:
+        for _ in range(epochs):
+            for at in np.array_split(rng.permutation(size), parts):
+                yield seen, at, sets(at, rng)
+            advance(1)
+
+    return descend(net, lessons(), steps=epochs * parts, rate=rate, passes=passes)
+
+
+def descend(net: FusionNet, lessons: Iterable[Lesson], *, steps: int, rate: float, passes: Passes = NUMPY) -> FusionNet:
+    """A step of Adam for each of so many lessons; its rate as for `fit`."""
+    adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=5.0)
+    for step, (seen, at, asked) in enumerate(lessons):
+        members, candidates, ids, offered = gathered(seen, at, *asked)
+        logits, pull = passes.fusion(net, members, candidates, ids)
+        target = seen.recorded.worth[at] * offered
+        told = target.sum(axis=1, keepdims=True)
+        q = np.exp(log_posterior(logits, offered))
+        d = np.where(offered & (told > 0), q - target / np.maximum(told, 1e-9), 0) / len(at)
+        adam.learning_rate = rate * (0.05 + 0.475 * (1 + np.cos(np.pi * step / steps)))
+        adam.step(pull(d.astype(logits.dtype)))
+        net = replace(net, **adam.parameters)
+    return net
+
+
+def log_loss(net: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[float, float]:
+    """Mean negative log-likelihood of the right candidate where it was offered, and accuracy over all rows."""
+    everyone = np.arange(len(seen.recorded))
+    members, candidates, ids, offered = gathered(seen, everyone, first, later)
+    log_q = log_posterior(net.forward(members, candidates, ids), offered)
+    target = seen.recorded.worth * offered
+    told = target.sum(axis=1)
+    losses = -(target * np.where(offered, log_q, 0)).sum(axis=1)[told > 0] / told[told > 0]
+    right = seen.recorded.worth[everyone, log_q.argmax(axis=1)] * offered.any(axis=1)
+    return float(losses.mean()), float(right.mean())

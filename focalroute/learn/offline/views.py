@@ -1,0 +1,142 @@
+"""A log as the policy would have seen it in service, at several prices of money: who it asks decides what it knows.
+
+A policy that is stingy knows little of most endpoints. So training looks at each query through windows that hold only
+what the current policy would have asked before it, and renews them as the policy changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.offline.prior_stats import Hindsight, LongRun, calibration, look_back, similar
+from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
+from focalroute.learn.offline.rollout import Seen, roll, seen_by
+from focalroute.observe.pool_stats import PRIOR_LONG_RUN
+
+#: The prices of money (lambda) that windows are kept for.
+PRICES = (0.01, 0.05, 0.2, 0.8)
+
+_RATES = (0.4, 0.3, 0.2, 0.12)
+_CHUNK = 1024
+_SPREAD = 0.45  # powers of ten by which a price that is drawn may differ from that of its view
+
+#: Who was asked in round 1 and who later, (T, N) each.
+Masks = tuple[Bools, Bools]
+
+
+def long_run(recorded: Recorded, rows: I64) -> tuple[F32, LongRun]:
+    """(N,) accuracy of each endpoint over these rows, and the priors that follow from them."""
+    replied = recorded.replied[rows]
+    right, count = (replied * recorded.value[rows]).sum(axis=0), replied.sum(axis=0)
+    overall = right.sum() / max(count.sum(), 1)
+    accuracy = ((right + 10 * overall) / (count + 10)).astype(np.float32)
+    there = recorded.there[rows]
+    usd = (there * recorded.usd[rows]).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+    strengths = np.full(len(accuracy), float(PRIOR_LONG_RUN))
+    return accuracy, LongRun(accuracy - float(accuracy.mean()), strengths, usd.astype(np.float64))
+
+
+def random_masks(recorded: Recorded, rng: np.random.Generator) -> tuple[Masks, ...]:
+    """For each view random members, as many as a policy might ask at its price."""
+    masks = []
+    for rate in _RATES:
+        asked = rng.random(recorded.there.shape) < rate
+        later = asked & (rng.random(asked.shape) < 0.3)
+        masks.append((asked & ~later, later))
+    return tuple(masks)
+
+
+class Views:
+    """One view for each of `PRICES`.
+
+    Args:
+        recorded: the log.
+        prior: of the accuracies.
+        ids: the endpoints' rows in the nets' tables.
+        masks: who was asked, for each view.
+        window: T.
+        probed: share of queries on which an endpoint that was not asked is looked at all the same.
+        passes: forward, when windows are renewed.
+
+    Attributes:
+        masks: who was asked, for each view.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        prior: LongRun,
+        ids: I64,
+        masks: Sequence[Masks],
+        *,
+        window: int,
+        probed: float,
+        passes: Passes = NUMPY,
+    ) -> None:
+        self.recorded = recorded
+        self.ids = ids
+        self._prior, self._window, self._probed, self._passes = prior, window, probed, passes
+        self._similar = similar(recorded)
+        self._calibration = calibration(recorded)
+        self._everyone = np.arange(len(recorded))
+        self.masks: list[Masks] = []
+        self._hindsight: list[Hindsight] = []
+        self.see(masks)
+
+    def see(self, masks: Sequence[Masks]) -> None:
+        """Look through windows of these who were asked, for each view."""
+        for view, mask in enumerate(masks):
+            self._put(view, mask)
+
+    def at(self, view: int, rows: I64) -> Seen:
+        """What is known before these queries, in this view."""
+        return seen_by(self.recorded, self._hindsight[view], self._similar, rows, self.ids, self._calibration)
+
+    def renew(
+        self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
+    ) -> None:
+        """Look through what these nets ask, as far as the present windows let them."""
+        for view, price in enumerate(PRICES):
+            first, later = (asked.copy() for asked in self.masks[view])
+            for at in range(0, len(self._everyone), _CHUNK):
+                rows = self._everyone[at : at + _CHUNK]
+                played = roll(
+                    decider,
+                    fusion,
+                    self.at(view, rows),
+                    price_of_money=np.full(len(rows), price, np.float32),
+                    everybody=everybody,
+                    rounds=rounds,
+                    samples=1,
+                    rng=rng,
+                    passes=self._passes,
+                )
+                first[rows], later[rows] = played.first, played.later
+            probes = (rng.random(first.shape) < self._probed) & ~first & ~later
+            self._put(view, (first | probes, later))
+
+    def _put(self, view: int, mask: Masks) -> None:
+        first, later = (asked & self.recorded.there for asked in mask)
+        hindsight = look_back(self.recorded, first, later, self._prior, window=self._window)
+        if view == len(self.masks):
+            self.masks.append((first, later))
+            self._hindsight.append(hindsight)
+        else:
+            self.masks[view], self._hindsight[view] = (first, later), hindsight
+
+
+def nearest(price_of_money: float) -> int:
+    """The view whose price is nearest, on a logarithmic scale."""
+    distance: NDArray[np.float64] = np.abs(np.log(PRICES) - np.log(max(price_of_money, 1e-6)))
+    return int(distance.argmin())
+
+
+def drawn_price(rng: np.random.Generator) -> tuple[int, float]:
+    """A view by chance, and a price of money not far from its own."""
+    view = int(rng.integers(len(PRICES)))
+    return view, PRICES[view] * 10 ** float(rng.uniform(-_SPREAD, _SPREAD))

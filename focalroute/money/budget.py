@@ -1,0 +1,329 @@
+"""Budgets: the limits of an ensemble, and one ask's purse within them.
+
+What holds for all asks is reserved in the store, so that it is exact for all processes; the cap of one ask is counted
+here. Where no limit concerns an ask, nothing is reserved and the store is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from focalroute.core.amounts import PERIODS, usd
+from focalroute.core.config import Budget, Endpoint
+from focalroute.core.errors import BudgetExceeded, ConfigError
+from focalroute.core.receipts import Limit
+from focalroute.money.cost import Bill
+from focalroute.store.base import Account, Balance, Grant, LedgerRow, Outcomes, Release, Reservation, Store
+
+_log = logging.getLogger("focalroute")
+
+_LOOK_AGAIN_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What is held back for one call, USD; ``reservation`` None: no limit of the store concerns it."""
+
+    endpoint: str
+    amount: Decimal
+    at: float
+    reservation: Reservation | None = None
+
+
+def _limits(budget: Budget) -> Iterator[tuple[str, Account, Decimal]]:
+    """Name, account and amount of every limit that is held in the store."""
+    if budget.usd_total is not None:
+        yield "usd_total", Account(), usd(budget.usd_total, "usd_total")
+    for period, amount in budget.usd_per_period.items():
+        yield f"usd_per_period.{period}", Account("", PERIODS[period]), usd(amount, period)
+    for tag, given in budget.usd_per_tag.items():
+        if isinstance(given, Mapping):
+            for period, amount in given.items():
+                yield f"usd_per_tag.{tag}.{period}", Account(tag, PERIODS[period]), usd(amount, period)
+        else:
+            yield f"usd_per_tag.{tag}", Account(tag), usd(given, tag)
+
+
+class BudgetGuard:
+    """The limits of all asks together: spent + reserved never passes one. Thread-safe.
+
+    Args:
+        store: keeps what was spent and is reserved; needed only for such limits.
+
+    Raises:
+        ConfigError: it is no budget, or it cannot be kept because a price is unknown.
+    """
+
+    def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], store: Store | None = None) -> None:
+        pool = tuple(endpoints)
+        self.timeouts_s = {endpoint.name: endpoint.timeout_s for endpoint in pool}
+        self._unpriced = [endpoint.name for endpoint in pool if endpoint.price is None]
+        if budget is not None and not isinstance(budget, Budget):
+            raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
+        if budget is not None and budget.allow_unpriced:
+            self._unpriced = []
+        if budget is not None:
+            self._require_prices("budget")
+        self._per_ask = None if budget is None or budget.max_usd_per_ask is None else usd(budget.max_usd_per_ask, "")
+        named = () if budget is None else tuple(_limits(budget))
+        self.names = {account: name for name, account, _ in named}
+        self.limits = {account: amount for _, account, amount in named}
+        self._store = store
+        self._known: dict[Account, Balance] = {}
+        self._looking: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
+        self._held: set[str] = set()  # this process's own reservations
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        if self.limits:
+            self._known.update(self._kept.open_accounts(self.limits))
+
+    @property
+    def _kept(self) -> Store:
+        if self._store is None:
+            raise ConfigError("budget: a limit for several asks needs a store")
+        return self._store
+
+    def purse(
+        self,
+        max_usd: Decimal | float | str | None,
+        answer_id: str,
+        tags: Sequence[str] = (),
+        patience_s: float = 0.0,
+    ) -> Purse:
+        """What one ask may spend: the smaller of its own cap and the budget's, within all limits that concern it.
+
+        Args:
+            patience_s: how long it may wait for what other asks of this process hold and will not all spend.
+
+        Raises:
+            ConfigError: it is not an amount, or cannot be kept because a price is unknown.
+        """
+        own = None if max_usd is None else usd(max_usd, "max_usd")
+        if own is not None:
+            self._require_prices("max_usd")
+        caps = [cap for cap in (own, self._per_ask) if cap is not None]
+        return Purse(self, min(caps, default=None), answer_id, tags, patience_s)
+
+    def open_purse(self, answer_id: str) -> Purse:
+        """A purse without a cap, for what no ask is to pay."""
+        return Purse(self, None, answer_id, (), 0.0)
+
+    def _require_prices(self, limit: str) -> None:
+        if self._unpriced:
+            raise ConfigError(
+                f"{limit}: cannot be kept, the price of {', '.join(self._unpriced)} is unknown; "
+                "set input_usd_per_1m and output_usd_per_1m, or allow_unpriced=True in the Budget"
+            )
+
+    def balance(self, account: Account) -> Balance:
+        """The latest that is known of a limit's account."""
+        return self._known[account]
+
+    async def refresh(self, accounts: tuple[Account, ...]) -> None:
+        """Ask the store for the balances of now, once for all who wait for it; StoreError if it fails."""
+        looking = self._looking.get(accounts)
+        if looking is None or looking.done():
+            looking = self._looking[accounts] = self._kept.balances(accounts)
+        try:
+            known = await asyncio.wrap_future(looking)
+        except asyncio.CancelledError:
+            self._looking.pop(accounts, None)  # it may have been read by now: who looks later is to see what is then
+            raise
+        self._known.update(known)
+
+    async def wait_for_others(self, accounts: tuple[Account, ...], enough: Callable[[], bool]) -> bool:
+        """Until there is enough, or no call of this process is under way that could make room; whether there is.
+
+        Who comes first is served first. Reservations of other processes are not waited for: they may be dead.
+        """
+        async with self._queues.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            while True:
+                settled = not self._held
+                await self.refresh(accounts)
+                if (there := enough()) or settled:
+                    return there
+                await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> float | None:
+        """Hold an amount back; the moment it counts towards, None if it does not fit.
+
+        Raises:
+            StoreError: it cannot be known whether it fits.
+        """
+        future = self._kept.reserve(reservation, limits)
+        try:
+            grant = future.result() if future.done() else await asyncio.wrap_future(future)
+        except asyncio.CancelledError:  # the store does it all the same
+            future.add_done_callback(lambda done: self._let_go(done, reservation))
+            raise
+        self._known.update(grant.balances)
+        if not grant.granted:
+            return None
+        self._held.add(reservation.id)
+        return grant.at
+
+    def _let_go(self, done: Future[Grant], reservation: Reservation) -> None:
+        if done.exception() is None and done.result().granted:
+            self._kept.write_calls([(Release(reservation, done.result().at),)]).add_done_callback(_warn)
+
+    def settle(self, row: LedgerRow) -> None:
+        """Turn a reservation into what was really spent, soon."""
+        if row.reservation is not None:
+            self._held.discard(row.reservation.id)
+        self._kept.write_calls([(row,)]).add_done_callback(_warn)
+
+
+def _warn(written: Future[Outcomes]) -> None:
+    error = written.exception() or written.result()[0]
+    if error is not None:
+        _log.warning("a bill could not be stored, so what was reserved for it stays reserved: %s", error)
+
+
+class Purse:
+    """One ask's money: its own cap within the guard's limits, and every bill. Used by one event loop.
+
+    Attributes:
+        answer_id: what its rows in the ledger stand under from now on.
+        cap: what it may spend, USD; None: no cap of its own.
+        spent: settled so far, USD; what is unknown counts as nothing.
+        reserved: held for calls under way, USD.
+        bills: every attempt that was paid for, or may have been.
+        unwritten: the rows that the ledger does not have yet.
+    """
+
+    def __init__(
+        self, guard: BudgetGuard, cap: Decimal | None, answer_id: str, tags: Sequence[str], patience_s: float
+    ) -> None:
+        self._guard = guard
+        self._until = time.monotonic() + patience_s
+        self.answer_id = answer_id
+        self._tags = tuple(tags)
+        self._limits = {a: limit for a, limit in guard.limits.items() if not a.tag or a.tag in self._tags}
+        self.cap = cap
+        self.spent = Decimal(0)
+        self.reserved = Decimal(0)
+        self.bills: list[Bill] = []
+        self.unwritten: list[LedgerRow] = []
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit holds at all."""
+        return self.cap is not None or bool(self._limits)
+
+    def fits(self, amount: Decimal) -> bool:
+        """Whether ``amount`` more could be reserved, by the latest that is known."""
+        return all(amount <= left for left in self._left())
+
+    def _left(self) -> Iterator[Decimal]:
+        if self.cap is not None:
+            yield self.cap - self.spent - self.reserved
+        for account, limit in self._limits.items():
+            balance = self._guard.balance(account)
+            yield limit - balance.spent - balance.reserved
+
+    async def look(self, amounts: Sequence[Decimal]) -> None:
+        """See how much is really left, if these may not all fit. Others release and spend, and periods end.
+
+        Where they, or else the least of them, only do not fit because of what other asks hold, these are waited for:
+        a reservation is for the most that a call can cost, and most of it is released.
+
+        Raises:
+            StoreError: it cannot be known.
+        """
+        if not self._limits or self.fits(sum(amounts, Decimal(0))):
+            return
+        accounts = tuple(self._limits)
+        await self._guard.refresh(accounts)
+        if self._room_comes(amounts):
+            await self._room(amounts)
+
+    async def _room(self, amounts: Sequence[Decimal]) -> bool:
+        """Wait for it, as long as there is patience; whether it came, or will not come any more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
+                accounts = tuple(self._limits)
+                return await self._guard.wait_for_others(accounts, lambda: not self._room_comes(amounts))
+        return False
+
+    def _room_comes(self, amounts: Sequence[Decimal]) -> bool:
+        """Whether more of these would fit if others spent nothing of what they hold."""
+        without = [limit - self._guard.balance(account).spent for account, limit in self._limits.items()]
+        wanted = next((one for one in (sum(amounts, Decimal(0)), min(amounts)) if one <= min(without)), None)
+        return wanted is not None and not self.fits(wanted)
+
+    @property
+    def share_left(self) -> float:
+        """Share of the cap not yet spent nor reserved; 1 without a cap."""
+        return 1.0 if self.cap is None else max(0.0, float(1 - (self.spent + self.reserved) / self.cap))
+
+    async def reserve(self, endpoint: str, amount: Decimal) -> Hold | None:
+        """Hold ``amount`` back for a call; None, and nothing held, if it does not fit.
+
+        Raises:
+            StoreError: it cannot be known whether it fits.
+        """
+        if self.cap is not None and amount > self.cap - self.spent - self.reserved:
+            return None
+        if not self._limits:
+            self.reserved += amount
+            return Hold(endpoint, amount, time.time())
+        self.reserved += amount  # before waiting: the ask's other members reserve meanwhile
+        hold = None
+        try:
+            timeout_s = self._guard.timeouts_s[endpoint]
+            held = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags, timeout_s)
+            at = await self._guard.reserve(held, self._limits)
+            while at is None and self._room_comes([amount]) and await self._room([amount]):
+                at = await self._guard.reserve(held, self._limits)
+            hold = None if at is None else Hold(endpoint, amount, at, held)
+        finally:
+            if hold is None:
+                self.reserved -= amount
+        return hold
+
+    def settle(self, hold: Hold, bill: Bill) -> None:
+        """Turn what is held into what was really spent."""
+        self.bills.append(bill)
+        self.reserved -= hold.amount
+        self.spent += bill.cost or Decimal(0)
+        row = LedgerRow(
+            self.answer_id, bill.endpoint, hold.at, bill.usage, bill.cost, bill.source, self._tags, hold.reservation
+        )
+        if hold.reservation is None:
+            self.unwritten.append(row)
+        else:
+            self._guard.settle(row)
+
+    def state(self) -> tuple[Limit, ...]:
+        """Every limit that concerns the ask, by the latest that is known; its own cap first."""
+        limits = [
+            Limit(self._guard.names[account], limit, balance.spent, balance.reserved, balance.resets_at)
+            for account, limit in self._limits.items()
+            for balance in (self._guard.balance(account),)
+        ]
+        if self.cap is not None:
+            limits.insert(0, Limit("max_usd", self.cap, self.spent, self.reserved))
+        return tuple(limits)
+
+    def exceeded(self) -> BudgetExceeded:
+        """The error that says which limit left nothing affordable: the one with the least left."""
+        limit = min(self.state(), key=lambda one: one.usd - one.spent - one.reserved)
+        resets_at = None if limit.resets_at is None else datetime.fromtimestamp(limit.resets_at, UTC)
+        if limit.name == "max_usd":
+            said = (
+                f"no endpoint is affordable within {limit.usd:f} USD for this ask (max_usd, or the budget's "
+                "max_usd_per_ask); raise it, lower max_tokens or ask a cheaper pool"
+            )
+        else:
+            remedy = "raise it to go on" if resets_at is None else f"raise it, or wait until {resets_at.isoformat()}"
+            said = f"no endpoint is affordable within what is left of {limit.name} = {limit.usd:f} USD; {remedy}"
+        return BudgetExceeded(said, limit=limit.usd, spent=limit.spent, reserved=limit.reserved, resets_at=resets_at)

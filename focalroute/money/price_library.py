@@ -1,0 +1,93 @@
+"""Prices from a library that is kept up to date: genai-prices (extra ``prices``), the only module that imports it.
+
+It ships the prices of many services (Together, Fireworks, OpenRouter, OpenAI and others; not DeepInfra) as data within
+the package, so nothing is fetched, and they are as old as the package that is installed. It does not say when they were
+looked up: the latest day on which a price in it begins is taken for that, so they may be newer, but not older.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+from focalroute.core.config import Price
+from focalroute.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo
+
+
+_NAME = "genai-prices"
+
+
+class Found(NamedTuple):
+    """What the library says of a model.
+
+    Attributes:
+        price: None: there is none that holds for every call, and ``detail`` says why.
+        source: the library and its version.
+        as_of: the day from which on its data is; see above.
+        detail: which entry it is, where its name is not the model's; or why there is no price.
+    """
+
+    price: Price | None
+    source: str
+    as_of: date
+    detail: str = ""
+
+
+def installed() -> bool:
+    """Whether the extra is there."""
+    return find_spec("genai_prices") is not None
+
+
+def look_up(base_url: str | None, model: str) -> Found:
+    """The library's price of a model at the service with this address.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
+    if not installed():
+        raise ConfigError("prices from a library need genai-prices: pip install 'focalroute[prices]'")
+    from genai_prices.data_snapshot import get_snapshot
+
+    source, as_of = f"{_NAME} {version(_NAME)}", _data_date()
+    try:
+        provider, entry = get_snapshot().find_provider_model(model, None, None, base_url or "")
+    except LookupError:
+        return Found(None, source, as_of, "not in it")
+    price, why = _price(entry)
+    named = "" if entry.id.lower() == model.lower() else f"as {provider.id}'s {entry.id}"
+    return Found(price, source, as_of, ", ".join(filter(None, (named, why))))
+
+
+def _price(entry: ModelInfo) -> tuple[Price | None, str]:
+    """The price of today's calls; None, and why, where it is not one for all of them."""
+    from genai_prices.types import ModelPrice, TimeOfDateConstraint
+
+    conditions = [] if isinstance(entry.prices, ModelPrice) else entry.prices
+    if any(isinstance(one.constraint, TimeOfDateConstraint) for one in conditions):
+        return None, "its price hangs on the time of day"
+    prices = entry.get_prices(datetime.now(UTC))
+    if prices.requests_kcount:
+        return None, "each call costs something beside its tokens"
+    prompt, completion, cached = prices.input_mtok, prices.output_mtok, prices.cache_read_mtok
+    if prompt is None or completion is None:
+        return None, "it is not sold by the token"
+    if not isinstance(prompt, Decimal) or not isinstance(completion, Decimal):
+        return None, "its price hangs on the length of the prompt"
+    return Price(prompt, completion, cached if isinstance(cached, Decimal) else prompt), ""
+
+
+def _data_date() -> date:
+    from genai_prices.data_snapshot import get_snapshot
+    from genai_prices.types import ModelPrice, StartDateConstraint
+
+    today = datetime.now(UTC).date()
+    entries = (entry for provider in get_snapshot().providers for entry in provider.models)
+    conditions = (one for entry in entries if not isinstance(entry.prices, ModelPrice) for one in entry.prices)
+    begun = (one.constraint.start_date for one in conditions if isinstance(one.constraint, StartDateConstraint))
+    return max((day for day in begun if day <= today), default=date.min)

@@ -1,0 +1,313 @@
+"""Prices from the providers' own listings, and the pool file brought up to date with them.
+
+Together and DeepInfra list USD per million tokens as numbers, OpenRouter USD per token as strings. What is not listed,
+or not as a price, is unknown: it is reported and never taken as zero. Services without a known listing are looked up in
+a price library, where it is installed (see `focalroute.money.price_library`). The pool file is where prices are kept,
+with
+the date they were looked up and where.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+from focalroute.core.amounts import decimal_of
+from focalroute.core.config import Dialect, Endpoint, Price
+from focalroute.core.errors import ConfigError
+from focalroute.money.price_library import installed, look_up
+
+_log = logging.getLogger("focalroute")
+
+LISTING = "listing"
+STALE_DAYS = 30
+_TIMEOUT_S = 20.0  # without a byte
+_LONGEST_S = 60.0
+_MOST_BYTES = 32 * 2**20
+_HIGHEST = Decimal(100_000)
+_MOST_DECIMALS = 30  # one of a million decimals would be written into the pool file
+
+
+class NotListed(Exception):
+    """A service's listing cannot be had; ``status``: of the HTTP response, None if there was none."""
+
+    def __init__(self, reason: str, status: int | None) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+State = Literal["same", "changed", "new", "unlisted", "no listing", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a provider's listing says of an endpoint.
+
+    Attributes:
+        price: the listed price, USD per million tokens; None where there is none.
+        state: against the pool's own price: "same", "changed", "new" (the pool has none); or why there is none:
+            "unlisted" (the listing, or library, lacks the model, or its price), "no listing" (the service has no known
+            one), "failed" (``detail`` says why).
+        stale: whether the pool's own price was looked up too long ago.
+        source: where ``price`` is from: "listing", or the library and its version.
+        as_of: the day from which on it is.
+    """
+
+    endpoint: str
+    price: Price | None
+    state: State
+    stale: bool = False
+    detail: str = ""
+    source: str = ""
+    as_of: date | None = None
+
+
+def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> list[Listed]:
+    """Look every endpoint up in its provider's listing; each listing is fetched once.
+
+    Those whose service has no known listing are looked up in the price library, if it is installed; with ``library``
+    all of them are, and nothing is fetched.
+
+    Raises:
+        ConfigError: the library is wanted, but not installed.
+    """
+    fetched: dict[str, Mapping[str, Price] | str] = {}
+    return [_from_library(endpoint) if library else _look_up(endpoint, fetched) for endpoint in endpoints]
+
+
+def _from_library(endpoint: Endpoint) -> Listed:
+    found = look_up(endpoint.base_url, endpoint.model)
+    return _compared(endpoint, found.price, found.source, found.as_of, found.detail)
+
+
+def _compared(endpoint: Endpoint, price: Price | None, source: str, as_of: date, detail: str = "") -> Listed:
+    """Against the pool's own price."""
+    state: State = "new" if endpoint.price is None else "same" if endpoint.price == price else "changed"
+    return Listed(endpoint.name, price, "unlisted" if price is None else state, stale(endpoint), detail, source, as_of)
+
+
+def _look_up(endpoint: Endpoint, fetched: dict[str, Mapping[str, Price] | str]) -> Listed:
+    old = stale(endpoint)
+    if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
+        found = _from_library(endpoint) if installed() else None
+        return Listed(endpoint.name, None, "no listing", old) if found is None or found.price is None else found
+    if endpoint.base_url not in fetched:
+        fetched[endpoint.base_url] = _fetch(endpoint)
+    listing = fetched[endpoint.base_url]
+    if isinstance(listing, str):
+        return Listed(endpoint.name, None, "failed", old, listing)
+    return _compared(endpoint, listing.get(endpoint.model), LISTING, datetime.now(UTC).date())
+
+
+def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
+    """The listing of the endpoint's service, or why it cannot be had."""
+    try:
+        return read_listing(fetch_models(endpoint), endpoint.spoken)
+    except NotListed as error:
+        return str(error)
+
+
+def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
+    """What the endpoint's service answers to ``GET /models``, read from its JSON, numbers exact.
+
+    Args:
+        timeout_s: without a byte.
+
+    Raises:
+        ConfigError: its key is not set.
+        NotListed: no such answer came back.
+    """
+    import httpx
+
+    key = endpoint.api_key()
+    headers = {"User-Agent": "focalroute"} | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {})
+    body, give_up = bytearray(), time.monotonic() + _LONGEST_S
+    try:
+        with httpx.stream("GET", f"{endpoint.base_url}/models", headers=headers, timeout=timeout_s) as response:
+            if response.status_code != 200:
+                raise NotListed(f"HTTP {response.status_code}", response.status_code)
+            for piece in response.iter_bytes():
+                body += piece
+                if len(body) > _MOST_BYTES:
+                    raise NotListed("the listing is too long", 200)
+                if time.monotonic() > give_up:
+                    raise NotListed("the listing takes too long", 200)
+        found: object = json.loads(body, parse_float=Decimal)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise NotListed(f"could not be fetched ({type(error).__name__})", None) from None
+    except (ValueError, RecursionError):
+        raise NotListed("is not JSON", 200) from None
+    return found
+
+
+def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:
+    """Model name -> price, of what a service answers to ``GET /models``. What is not a price is left out."""
+    models = payload.get("data") if isinstance(payload, Mapping) else payload
+    found = {}
+    for model in models if isinstance(models, list) else ():
+        price = _SHAPES[dialect].read(model) if isinstance(model, Mapping) else None
+        if price is not None and isinstance(model.get("id"), str):
+            found[model["id"]] = price
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Where a listing keeps its prices: the way to the table, the names in it, and how many tokens they are for."""
+
+    way: Sequence[str]
+    prompt: str
+    completion: str
+    cached: str
+    tokens: int
+    free: bool  # whether zero means free; elsewhere it stands for what is not sold by the token
+
+    def read(self, model: Mapping[str, Any]) -> Price | None:
+        table: Any = model
+        for step in self.way:
+            table = table.get(step) if isinstance(table, Mapping) else None
+        if not isinstance(table, Mapping):
+            return None
+        prompt, completion, cached = (
+            self._per_million(table.get(n)) for n in (self.prompt, self.completion, self.cached)
+        )
+        if prompt is None or completion is None or (prompt == completion == 0 and not self.free):
+            return None
+        return Price(prompt, completion, prompt if cached is None else cached)
+
+    def _per_million(self, amount: object) -> Decimal | None:
+        value = decimal_of(amount)
+        if value is None or not 0 <= value <= _HIGHEST * self.tokens / 1_000_000:
+            return None
+        exponent = value.as_tuple().exponent
+        if not isinstance(exponent, int) or exponent < -_MOST_DECIMALS:
+            return None
+        return value * 1_000_000 / self.tokens
+
+
+_SHAPES: Mapping[Dialect, _Shape] = {
+    "together": _Shape(("pricing",), "input", "output", "cached_input", 1_000_000, free=False),
+    "deepinfra": _Shape(
+        ("metadata", "pricing"), "input_tokens", "output_tokens", "cache_read_tokens", 1_000_000, free=False
+    ),
+    "openrouter": _Shape(("pricing",), "prompt", "completion", "input_cache_read", 1, free=True),
+}
+
+
+def show_prices(listed: Iterable[Listed], *, as_json: bool) -> str:
+    """As a table, or as a JSON list; USD per million tokens."""
+    if as_json:
+        return json.dumps([_plain(one) for one in listed], indent=2)
+    lines = [f"{'endpoint':32} {'input':>10} {'output':>10} {'cached':>10}  state"]
+    for one in listed:
+        amounts = ("-",) * 3 if one.price is None else tuple(f"{amount.normalize():f}" for amount in one.price)
+        from_library = one.source not in ("", LISTING)
+        dated = f"{one.source} of {one.as_of}" if from_library else ""
+        flags = ("stale" if one.stale else "", "the library is out of date" if from_library and _old(one.as_of) else "")
+        notes = ", ".join(filter(None, (one.state, one.detail, dated, *flags)))
+        lines.append(f"{one.endpoint:32} {amounts[0]:>10} {amounts[1]:>10} {amounts[2]:>10}  {notes}")
+    return "\n".join(lines)
+
+
+def _plain(one: Listed) -> dict[str, Any]:
+    price = None if one.price is None else {name: f"{amount:f}" for name, amount in one.price._asdict().items()}
+    as_of = None if one.as_of is None else one.as_of.isoformat()
+    said = {"endpoint": one.endpoint, "state": one.state, "stale": one.stale, "detail": one.detail, "price": price}
+    return said | {"source": one.source, "as_of": as_of}
+
+
+# -- how old they are --------------------------------------------------------------------------------------------------
+
+
+def stale(endpoint: Endpoint) -> bool:
+    """Whether its price was looked up more than 30 days ago; without a date it is the user's own word."""
+    return _old(endpoint.prices_as_of)
+
+
+def _old(day: date | None) -> bool:
+    return day is not None and (datetime.now(UTC).date() - day).days > STALE_DAYS
+
+
+def warn_if_stale(endpoints: Iterable[Endpoint]) -> None:
+    """Log a warning that names the endpoints whose prices are old."""
+    names = [endpoint.name for endpoint in endpoints if stale(endpoint)]
+    if names:
+        _log.warning(
+            "the prices of %s are more than %d days old; renew them with focalroute pool prices --write",
+            ", ".join(names), STALE_DAYS,
+        )  # fmt: skip
+
+
+# -- the pool file -----------------------------------------------------------------------------------------------------
+
+_KEYS = ("input_usd_per_1m", "output_usd_per_1m", "cached_input_usd_per_1m", "prices_as_of", "prices_from")
+
+
+def write_prices(path: Path, listed: Iterable[Listed]) -> None:
+    """Put what has a price, with its date and source, into a pool file's ``[[endpoint]]`` tables; all else stays.
+
+    Raises:
+        ConfigError: the file is written in a way that this does not understand; it is left as it was.
+    """
+    prices = {one.endpoint: one for one in listed if one.price is not None}
+    if not prices:
+        return
+    text = path.read_text("utf-8")
+    before = tomllib.loads(text)
+    tables = re.split(r"(?m)^(?=[ \t]*\[)", text)
+    places = [i for i, table in enumerate(tables) if re.match(r"[ \t]*\[\[\s*endpoint\s*\]\]", table)]
+    endpoints = before["endpoint"]
+    by_hand = f"{path}: cannot be edited safely; write the prices into it by hand"
+    if len(places) != len(endpoints):
+        raise ConfigError(by_hand)
+    for place, endpoint in zip(places, endpoints, strict=True):
+        if endpoint.get("name") in prices:
+            values = _values(prices[endpoint["name"]])
+            tables[place] = _with_values(tables[place], values)
+            endpoint |= {key: tomllib.loads(f"value = {value}")["value"] for key, value in values.items()}
+    edited = "".join(tables)
+    if not _means(edited, before):
+        raise ConfigError(by_hand)
+    _replace(path, edited)
+
+
+def _values(one: Listed) -> dict[str, str]:
+    """Key -> value, as TOML."""
+    amounts = [format(amount.normalize(), "f") for amount in one.price or ()]
+    written = [amount if "." in amount else f"{amount}.0" for amount in amounts]
+    return dict(zip(_KEYS, (*written, str(one.as_of), json.dumps(one.source)), strict=True))
+
+
+def _with_values(table: str, values: Mapping[str, str]) -> str:
+    body, end = table.rstrip(), table[len(table.rstrip()) :]
+    for key, value in values.items():
+        line = re.compile(rf"(?m)^([ \t]*{key}[ \t]*=[ \t]*)[^#\n]*?([ \t]*(?:#.*)?)$")
+        body = line.sub(rf"\g<1>{value}\g<2>", body) if line.search(body) else f"{body}\n{key} = {value}"
+    return body + (end or "\n")
+
+
+def _means(text: str, wanted: object) -> bool:
+    try:
+        return tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _replace(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).chmod(path.stat().st_mode)
+    Path(file.name).replace(path)

@@ -1,0 +1,281 @@
+"""What the window says of one pool at one moment: immutable, so that an ask sees the same numbers in all its rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.observe.layout import ENDPOINT, slices, width
+from focalroute.observe.window import INFERRED_UNIT, Counts
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+#: Strength, in asks, of the prior that holds an endpoint's accuracy at its pool's mean.
+PRIOR_ASKS = 10
+
+#: Likewise where its long-run accuracy is known; the prior holds it at that distance from the pool's level.
+PRIOR_LONG_RUN = 50
+
+#: Strength, in calls, of the listed price as a prior of the mean cost of a call.
+PRIOR_CALLS = 5
+
+_AT = slices(ENDPOINT)
+_RELATIVES = [_AT["price"].start, _AT["latency"].start]
+_TOLLS = slice(_AT["toll"].start, _AT["log_toll"].stop)
+_PRICES_KEPT = 16
+_LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little, so that its logarithm is finite
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the window's totals come to, by endpoint: (..., N) arrays, ``level`` (...,).
+
+    Attributes:
+        accuracy: windowed accuracy, shrunk.
+        skill: level + standing, within 0.02 and 0.98: how likely it is to be right on the next query.
+        level: the pool's: how accurate it would be if the window knew equally much of everyone.
+        columns: float32 (..., N, De) rows of the layout; what an ask adds is 0.
+        shares: c / C, the cost of a call relative to that of asking all once; an unknown cost counts as the mean.
+    """
+
+    accuracy: F64
+    skill: F64
+    level: F64
+    columns: F32
+    shares: F64
+
+
+@dataclass(slots=True)
+class Reading:
+    """The pool's numbers; read-only by agreement.
+
+    Attributes:
+        names: the endpoints, pool order; N of them.
+        template: float32 (N, De), the endpoint rows before anybody is asked and without what depends on lambda.
+        seen: rows of the window in which something is known of each, length N as all that follow.
+        accuracy: the windowed accuracy, shrunk; ``skill``: see `Rows`.
+        standing: as the layout has it; ``level``: of the pool, likewise.
+        latency_s: mean latency; None where unknown.
+        expected_cost: USD of one call; None where unknown.
+        shares: float64 (N,), see `Rows`.
+        mean_length: mean completion tokens; ``length_scale``: what one token above it counts in the layout's "length".
+        order: endpoint indices, cheapest first, unknown cost last, then by name.
+        pairs: focal diversity of each pair: one row an endpoint, 0 on the diagonal.
+    """
+
+    names: tuple[str, ...]
+    template: F32
+    seen: list[int]
+    accuracy: list[float]
+    skill: list[float]
+    standing: list[float]
+    level: float
+    latency_s: list[float | None]
+    expected_cost: list[float | None]
+    shares: F64
+    mean_length: list[float]
+    length_scale: list[float]
+    order: tuple[int, ...]
+    pairs: list[list[float]]
+    _priced: dict[float, F32] = field(default_factory=dict)
+
+    def rows(self, price_of_money: float) -> F32:
+        """The endpoint rows (N, De) at this lambda; a copy."""
+        found = self._priced.get(price_of_money)
+        if found is None:
+            if len(self._priced) >= _PRICES_KEPT:
+                self._priced.clear()
+            found = self.template.copy()
+            found[:, _TOLLS] = tolls(price_of_money * self.shares)
+            self._priced[price_of_money] = found  # only now: another thread may take it at once
+        return found.copy()
+
+    def focal_row(self, asked: Sequence[int]) -> list[float]:
+        """Mean focal diversity of each endpoint over its pairs with those asked (at least one), itself left out."""
+        size = len(asked)
+        if size == 1:
+            return self.pairs[asked[0]]
+        sums = map(sum, zip(*[self.pairs[i] for i in asked], strict=True))
+        return [total / (size - 1 if i in asked else size) for i, total in enumerate(sums)]
+
+
+class Summary:
+    """What a reading takes from each endpoint's `Counts`, renewed as endpoints change.
+
+    Args:
+        prices: USD of a typical call of each; None where unknown.
+
+    Attributes:
+        prices: float64 (N,), NaN where unknown; what is expected of a call before, and beside, those that were seen.
+    """
+
+    def __init__(self, prices: Sequence[float | None]) -> None:
+        n = len(prices)
+        self.prices = np.array([np.nan if price is None else price for price in prices], np.float64)
+        self._counts = np.zeros((n, 6))
+        self.latencies: list[float | None] = [None] * n
+        self.mean_lengths = [0.0] * n
+        self.length_scales = [0.0] * n
+
+    def renew(self, index: int, c: Counts) -> None:
+        """Take over one endpoint's totals."""
+        self.latencies[index] = c.latency_us / c.timed / 1e6 if c.timed else None
+        self.mean_lengths[index] = c.tokens / c.lengths if c.lengths else 0.0
+        self.length_scales[index] = _length_scale(c)
+        self._counts[index] = (
+            c.known + c.inferred,
+            c.right + c.inferred_sum / INFERRED_UNIT,
+            c.priced,
+            c.cost_pico / 1e12,
+            c.timed,
+            c.latency_us / 1e6,
+        )
+
+    def table(self) -> F64:
+        """(N, 8), see `table_of`."""
+        return table_of(self.prices, self._counts)
+
+
+def table_of(prices: F64, counts: F64) -> F64:
+    """What `rows_of` needs, from sums over the window.
+
+    Expected cost is (S price scale + sum of costs) / (S + n), S = 5 calls; scale is how much more the calls seen cost
+    than their prices, over the whole pool, since a price stands for a call of typical length.
+
+    Args:
+        prices: (N,) USD of a typical call, NaN where unknown.
+        counts: (..., N, 6) rows with a value, and the right ones (an inferred value counts as the fraction it is);
+            calls of known cost and their USD; calls of known latency and their seconds.
+
+    Returns:
+        (..., N, 8): the first two of these; expected cost and mean latency (0 where unknown), their logarithms, and
+        whether they are known.
+    """
+    priced, usd, timed, seconds = (counts[..., at] for at in (2, 3, 4, 5))
+    listed = ~np.isnan(prices)
+    price = np.where(listed, prices, 0)
+    prior = PRIOR_CALLS * (price[listed].mean() if listed.any() else 0.0)
+    typical = (priced * price).sum(axis=-1, keepdims=True) + prior
+    paid = (usd * listed).sum(axis=-1, keepdims=True) + prior
+    charged = typical > _LEAST  # of prices next to nothing no multiple means anything, or is finite
+    scale = np.where(charged, paid / np.where(charged, typical, 1), 1)
+    calls = PRIOR_CALLS * listed + priced
+    cost = (PRIOR_CALLS * price * scale + usd) / np.maximum(calls, 1)
+    latency = seconds / np.maximum(timed, 1)
+    known = [calls > 0, timed > 0]
+    logs = [np.log(np.maximum(x, _LEAST)) * there for x, there in zip((cost, latency), known, strict=True)]
+    return np.stack([*np.moveaxis(counts[..., :2], -1, 0), cost, latency, *logs, *known], axis=-1)
+
+
+def tolls(priced: F64) -> F32:
+    """The layout's "toll" and "log_toll" (..., 2) of lambda c / C (...,)."""
+    both = np.stack([np.minimum(priced, 4.0), np.log10(priced + 1e-4).clip(-4.0, 1.0)], axis=-1)
+    return both.astype(np.float32)
+
+
+def standings(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
+    """How much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
+
+    Whoever is asked where others disagreed sees harder queries, and a plain accuracy would hold that against it. So
+    theta minimises the sum over pairs of n_ij (theta_i - theta_j - d_ij)^2, with n_ij the rows both were asked in and
+    d_ij how much more of them i got right, plus that of S_i (theta_i - offset_i)^2: least squares on paired comparisons
+    (Mosteller 1951), shrunk to the long run.
+
+    Args:
+        together: (..., N, N) n_ij, 0 on the diagonal.
+        wins: (..., N) sum over j of n_ij d_ij.
+        offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
+        strengths: (N,) S.
+    """
+    at = np.arange(len(offsets))
+    matrix = -together
+    matrix[..., at, at] += together.sum(axis=-1) + strengths
+    theta = np.linalg.solve(matrix, (wins + strengths * offsets)[..., None])[..., 0]
+    centred: F64 = theta - theta.mean(axis=-1, keepdims=True)
+    return centred
+
+
+def rows_of(table: F64, focal: F64, standing: F64, offsets: F64, strengths: F64) -> Rows:
+    """What a summary's table says, for one pool or for many at once.
+
+    Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
+    puts the endpoint beside the others, within 0.02 and 0.98. The level is (sum of right - sum of n offset + 1)
+    / (sum of n + 2): 1/2 before anything was seen, and the pool's mean where no long run is known, all offsets being 0.
+
+    Args:
+        table: (..., N, 8), see `table_of`.
+        focal: (..., N) each endpoint's mean focal diversity over its pairs.
+        standing: (..., N) see `standings`.
+        offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
+        strengths: (N,) S.
+    """
+    n, right, costs, logs, known = (table[..., at] for at in (0, 1, 2, slice(4, 6), slice(6, 8)))
+    level = ((right - n * offsets).sum(axis=-1) + 1) / (n.sum(axis=-1) + 2)
+    prior = (level[..., None] + offsets).clip(0.02, 0.98)
+    accuracy = (right + strengths * prior) / (n + strengths)
+    # a mean over the known ones; of none, whatever it is is multiplied by 0
+    sums, counts = table[..., 2:4].sum(axis=-2), known.sum(axis=-2)
+    means = sums / np.maximum(counts, 1)
+    columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
+    columns[..., _AT["accuracy"].start] = ((accuracy - level[..., None]) * 4).clip(-4, 4)
+    columns[..., _AT["standing"].start] = (standing * 4).clip(-4, 4)
+    columns[..., _AT["seen"].start] = n / (n + 20)
+    relative = (logs - np.log(np.maximum(means, _LEAST))[..., None, :]) * known * 0.25
+    columns[..., _RELATIVES] = relative.clip(-4, 4)
+    columns[..., _AT["focal"].start] = focal
+    paid = np.where(known[..., 0] > 0, costs, means[..., None, 0])
+    total = paid.sum(axis=-1, keepdims=True)
+    shares = np.where(
+        total > 0, paid / np.where(total > 0, total, 1), 1 / table.shape[-2] * (counts[..., None, 0] == 0)
+    )
+    return Rows(accuracy, (level[..., None] + standing).clip(0.02, 0.98), level, columns, shares)
+
+
+def read(
+    names: tuple[str, ...],
+    summary: Summary,
+    pairs: list[list[float]],
+    focal: F64,
+    standing: F64,
+    offsets: F64,
+    strengths: F64,
+) -> Reading:
+    """Make a reading (see `rows_of`)."""
+    table = summary.table()
+    rows = rows_of(table, focal, standing, offsets, strengths)
+    costs = [cost if known else None for cost, known in zip(table[:, 2].tolist(), table[:, 6].tolist(), strict=True)]
+    return Reading(
+        names=names,
+        template=rows.columns,
+        seen=table[:, 0].astype(int).tolist(),
+        accuracy=rows.accuracy.tolist(),
+        skill=rows.skill.tolist(),
+        standing=rows.columns[:, _AT["standing"].start].tolist(),
+        level=float(rows.level - 0.5) * 2,
+        latency_s=summary.latencies.copy(),
+        expected_cost=costs,
+        shares=rows.shares,
+        mean_length=summary.mean_lengths.copy(),
+        length_scale=summary.length_scales.copy(),
+        order=_cheapest_first(costs, names),
+        pairs=pairs,
+    )
+
+
+def _length_scale(c: Counts) -> float:
+    """1 / (4 sd), the variance taken one token squared larger; 0 with fewer than two lengths."""
+    if c.lengths < 2:
+        return 0.0
+    # exact in integers: n sum x^2 - (sum x)^2 never falls below 0
+    variance = (c.lengths * c.tokens_squared - c.tokens * c.tokens) / (c.lengths * c.lengths)
+    return 0.25 / math.sqrt(variance + 1)
+
+
+def _cheapest_first(costs: Sequence[float | None], names: Sequence[str]) -> tuple[int, ...]:
+    keys = [math.inf if cost is None else cost for cost in costs]
+    return tuple(sorted(range(len(names)), key=lambda i: (keys[i], names[i])))

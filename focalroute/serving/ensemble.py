@@ -1,0 +1,487 @@
+"""The serving story, top to bottom: observe, decide, ask, repeat, fuse, record; and learn from feedback."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+
+from focalroute.answers import AnswerKind
+from focalroute.answers.structured import Wanted, checked_label
+from focalroute.core.background import Background
+from focalroute.core.config import Budget, Endpoint, Settings, validate_pool
+from focalroute.core.errors import StoreError
+from focalroute.core.event_loops import PerLoop, Turns
+from focalroute.core.receipts import Answer
+from focalroute.core.records import Combine, Query
+from focalroute.endpoints.pool import Pool
+from focalroute.endpoints.round import Rules
+from focalroute.endpoints.stream_sink import Outlet
+from focalroute.learn.fleet import Follower, fetch
+from focalroute.learn.reward import USER, Label
+from focalroute.money.budget import BudgetGuard
+from focalroute.money.cost import typical_cost
+from focalroute.money.pacing import paced
+from focalroute.money.prices import warn_if_stale
+from focalroute.observe import Observer
+from focalroute.policy.catalogue import chosen
+from focalroute.policy.fallback import Guarded
+from focalroute.policy.named import Named
+from focalroute.policy.slot import PolicySlot
+from focalroute.serving.batch import ask_all
+from focalroute.serving.embedders import Embedding, TextEmbedder
+from focalroute.serving.exploration import Prober
+from focalroute.serving.feedback import (
+    Listener,
+)
+from focalroute.serving.judge import Judge, Judging, judging_endpoints
+from focalroute.serving.pool_file import pool_arguments
+from focalroute.serving.query import Prompt, QueryOptions, make_query
+from focalroute.serving.rounds import Rounds
+from focalroute.serving.sequential import begin
+from focalroute.serving.stats import Stats, stats_of
+from focalroute.serving.streaming import AsyncAnswerStream
+from focalroute.serving.synthesis import Synthesiser
+from focalroute.serving.telemetry import Telemetry, recorder_of
+from focalroute.serving.updates import Updater
+from focalroute.store import open_store
+from focalroute.store.base import Row
+from focalroute.store.commits import Commits
+
+if TYPE_CHECKING:
+    from focalroute.learn.update_report import UpdateReport
+
+
+#: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
+_LAST_S = 0.02
+_CLOSING_S = 5.0  # for asks under way, when it is closed
+
+_log = logging.getLogger("focalroute")
+
+CLOSED = "this ensemble is closed; make a new one"
+
+
+class AsyncEnsemble:
+    """A pool of endpoints that answers as one.
+
+    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`.
+
+    Args:
+        endpoints: the pool; names must be unique.
+        policy: folder of policy bundles; None, or a folder without any yet: the cold start. Or the name of a rule such
+            as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
+        store: file of the SQLite store; None: in memory, gone at the end. Or the address of a Redis, for a fleet:
+            "redis://host:6379/0" (extra ``redis``; settings in `focalroute.store.redis.address`).
+        budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
+        embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
+            endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
+            None: the built-in hashed n-grams. Give the one that the policy was trained with. Where it fails, or takes
+            longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
+        max_rounds: how often the Decider may ask before it has to stop.
+        explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
+        price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
+            ``Budget(usd_per_query=...)`` it is where the price starts on a new store.
+        window: how many past outcomes the observation looks back on.
+        deadline_s: for one whole ask, all rounds.
+        attempts: calls to one member at the most, retries included; all members of an ask together have
+            ``attempts - 1`` retries.
+        hedge_after: a member that takes longer than this quantile of its own latencies (such as 0.95) is raced by the
+            next best endpoint, as one of those retries; None: only as long as nobody has answered, at half of the time.
+        early_stop: cancel members whose replies cannot change the answer any more; see `docs/reliability.md` for when
+            not to.
+        update_every: feedbacks between two updates of the policies, learned in the background and published to
+            ``policy``; None: only by `update`. Let one process of several on a store do it.
+        samples: how many samples stand in for log-probabilities that an endpoint does not give.
+        probe_share: what probes of endpoints that a query was not asked may cost over time, as a share of what the asks
+            do (see `focalroute.observe.exploration`); they run in the background, and teach with the answer's feedback.
+            A policy by name does without.
+        synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
+        judge: who gives feedback for some of the answers in the background; None: nobody.
+        store_text: whether prompts and replies are kept in the store.
+        durability: "normal" survives the death of the process, "full" the loss of power.
+        seed: makes the sampled decisions repeatable.
+        telemetry: whether spans and metrics are recorded (`docs/telemetry.md`): by the OpenTelemetry providers that the
+            program has set, or by those of a `focalroute.serving.telemetry.Telemetry`.
+
+    Raises:
+        ConfigError: the pool or a setting is wrong.
+        StoreError: the store cannot be opened.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint],
+        *,
+        policy: str | Path | None = None,
+        store: str | Path | None = None,
+        budget: Budget | None = None,
+        embedder: TextEmbedder | None = None,
+        max_rounds: int = 3,
+        explore: bool = True,
+        price_of_money: float = 0.1,
+        window: int = 500,
+        deadline_s: float = 60.0,
+        attempts: int = 3,
+        hedge_after: float | None = None,
+        early_stop: bool = False,
+        samples: int = 10,
+        update_every: int | None = None,
+        probe_share: float = 0.02,
+        synthesiser: str | None = None,
+        judge: Judge | None = None,
+        store_text: bool = False,
+        durability: Literal["normal", "full"] = "normal",
+        seed: int | None = None,
+        telemetry: Telemetry | bool = False,
+    ) -> None:
+        self._settings = Settings(
+            max_rounds=max_rounds,
+            explore=explore,
+            price_of_money=price_of_money,
+            window=window,
+            deadline_s=deadline_s,
+            attempts=attempts,
+            hedge_after=hedge_after,
+            early_stop=early_stop,
+            samples=samples,
+            update_every=update_every,
+            probe_share=probe_share,
+            store_text=store_text,
+            durability=durability,
+            seed=seed,
+        )
+        self.endpoints = validate_pool(endpoints, askable=True)
+        self.budget = budget
+        judging = judging_endpoints(judge, self.endpoints)
+        warn_if_stale(self.endpoints + judging)
+        self._names = tuple(endpoint.name for endpoint in self.endpoints)
+        self._asks = itertools.count()
+        self._chance = random.Random()  # noqa: S311 - exploration, no secret
+        self._turns = PerLoop(Turns)
+        self._streams = Background()  # the answers being written
+        self._closed = False
+        serving = chosen(policy, self._names, seed)
+        self._recorder = recorder_of(telemetry, self.endpoints)
+        self._store = open_store(store, durability=durability)
+        try:
+            self._commits = Commits(self._store)
+            self._embedding = Embedding(embedder, self._store)
+            paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
+            self._guard = BudgetGuard(budget, paid, self._store)
+            self._pacer = paced(budget, self._store, price_of_money)
+            prices = [typical_cost(e) for e in self.endpoints]
+            self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
+            fetch(self._store, serving)
+            self._slot = PolicySlot.open(serving)
+            self._follower = Follower(self._store, self._slot, serving)
+            self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
+            self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
+            told = None if self._recorder is None else self._recorder.heard
+            self._listener = Listener(
+                self._store, self._commits, self._observer, self._slot, self._updater, window=window, told=told
+            )
+            self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
+            rules = Rules(attempts, hedge_after, early_stop)
+            self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
+            self._synthesiser = Synthesiser(self._pool, self._names, synthesiser)
+            share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
+            self._prober = Prober(self._observer, self._pool, self._store, self._pacer, share, deadline_s=deadline_s)
+        except BaseException:
+            self._store.close()
+            raise
+
+    @classmethod
+    def from_toml(cls, path: str | Path, **settings: Any) -> Self:
+        """An ensemble from a pool file; ``settings`` win over its ``[ensemble]`` table.
+
+        Raises:
+            ConfigError: the file, or a setting, is wrong.
+        """
+        return cls(**pool_arguments(AsyncEnsemble, path, settings))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        query: Prompt,
+        *,
+        choices: Sequence[str] | None = None,
+        answer: AnswerKind | Wanted | None = None,
+        samples: int | None = None,
+        combine: Combine = "choose",
+        task: str | None = None,
+        tags: Sequence[str] = (),
+        max_usd: Decimal | float | str | None = None,
+        deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Ask the pool and fuse what it says.
+
+        Args:
+            query: the question as text, or OpenAI chat messages.
+            choices: the closed set of answers; None: a free-form question.
+            answer: the kind of a free-form answer: "number", "short", "yes-no", "date", "math", "text" (default), see
+                `focalroute.answers`; a pydantic model or a JSON schema; or a callable that maps a reply to its normal
+                form. Replies of one form are one candidate.
+            samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
+                one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
+                wherever samples are what is drawn. A member that cannot give several at once gives one.
+            combine: "choose": the answer is the candidate that the Fusion prefers; "pick": the reply of the one member
+                that the Decider picks (another is asked only if it fails or hangs); "synthesise": open text that the
+                ensemble's ``synthesiser`` writes from the replies.
+            task: a topic name; the policies that are shipped do not look at it.
+            tags: labels for the ledger (user, tenant, ...).
+            max_usd: cap for this ask.
+            deadline_s: instead of the ensemble's.
+            metadata: the caller's own, handed back on the answer.
+            params: provider parameters, passed through to every member.
+
+        Raises:
+            ConfigError: an argument is wrong.
+            PoolError: every asked endpoint failed (DeadlineExceeded: by the deadline).
+            BudgetExceeded: no endpoint is affordable.
+            StoreError: a limit cannot be kept, as the store fails.
+        """
+        self._check_open()
+        asked = make_query(
+            query,
+            choices=choices,
+            answer=answer,
+            samples=samples,
+            combine=combine,
+            task=task,
+            tags=tags,
+            metadata=metadata,
+            params=params,
+        )
+        self._synthesiser.check(asked)
+        with self._turns.here():
+            return await self._answered(asked, max_usd, deadline_s)
+
+    def stream(
+        self,
+        query: Prompt,
+        *,
+        max_usd: Decimal | float | str | None = None,
+        deadline_s: float | None = None,
+        **options: Unpack[QueryOptions],
+    ) -> AsyncAnswerStream:
+        """Ask the pool and say the answer as it comes; arguments as `ask`.
+
+        Open text that a single member was chosen for streams through at once, and is the answer: no further round
+        follows. Where several were chosen, or answers can be compared (all but open text), or one is synthesised, the
+        replies are gathered as in `ask`, and the answer is said in one piece. To be used as::
+
+            async with ensemble.stream("...") as stream:
+                async for piece in stream:
+                    print(piece, end="", flush=True)
+            answer = stream.answer
+
+        Raises:
+            ConfigError: an argument is wrong. All else is raised while the stream is read: what `ask` raises, and
+            StreamBroken: the answer broke off after it had begun.
+        """
+        self._check_open()
+        asked = make_query(query, **options)
+        self._synthesiser.check(asked)
+        return AsyncAnswerStream(asked.id, partial(self._answered, asked, max_usd, deadline_s), self._streams)
+
+    async def _answered(
+        self,
+        asked: Query,
+        max_usd: Decimal | float | str | None,
+        deadline_s: float | None,
+        outlet: Outlet | None = None,
+    ) -> Answer:
+        """Round after round, the answer, its receipt; said as it comes where there is an outlet."""
+        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
+        self._slot.refresh_soon()
+        policy = self._slot.current
+        self._observer.adopt(policy.experience)
+        purse = self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s)
+        deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
+        began, dice = time.perf_counter(), self._dice()
+        if (turn := self._turns.here().enter()) is not None:
+            await turn
+            self._check_open()
+        text = await self._embedding.read(asked.text, purse, deadline)
+        ask = begin(
+            asked,
+            policy=Guarded(policy, self._names),
+            most=settings.max_rounds,
+            sight=self._observer.begin(asked, text.features, self._embedding.reader(purse, deadline)),
+            purse=purse,
+            deadline=deadline,
+            rng=dice,
+            started=began,
+            unread=text.missing,
+            outlet=outlet if asked.open and asked.combine != "synthesise" else None,
+        )
+        price_of_money = self._pacer.begin()
+        try:
+            order = self._observer.order()
+            rounds = Rounds(ask, self._pool, most=settings.max_rounds, order=order, explore=settings.explore)
+            while await rounds.step(price_of_money):
+                self._check_open()
+            await self._synthesiser.write(ask)
+            fused = ask.answer()
+            row = ask.stored(fused, texts=self._settings.store_text)
+        except BaseException as error:  # whatever ended it, what was consumed is in the ledger
+            self._store.write(*ask.ledger())
+            if self._recorder is not None:
+                self._recorder.failed(ask, error)
+            raise
+        finally:
+            self._pacer.end(ask.purse.spent if ask.purse.bills else None)
+        if outlet is not None and not ask.begun and fused.text:
+            outlet.say(ask, fused.text)
+        recorded = await self._record(fused, row, *ask.ledger())
+        if self._recorder is not None:
+            self._recorder.answered(ask, recorded)
+        if recorded.durable:
+            self._listener.expect(row)
+            self._prober.after(ask)
+            self._judging.after(ask, recorded)
+        return recorded
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(CLOSED)
+
+    def _dice(self) -> random.Random:
+        """Chance for one ask. With a seed it hangs on the number of the ask alone, whatever runs at the same time."""
+        seed = self._settings.seed
+        return self._chance if seed is None else random.Random(f"{seed} {next(self._asks)}")  # noqa: S311 - no secret
+
+    async def _record(self, answer: Answer, *rows: Row) -> Answer:
+        """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
+        try:
+            await self._commits.write(rows)
+        except StoreError as error:
+            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
+            return replace(answer, durable=False)
+        return answer
+
+    async def ask_many(
+        self,
+        /,
+        queries: Iterable[Prompt | Mapping[str, Any]],
+        *,
+        concurrency: int = 16,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **common: Any,
+    ) -> list[Answer | BaseException]:
+        """Ask many queries, at most ``concurrency`` at a time; answers in the order of the queries.
+
+        Args:
+            queries: each a query as in `ask`, or a mapping of `ask`'s arguments with the key "query". Read as needed.
+            progress: whether to show a progress bar.
+            return_exceptions: put an exception in its answer's place instead of raising the first, which gives up all
+                others (those already answered are in the store).
+            common: arguments of `ask` for all of them.
+        """
+        return await ask_all(
+            self.ask, queries, common, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
+        )
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    async def feedback(
+        self,
+        answer: Answer | str,
+        *,
+        reward: float | bool | None = None,
+        label: Label | None = None,
+        source: str = USER,
+    ) -> None:
+        """Say how good an answer was; returns once that is committed.
+
+        An identical repeat is a no-op, so a lost acknowledgement may be retried.
+
+        Args:
+            answer: the answer or its id; it may come from another process on the same store.
+            reward: in [-1, 1], or whether it was right.
+            label: the right answer: a choice's text or index, a free-form answer (in normal form already, where a
+                callable made it), a structured answer with all of its fields, or tool calls (each with its name and
+                arguments). Tells more than a reward.
+            source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
+
+        Raises:
+            FeedbackError: neither or both of reward and label, or a reward out of range.
+            BadLabel: the label is not among the choices.
+            UnknownAnswer: the store has no such answer.
+            FeedbackConflict: this source has already said something else of it.
+            StoreError: it could not be stored.
+        """
+        if isinstance(answer, Answer):
+            label, answer = checked_label(label, answer.value), answer.id
+        await self._listener.give(answer, reward=reward, label=label, source=source)
+
+    async def update(self) -> UpdateReport:
+        """Learn from the feedback in the store now, and serve the outcome if it passes its gate.
+
+        It runs in a process of its own; on a thread, which asks then share the interpreter with, where the store is a
+        fleet's or no Python can be started.
+
+        A new policy that is surely worse is rejected, and kept back while there is too little evidence to tell.
+
+        Raises:
+            ConfigError: there is no policy folder to publish to: none was given, or a policy by its name.
+            PolicyError: the current bundle is damaged, or the new one cannot be written.
+        """
+        self._check_open()
+        return await asyncio.to_thread(self._updater.run)
+
+    # -- looking after it --------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or closing: it answers no more."""
+        return self._closed
+
+    def stats(self) -> Stats:
+        """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
+        self._check_open()
+        version, name = self._slot.current.version, self._slot.name
+        health, judge = self._pool.health(), self._judging.stats
+        return stats_of(self.endpoints, self._store, self._observer, health, version, name, judge)
+
+    async def reload(self) -> None:
+        """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""
+        await asyncio.to_thread(self._slot.refresh)
+
+    async def aclose(self) -> None:
+        """Close connections and the store, once what was consumed is in it. Idempotent.
+
+        Asks under way in this loop fail with their calls; those by clients of the caller's own go on, and are waited
+        for up to 5 seconds.
+        """
+        self._closed = True
+        await self._judging.aclose()  # while there is still somebody to hear of its feedback
+        self._updater.close()
+        self._follower.close()
+        self._slot.close()
+        try:
+            await self._streams.give_up()  # what they consumed is in the ledger
+            await self._prober.aclose()
+            await self._embedding.aclose()
+            await self._pool.aclose()
+            await self._turns.here().quiet(_CLOSING_S)
+        finally:
+            self._store.close()

@@ -1,0 +1,101 @@
+"""Probes: after an answer, off its path, a query is put to one endpoint that was not asked (see `observe.probing`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from focalroute.answers import candidate_key, reply_form
+from focalroute.core.background import Background
+from focalroute.core.errors import FocalrouteError
+from focalroute.core.records import Query, Reply
+from focalroute.endpoints.features import needs
+from focalroute.endpoints.pool import Pool
+from focalroute.money.budget import Purse
+from focalroute.money.cost import Bill
+from focalroute.money.pacing import Pacer
+from focalroute.observe import Observer
+from focalroute.observe.exploration import Cost, Probe, Probing
+from focalroute.serving.ask import Ask
+from focalroute.store.base import PROBE, Store, StoredProbe
+
+_log = logging.getLogger("focalroute")
+
+
+class Prober:
+    """Probes endpoints in the background of the loop that asked. Safe to use from several event loops.
+
+    A probe is paid from the purse of its ask, so that it stays within every limit of it; its rows in the ledger stand
+    under "probe:" and the answer's id, and the receipt knows nothing of it.
+
+    Args:
+        pacer: the asks to come make up for what a probe cost.
+        share: of what the asks cost; 0: nobody is probed.
+        deadline_s: for one probe.
+    """
+
+    def __init__(
+        self, observer: Observer, pool: Pool, store: Store, pacer: Pacer, share: float, *, deadline_s: float
+    ) -> None:
+        self._probing = Probing(observer, share)
+        self._pacer = pacer
+        self._pool = pool
+        self._store = store
+        self._deadline_s = deadline_s
+        self._tasks = Background()
+        self._closed = False
+
+    def after(self, ask: Ask) -> None:
+        """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
+        if self._closed or ask.sight.agreement is not None:  # of another open text no feedback tells anything
+            return
+        probe = self._probing.after(_cost(ask.purse.bills), lambda: self._candidates(ask))
+        if probe is not None:
+            self._tasks.begin(self._probe(probe, ask.query, ask.purse))
+
+    def _candidates(self, ask: Ask) -> set[int]:
+        """Who was not asked, and can be."""
+        free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
+        return {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}
+
+    async def _probe(self, probe: Probe, query: Query, purse: Purse) -> None:
+        paid, written = len(purse.bills), len(purse.unwritten)
+        purse.answer_id = f"{PROBE}:{query.id}"
+        deadline = asyncio.get_running_loop().time() + self._deadline_s
+        try:
+            (reply,) = await self._pool.ask((probe.endpoint,), self._pool.terms(query, purse, deadline))
+            row = probed(query, reply)
+            if row is not None:
+                self._store.write(row)
+        except FocalrouteError as error:
+            _log.warning("a probe failed: %s", error)
+        finally:
+            cost = _cost(purse.bills[paid:])
+            self._probing.settle(probe, cost)
+            self._pacer.add(cost.usd)
+            self._store.write(*purse.unwritten[written:])
+
+    async def aclose(self) -> None:
+        """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""
+        self._closed = True
+        await self._tasks.give_up()
+
+
+def probed(query: Query, reply: Reply) -> StoredProbe | None:
+    """What a probe's reply is kept as; None if there was none.
+
+    Raises:
+        ConfigError: the caller's own normaliser failed.
+    """
+    if reply.error is not None and reply.error.kind != "unusable":
+        return None
+    if query.choices:
+        candidate = None if reply.choice is None else query.choices[reply.choice]
+    else:
+        candidate = reply_form(reply, query.answer)
+    key = None if candidate is None else candidate_key(candidate)
+    return StoredProbe(query.id, reply.endpoint, key, reply.length, reply.latency_s, reply.cost)
+
+
+def _cost(bills: list[Bill]) -> Cost:
+    return Cost(float(sum(bill.cost or 0 for bill in bills)), len(bills))

@@ -1,0 +1,100 @@
+"""What is said of answers: checked and stored when it comes in, learned from once it is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from focalroute.core.errors import FeedbackError, UnknownAnswer
+from focalroute.core.records import Feedback
+from focalroute.learn.reward import Label, credit, judged, outranks
+from focalroute.observe import Observer
+from focalroute.policy.slot import PolicySlot
+from focalroute.serving.updates import Updater
+from focalroute.store.base import Store, StoredAnswer
+from focalroute.store.commits import Commits
+
+_log = logging.getLogger("focalroute")
+
+_EXPECTED = 4096  # of this process's latest answers
+
+
+class Listener:
+    """Takes feedback in, and lets the observer, the policy and the updater hear of it.
+
+    Args:
+        window: how many past outcomes the observer looks back on; the store's latest so many are heard at once.
+        told: called with each feedback that was given here, once it is committed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        commits: Commits,
+        observer: Observer,
+        slot: PolicySlot,
+        updater: Updater,
+        *,
+        window: int,
+        told: Callable[[Feedback], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._commits = commits
+        self._given: OrderedDict[str, StoredAnswer] = OrderedDict()
+        self._observer = observer
+        self._slot = slot
+        self._updater = updater
+        self._window = window
+        self._told = told
+        self._sources: OrderedDict[str, str] = OrderedDict()
+        self._started = False  # what the store holds from before is known, but not news
+        store.subscribe(self._hear, last=window)
+        self._started = True
+
+    async def give(self, answer_id: str, *, reward: float | bool | None, label: Label | None, source: str) -> None:
+        """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
+        if not isinstance(answer_id, str) or not isinstance(source, str) or not source:
+            raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")
+        stored = self._given.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
+        if stored is None:
+            raise UnknownAnswer(
+                f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
+            )
+        said, key = judged(stored, reward=reward, label=label)
+        feedback = Feedback(answer_id, said, key, source, time.time())
+        await self._commits.write((feedback,))
+        if self._told is not None:
+            self._told(feedback)
+
+    def expect(self, answer: StoredAnswer) -> None:
+        """Feedback for it may come soon, and need not read it then; of it is kept what tells whether a label fits."""
+        self._given[answer.id] = StoredAnswer(
+            answer.id, answer.created_at, answer.keys, answer.kind, answer.answered, answer.probabilities, {}, None, ""
+        )
+        if len(self._given) > _EXPECTED:
+            self._given.popitem(last=False)  # in one step, as several loops' threads may be here
+
+    def _hear(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        """Feedback was committed, here or by another process: let the observer learn each outcome."""
+        news = 0
+        for stored, feedback in rows:
+            known = self._sources.get(stored.id)
+            if known is None or outranks(feedback.source, known):
+                changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
+                if known != feedback.source and self._slot.name is not None:
+                    self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))
+                self._remember(stored.id, feedback.source)
+                for name, change in changes.items() if self._started else ():
+                    _log.info("endpoint %r changed: %s", name, change)
+            news += known != feedback.source  # one that comes again, because of a probe, is none
+        if self._started:
+            self._updater.heard(news)
+
+    def _remember(self, answer_id: str, source: str) -> None:
+        self._sources[answer_id] = source
+        if len(self._sources) > 2 * self._window:
+            self._sources.popitem(last=False)

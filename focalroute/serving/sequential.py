@@ -1,0 +1,144 @@
+"""One ask whose endpoints are asked one after another, each shown the answer before its own (DER, arXiv 2412.07448)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from focalroute.answers import shown
+from focalroute.core.records import Decision, Observation, Query, Reply, Round
+from focalroute.endpoints.elicit import transfer
+from focalroute.observe.features import text_features
+from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.policy.decider import Eligible
+from focalroute.policy.fallback import Guarded
+from focalroute.policy.sequential import ANSWER, QUERY, choose, stacked
+from focalroute.serving.ask import Ask, Fused
+
+_ACCURACY, _PRICE = (slices(ENDPOINT)[name].start for name in ("accuracy", "price"))
+_LEAD = 1e-6
+
+
+def begin(query: Query, *, policy: Guarded, most: int, **rest: Any) -> Ask:
+    """Begin the kind of ask that the policy plays.
+
+    Args:
+        most: rounds at the most.
+        rest: as `Ask` takes it. A sequence is not streamed while it is under way: only its last reply is the answer.
+    """
+    if policy.sequential:
+        return Chain(query, policy, most=most, **{**rest, "outlet": None})
+    return Ask(query, policy, **rest)
+
+
+@dataclass(slots=True)
+class Chain(Ask):
+    """The state of such an ask. A round is one step; the last usable reply is the answer.
+
+    An endpoint may be asked again, unless it failed. Of one that replied more than once the latest reply is what the
+    Fusion's evidence, the window and the trajectory hold; the receipt has every step. Its probabilities are the mean of
+    the replies' own, a reply that gave none counting as sure, with the last answer put ahead where it is not.
+
+    Attributes:
+        most: T_max.
+        steps: (endpoint, candidate, mass on each candidate or None) of each usable reply, in order.
+        failed: pool indices of those whose reply was not usable; they are not asked again.
+    """
+
+    most: int = 1
+    steps: list[tuple[int, int, Sequence[float] | None]] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+    _last: Reply | None = None
+    _backed: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    @property
+    def put(self) -> Query:
+        """What the next endpoint is asked: the query with the last answer shown."""
+        return self.query if self._last is None else transfer(self.query, self._last)
+
+    def goes_on(self, *, most: int, askable: int) -> bool:
+        """Whether another step is to follow: as `Ask`, but for endpoints that may be asked again."""
+        stopped = not self.rounds[-1].replies or len(self.failed) == askable
+        return not stopped and (len(self.rounds) < most or not self.steps)
+
+    def observe(self, price_of_money: float) -> Observation:
+        """The state before the next step (see `focalroute.policy.sequential.STEP`)."""
+        seen = Ask.observe(self, price_of_money)
+        n = len(seen.endpoints)
+        last, asked = np.zeros(n, np.float32), np.zeros(n, np.float32)
+        for reply in self.replies:
+            asked[self.policy.endpoints.index(reply.endpoint)] += 1 / self.most
+        answer, figures = np.zeros(ANSWER, np.float32), np.zeros(5, np.float32)
+        figures[-1] = len(self.rounds) / self.most
+        if self.steps:
+            endpoint, candidate, mass = self.steps[-1]
+            last[endpoint] = 1
+            backed = [step[1] for step in self.steps]
+            answer = text_features(self.sight.forms[candidate], ANSWER)
+            certainty = 0.0 if mass is None else mass[candidate]
+            figures[:-1] = (1, backed.count(candidate) / len(backed), backed[-2:] == [candidate] * 2, certainty)
+        columns = [last, asked, seen.endpoints[:, _ACCURACY], seen.endpoints[:, _PRICE]]
+        context, endpoints = stacked(
+            text_features(self.query.text, QUERY)[None],
+            answer[None],
+            figures[None],
+            [column[None] for column in columns],
+        )
+        return Observation(context[0], endpoints[0])
+
+    def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
+        """Whom to ask next, whoever was asked before, or to stop."""
+        return choose(
+            self.policy.actions(observation),
+            [endpoint for endpoint in order if endpoint not in self.failed and eligible(endpoint, ())],
+            round=len(self.rounds) + 1,
+            must_pick=not self.steps,
+            rng=self.rng if explore and self.policy.learnable else None,
+        )
+
+    def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
+        """Never: whatever a pending endpoint says would be the answer."""
+        return False
+
+    def hear(self, round_: Round) -> None:
+        """Take in a step's replies."""
+        self.rounds.append(round_)
+        for reply in round_.replies:
+            index = self.policy.endpoints.index(reply.endpoint)
+            candidate = self.sight.again(reply, len(self.rounds))
+            if candidate is None:
+                if reply.error is None or reply.error.kind != "cancelled":  # who lost a race may be asked again
+                    self.failed.add(index)
+                continue
+            self.steps.append((index, candidate, reply.probabilities))
+            self._backed[len(self.rounds), reply.endpoint] = candidate
+            self._last = reply
+            if not self.query.choices:
+                form = self.sight.forms[candidate]
+                self.sight.candidates[candidate] = shown(reply, form, self.query.answer)  # in its latest wording
+
+    def fuse(self) -> None:
+        """See what the answer is now, if the last step brought a reply."""
+        if self.steps and self.rounds[-1].replies:
+            self.fused = Fused(self.sight.evidence(), self._posterior())
+
+    def _posterior(self) -> list[float]:
+        k = len(self.sight.candidates)
+        total = np.zeros(k)
+        for _, candidate, mass in self.steps:
+            if mass is None:
+                total[candidate] += 1
+            else:
+                total += np.asarray(mass) + max(0.0, 1 - sum(mass)) / k  # what it left unknown, spread evenly
+        last = self.steps[-1][1]
+        others = np.delete(total, last)
+        if others.size and total[last] <= others.max():
+            total[last] = others.max() * (1 + _LEAD)
+        posterior: list[float] = (total / total.sum()).tolist()
+        return posterior
+
+    def _candidate(self, number: int, reply: Reply) -> int | None:
+        return self._backed.get((number, reply.endpoint))

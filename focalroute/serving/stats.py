@@ -1,0 +1,114 @@
+"""`Stats`: what an ensemble has asked, paid and learned so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from focalroute.core.config import Endpoint
+from focalroute.endpoints.rate_limits import Health
+from focalroute.money.savings import Saving, savings
+from focalroute.observe import Observer
+from focalroute.observe.drift import Change
+from focalroute.serving.judge import JudgeStats
+from focalroute.store.base import Store, UsageTotal
+
+_NOTHING = UsageTotal(0, 0, 0, 0, Decimal(0))
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStats:
+    """One endpoint.
+
+    Attributes:
+        calls: calls on the store's ledger, retries and probes included; ``unpriced`` of them have no known cost.
+        cost: USD of the others.
+        seen: outcomes in the window in which it took part.
+        accuracy: its share right among them, shrunk towards its long-run one, or else the pool's mean.
+        latency_s: its mean latency among them; None if there are none.
+        breaker: "closed", "open" or "half-open".
+        health: how it does now.
+        change: the last time it was found to be right more, or less, often than before (see
+            `focalroute.observe.drift`); None if it never was.
+    """
+
+    calls: int
+    unpriced: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: Decimal
+    seen: int
+    accuracy: float
+    latency_s: float | None
+    breaker: str
+    health: Health
+    change: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """An ensemble at one moment.
+
+    Attributes:
+        policy_version: the version that serves now: 0 the shipped one, -1 the fallback, -2 a named policy.
+        cost: USD of all calls with a known cost.
+        endpoints: by name, in pool order.
+        asks: how many asks they were for.
+        if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.money.savings`); None
+        if that
+            is unknown for any.
+        if_best_single: USD if each had asked only ``best_single``, likewise.
+        best_single: the endpoint with the highest windowed accuracy, the first of equals.
+        saved: what was saved against both, in that order.
+        judge: what its judge did and spent, part of ``cost``; None without one.
+        policy: the name of the policy that serves, where it has one; else None.
+    """
+
+    policy_version: int
+    cost: Decimal
+    endpoints: Mapping[str, EndpointStats]
+    asks: int
+    if_all: Decimal | None
+    if_best_single: Decimal | None
+    best_single: str
+    policy: str | None = None
+    saved: tuple[Saving, ...] = ()
+    judge: JudgeStats | None = None
+
+
+def stats_of(
+    pool: Sequence[Endpoint],
+    store: Store,
+    observer: Observer,
+    health: Sequence[Health],
+    version: int,
+    policy: str | None,
+    judge: JudgeStats | None = None,
+) -> Stats:
+    """Put the ledger, the window and the endpoints' health side by side."""
+    totals = store.totals()
+    accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
+    changes = observer.changes()
+    endpoints = {}
+    for i, endpoint in enumerate(pool):
+        row = totals.get(endpoint.name, _NOTHING)
+        endpoints[endpoint.name] = EndpointStats(
+            row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost,
+            seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=health[i].breaker,
+            health=health[i], change=changes[i],
+        )  # fmt: skip
+    saved = savings(pool, store, accuracy)
+    all_, best = saved
+    return Stats(
+        policy_version=version,
+        cost=sum((row.cost for row in totals.values()), Decimal(0)),
+        asks=all_.asks,
+        if_all=all_.otherwise,
+        if_best_single=best.otherwise,
+        best_single=best.against,
+        endpoints=endpoints,
+        policy=policy,
+        saved=saved,
+        judge=judge,
+    )

@@ -1,0 +1,200 @@
+"""`Ensemble`, the synchronous face of `AsyncEnsemble`: its methods, run on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
+
+from focalroute.core.config import Endpoint
+from focalroute.core.receipts import Answer
+from focalroute.serving.ensemble import CLOSED, AsyncEnsemble
+from focalroute.serving.pool_file import pool_arguments
+from focalroute.serving.stats import Stats
+from focalroute.serving.streaming import AsyncAnswerStream
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _like_async(
+    _: Callable[Concatenate[AsyncEnsemble, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Ensemble, P], None]]:
+    """Type ``__init__`` as `AsyncEnsemble`'s."""
+    return lambda init: init
+
+
+def _blocking(method: Callable[Concatenate[AsyncEnsemble, P], Awaitable[R]]) -> Callable[Concatenate[Ensemble, P], R]:
+    """The method, run to its end on the ensemble's own loop."""
+
+    @wraps(method)
+    def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(partial(method, self._async, *args, **kwargs))
+
+    return cast("Callable[Concatenate[Ensemble, P], R]", call)
+
+
+def _streaming(
+    method: Callable[Concatenate[AsyncEnsemble, P], AsyncAnswerStream],
+) -> Callable[Concatenate[Ensemble, P], AnswerStream]:
+    """The method, its stream read on the ensemble's own loop."""
+
+    @wraps(method)
+    def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> AnswerStream:
+        return AnswerStream(method(self._async, *args, **kwargs), self._run)
+
+    return cast("Callable[Concatenate[Ensemble, P], AnswerStream]", call)
+
+
+class _Run(Protocol):
+    def __call__(self, work: Callable[[], Awaitable[R]], /) -> R: ...
+
+
+class AnswerStream:
+    """An answer while it is being written; made by `Ensemble.stream`.
+
+    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Whoever leaves ``with``, or a loop
+    over a stream that nothing else holds, before the end gives the answer up: its calls are cancelled down to their
+    sockets, and what they consumed is in the ledger. It is read by one thread at a time.
+    """
+
+    def __init__(self, stream: AsyncAnswerStream, run: _Run) -> None:
+        self._stream = stream
+        self._run = run
+
+    @property
+    def id(self) -> str:
+        """The answer's id, known from the beginning."""
+        return self._stream.id
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer; RuntimeError until the stream has been read to its end (see `AsyncAnswerStream`)."""
+        return self._stream.answer
+
+    def close(self) -> None:
+        """Give the answer up, unless it is there; returns once what was consumed is settled. Idempotent."""
+        if self._stream.stop():
+            self._run(self._stream.aclose)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        piece = self._run(self._stream.next_piece)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def __enter__(self) -> Self:
+        self._run(self._stream.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Loop:
+    """An event loop in a daemon thread: started on first use, it never keeps the interpreter from ending."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._portal: Future[BlockingPortal] = Future()
+
+    def portal(self) -> BlockingPortal:
+        """What runs coroutines on it."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="focalroute-loop", daemon=True)
+                self._thread.start()
+            elif not self._thread.is_alive():
+                raise RuntimeError("this ensemble was used before a fork; make one after it")
+        return self._portal.result()
+
+    def run(self, work: Callable[[], Awaitable[R]]) -> R:
+        """What the coroutine gives. Interrupted (Ctrl-C), it is cancelled: nobody waits for it, nor should pay."""
+        future = self.portal().start_task_soon(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _serve(self) -> None:
+        async def serve() -> None:
+            from anyio.from_thread import BlockingPortal
+
+            async with BlockingPortal() as portal:
+                self._portal.set_result(portal)
+                await portal.sleep_until_stopped()
+
+        asyncio.run(serve())
+
+    def finish(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Run this one last thing and end the thread; after a fork only the parent has one to end."""
+        if self._thread is not None and not self._thread.is_alive():
+            return
+        portal = self.portal()
+        portal.call(last)
+        portal.call(portal.stop)
+        if self._thread is not None:
+            self._thread.join()
+
+
+class Ensemble:
+    """A pool of endpoints that answers as one, for code without ``await``; arguments and methods as `AsyncEnsemble`.
+
+    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; what
+    is left open is closed when the interpreter ends.
+    """
+
+    @_like_async(AsyncEnsemble.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._async = AsyncEnsemble(*args, **kwargs)
+        self._loop = _Loop()
+        self._close = weakref.finalize(self, self._loop.finish, self._async.aclose)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, **settings: Any) -> Self:
+        """An ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
+        return cls(**pool_arguments(AsyncEnsemble, path, settings))
+
+    ask = _blocking(AsyncEnsemble.ask)
+    ask_many = _blocking(AsyncEnsemble.ask_many)
+    stream = _streaming(AsyncEnsemble.stream)
+    feedback = _blocking(AsyncEnsemble.feedback)
+    update = _blocking(AsyncEnsemble.update)
+    reload = _blocking(AsyncEnsemble.reload)
+
+    def _run(self, work: Callable[[], Awaitable[R]]) -> R:
+        if not self._close.alive:
+            raise RuntimeError(CLOSED)
+        return self._loop.run(work)
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The pool."""
+        return self._async.endpoints
+
+    def stats(self) -> Stats:
+        """What was asked, paid and learned so far, by endpoint."""
+        return self._async.stats()
+
+    def close(self) -> None:
+        """Finish what is queued, close connections, the store and the thread. Idempotent."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,285 @@
+"""What an ask was, written down once it has ended: its spans with the times they had, and the metrics.
+
+Nothing is done while an ask is under way, so that recording does not slow it down. A decision's span goes from the end
+of the round before to the first call of its own; the fusion's from the last reply to the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple, ParamSpec
+from urllib.parse import urlsplit
+
+from opentelemetry import metrics, trace
+from opentelemetry._logs import LogRecord, get_logger
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode
+
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import FocalrouteError
+from focalroute.core.receipts import Answer
+from focalroute.core.records import Decision, Failure, Feedback, Reply
+from focalroute.money.cost import total
+from focalroute.serving.ask import Ask
+from focalroute.serving.telemetry import Telemetry, names
+
+_SCOPE = "focalroute"
+
+_log = logging.getLogger("focalroute")
+
+Attributes = dict[str, Any]
+P = ParamSpec("P")
+
+
+def _harmless(record: Callable[P, None]) -> Callable[P, None]:
+    """Whatever becomes of the recording, an answer that was paid for is given."""
+
+    @functools.wraps(record)
+    def tried(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            record(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - of a processor or an exporter: anything
+            _log.warning("telemetry could not be recorded: %s", type(error).__name__)
+
+    return tried
+
+
+class _Clock(NamedTuple):
+    """Turns `time.perf_counter` into Unix nanoseconds."""
+
+    counter: float
+    unix_ns: int
+
+    @classmethod
+    def now(cls) -> _Clock:
+        return cls(time.perf_counter(), time.time_ns())
+
+    def ns(self, counter: float) -> int:
+        return self.unix_ns - round((self.counter - counter) * 1e9)
+
+
+class Recorder:
+    """Records the asks of an ensemble. Safe to use from several event loops.
+
+    Args:
+        endpoints: the pool; what is not known of an endpoint is left out.
+    """
+
+    def __init__(self, telemetry: Telemetry, endpoints: Iterable[Endpoint]) -> None:
+        from focalroute import __version__
+
+        self._content = telemetry.content
+        self._of = {endpoint.name: _described(endpoint) for endpoint in endpoints}
+        self._tracer = trace.get_tracer(_SCOPE, __version__, telemetry.tracer_provider)
+        self._logger = get_logger(_SCOPE, __version__, telemetry.logger_provider)
+        meter = metrics.get_meter(_SCOPE, __version__, telemetry.meter_provider)
+        self._call_seconds = meter.create_histogram(
+            names.CALL_SECONDS, "s", "Duration of a call, its retries included.",
+            explicit_bucket_boundaries_advisory=names.SECONDS_BOUNDS,
+        )  # fmt: skip
+        self._tokens = meter.create_histogram(
+            names.TOKENS, "{token}", "Tokens of a call.", explicit_bucket_boundaries_advisory=names.TOKENS_BOUNDS
+        )
+        self._ask_seconds = meter.create_histogram(
+            names.ASK_SECONDS, "s", "Duration of an ask.", explicit_bucket_boundaries_advisory=names.SECONDS_BOUNDS
+        )
+        self._cost = meter.create_counter(names.COST, "{USD}", "What calls cost, where it is known.")
+
+    @_harmless
+    def answered(self, ask: Ask, answer: Answer) -> None:
+        """An ask was answered."""
+        receipt = answer.receipt
+        about: Attributes = {
+            names.ROUNDS: receipt.rounds,
+            names.CANDIDATES: len(answer.candidates),
+            names.CONFIDENCE: answer.confidence,
+            names.DEGRADED: receipt.degraded,
+        }
+        if self._content:
+            about[names.OUTPUT_MESSAGES] = json.dumps([_message(answer.message)], default=str)
+        self._ended(ask, about, receipt.cost, fused_at=ask.started + receipt.latency_s)
+
+    @_harmless
+    def failed(self, ask: Ask, error: BaseException) -> None:
+        """An ask ended without an answer."""
+        spent = total(bill.cost for bill in ask.purse.bills)
+        self._ended(ask, {names.ERROR_TYPE: type(error).__name__}, spent, error=error)
+
+    @_harmless
+    def heard(self, feedback: Feedback) -> None:
+        """Somebody said how good an answer was."""
+        attributes: Attributes = {
+            names.EVALUATION_NAME: "reward",
+            names.EVALUATION_SCORE: feedback.reward,
+            names.RESPONSE_ID: feedback.answer_id,
+            names.SOURCE: feedback.source,
+        }
+        at = round(feedback.created_at * 1e9)
+        self._logger.emit(LogRecord(timestamp=at, event_name=names.EVALUATION, attributes=attributes))
+
+    # -- one ask -----------------------------------------------------------------------------------------------------
+
+    def _ended(
+        self,
+        ask: Ask,
+        about: Attributes,
+        cost: Decimal | None,
+        *,
+        fused_at: float | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        clock = _Clock.now()
+        span = self._tracer.start_span(
+            names.ASK,
+            kind=SpanKind.INTERNAL,
+            start_time=clock.ns(ask.started),
+            attributes=self._about(ask, about, cost),
+        )
+        context = trace.set_span_in_context(span)
+        if span.is_recording():
+            self._steps(ask, context, clock, fused_at)
+        for reply in _made(ask):
+            self._measure(reply, context)
+        for bill in ask.purse.bills:  # of calls that were cut off, too
+            if bill.cost:
+                self._cost.add(float(bill.cost), {names.ENDPOINT: bill.endpoint}, context)
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            said = str(error) if isinstance(error, FocalrouteError) else None  # others may hold text of a prompt
+            span.set_status(StatusCode.ERROR, said)
+        span.end(clock.unix_ns)
+        failure = {names.ERROR_TYPE: about[names.ERROR_TYPE]} if names.ERROR_TYPE in about else {}
+        self._ask_seconds.record(clock.counter - ask.started, failure, context)
+
+    def _about(self, ask: Ask, about: Attributes, cost: Decimal | None) -> Attributes:
+        attributes: Attributes = {
+            names.ANSWER_ID: ask.query.id,
+            names.RESPONSE_ID: ask.query.id,
+            names.MEMBERS: [reply.endpoint for reply in ask.replies],
+            names.POLICY_VERSION: ask.policy.version,
+            **about,
+        }
+        if ask.policy.name is not None:
+            attributes[names.POLICY] = ask.policy.name
+        if cost is not None:
+            attributes[names.COST_USD] = float(cost)
+        if self._content:
+            attributes[names.INPUT_MESSAGES] = json.dumps([_message(one) for one in ask.query.messages], default=str)
+        return attributes
+
+    def _steps(self, ask: Ask, context: Context, clock: _Clock, fused_at: float | None) -> None:
+        """A span for each decision, call and the fusion."""
+        at = ask.started
+        for number, round_ in enumerate(ask.rounds, 1):
+            begun = min((reply.started for reply in round_.replies if reply.attempts), default=at)
+            self._decision(round_.decision, number, ask, context, (clock.ns(at), clock.ns(max(at, begun))))
+            for reply in round_.replies:
+                if reply.attempts:
+                    self._call(reply, context, clock, number)
+                    at = max(at, reply.started + reply.latency_s)
+        if ask.written is not None and ask.written.attempts:
+            self._call(ask.written, context, clock, 0)
+        if fused_at is not None:
+            fuse = self._tracer.start_span(names.FUSE, context, start_time=clock.ns(at))
+            fuse.end(clock.ns(max(at, fused_at)))
+
+    def _decision(self, decision: Decision, number: int, ask: Ask, context: Context, times: tuple[int, int]) -> None:
+        pool = ask.policy.endpoints
+        attributes: Attributes = {
+            names.ROUND: number,
+            names.CONSIDERED: [pool[i] for i in decision.order],
+            names.PICKED: [pool[i] for i in decision.picked],
+        }
+        if decision.log_mu is not None:
+            attributes[names.PROBABILITY] = math.exp(decision.log_mu)
+        start, end = times
+        self._tracer.start_span(names.DECIDE, context, start_time=start, attributes=attributes).end(end)
+
+    def _call(self, reply: Reply, context: Context, clock: _Clock, number: int) -> None:
+        attributes = {
+            **self._of.get(reply.endpoint, {}),
+            **_told(reply),
+            names.ENDPOINT: reply.endpoint,
+            names.ROUND: number,
+            names.ATTEMPTS: reply.attempts,
+        }
+        span = self._tracer.start_span(
+            f"chat {attributes.get(names.REQUEST_MODEL, reply.endpoint)}",
+            context,
+            kind=SpanKind.CLIENT,
+            start_time=clock.ns(reply.started),
+            attributes=attributes,
+        )
+        _mark(span, reply.error)
+        span.end(clock.ns(reply.started + reply.latency_s))
+
+    def _measure(self, reply: Reply, context: Context) -> None:
+        told = _told(reply)
+        common = {
+            **self._of.get(reply.endpoint, {}),
+            names.ENDPOINT: reply.endpoint,
+            **{name: told[name] for name in (names.RESPONSE_MODEL, names.ERROR_TYPE) if name in told},
+        }
+        self._call_seconds.record(reply.latency_s, common, context)
+        if reply.usage is not None:
+            common.pop(names.ERROR_TYPE, None)
+            counts = {"input": reply.usage.prompt_tokens, "output": reply.usage.completion_tokens}
+            for kind, count in counts.items():
+                self._tokens.record(count, {**common, names.TOKEN_TYPE: kind}, context)
+
+
+def _made(ask: Ask) -> list[Reply]:
+    """Every reply to a call that was made."""
+    written = () if ask.written is None else (ask.written,)
+    return [reply for reply in (*ask.replies, *written) if reply.attempts]
+
+
+def _described(endpoint: Endpoint) -> Attributes:
+    """What is known of an endpoint before it is asked."""
+    parts = urlsplit(str(getattr(endpoint.client, "base_url", endpoint.base_url or "")))
+    attributes: Attributes = {
+        names.OPERATION: "chat",
+        names.PROVIDER: endpoint.spoken,
+        names.REQUEST_MODEL: endpoint.model,
+    }
+    if parts.hostname:
+        attributes[names.SERVER_ADDRESS] = parts.hostname
+        attributes[names.SERVER_PORT] = parts.port or (443 if parts.scheme == "https" else 80)
+    return attributes
+
+
+def _told(reply: Reply) -> Attributes:
+    """What came back; of a reply that has no such thing nothing."""
+    usage = reply.usage
+    attributes: Attributes = {
+        names.RESPONSE_MODEL: reply.model,
+        names.RESPONSE_ID: reply.response_id,
+        names.FINISH_REASONS: [reply.finish_reason] if reply.finish_reason else None,
+        names.TOKENS_IN: usage and usage.prompt_tokens,
+        names.TOKENS_OUT: usage and usage.completion_tokens,
+        names.TOKENS_CACHED: usage and usage.cached_tokens,
+        names.COST_USD: None if reply.cost is None else float(reply.cost),
+        names.HEDGE_OF: reply.hedge_of,
+        names.ERROR_TYPE: reply.error and str(reply.error.status or reply.error.kind),
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _mark(span: Span, failure: Failure | None) -> None:
+    """As failed; a call that was not needed any more is no error."""
+    if failure is not None and failure.kind != "cancelled":
+        span.set_status(StatusCode.ERROR, failure.message)
+
+
+def _message(message: Mapping[str, Any]) -> Attributes:
+    """A chat message in the shape of the conventions."""
+    content = message.get("content")
+    parts = [{"type": "text", "content": content}] if isinstance(content, str) else list(content or ())
+    calls = [{"type": "tool_call", **dict(call)} for call in message.get("tool_calls") or ()]
+    return {"role": message.get("role"), "parts": [*parts, *calls]}

@@ -1,0 +1,147 @@
+"""Updates of a serving ensemble's policies: on demand, or in the background every so many feedbacks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from focalroute.core.errors import ConfigError, FocalrouteError
+from focalroute.policy.named import Named
+from focalroute.policy.slot import PolicySlot
+from focalroute.store import Store, is_shared
+
+if TYPE_CHECKING:
+    from focalroute.learn.fleet.learner import FleetLearner
+    from focalroute.learn.update_report import UpdateReport
+    from focalroute.store.redis.store import RedisStore
+
+
+_log = logging.getLogger("focalroute")
+
+
+def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -> str | Path:
+    """The folder that updates of this policy are published to.
+
+    Raises:
+        ConfigError: there is none; the message names ``setting``.
+    """
+    if isinstance(policy, Named):
+        raise ConfigError(
+            f"{setting}: {policy.name!r} is a rule that no update changes; to learn policies give policy a folder"
+        )
+    if policy is None:
+        raise ConfigError(f"{setting}: an update needs a policy folder to publish to; give policy a folder")
+    return policy
+
+
+class Updater:
+    """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
+
+    It learns in a process of its own, from the store's file or, of a store in memory, a copy; on a thread where no
+    Python can be started. On a fleet's store it is a candidate for its learner instead, which publishes to all workers.
+
+    Args:
+        policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
+        every: feedbacks between two updates in the background; None: only on demand.
+        seed: of the updates, together with their number; None: chance.
+
+    Raises:
+        ConfigError: ``every`` is given without a folder to publish to.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        slot: PolicySlot,
+        policy: str | Path | Named | None,
+        *,
+        every: int | None,
+        seed: int | None,
+    ) -> None:
+        if every is not None:
+            learned_folder(policy, "update_every")
+        self._policy = policy
+        self._store = store
+        self._slot = slot
+        self._every = every
+        self._seed = seed
+        self._runs = 0
+        self._heard = 0
+        self._latest: Future[None] | None = None  # the update in the background that began, or will, last
+        self._learner: FleetLearner | None = None
+        self._one_at_a_time = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, "focalroute-update")
+
+    def run(self) -> UpdateReport:
+        """Update now; blocks the calling thread for about a second.
+
+        Raises:
+            ConfigError: there is no policy folder, or a named policy serves.
+            PolicyError: the current bundle is damaged, or the new one cannot be written.
+        """
+        from focalroute.learn.subprocess_update import can_start, update_apart
+        from focalroute.learn.update_report import REACH
+        from focalroute.store.sqlite.store import SqliteStore
+
+        root = learned_folder(self._policy)
+        with self._one_at_a_time:
+            if is_shared(self._store):
+                return self._in_fleet(self._store, root).run()  # the follower serves what it publishes
+            seed = None if self._seed is None else self._seed + self._runs
+            self._runs += 1
+            if isinstance(self._store, SqliteStore) and can_start():
+                with self._store.on_disk(REACH) as file:
+                    report = update_apart(file, root, seed=seed)
+            else:
+                from focalroute.learn.online import update_policy  # not before: the learner takes .1 s to load
+
+                report = update_policy(self._store, root, seed=seed)
+        self._slot.refresh()
+        return report
+
+    def _in_fleet(self, store: RedisStore, root: str | Path) -> FleetLearner:
+        """This process as a candidate for the fleet's learner."""
+        from focalroute.learn.fleet.learner import FleetLearner
+
+        if self._learner is None:
+            self._learner = FleetLearner(store, start=root, every=self._every or 1, seed=self._seed)
+        return self._learner
+
+    def heard(self, feedbacks: int) -> None:
+        """So many more were committed. Quick: an update that is due runs on the updater's own thread.
+
+        While one waits for the one before, no other joins it: it will learn from all that came.
+        """
+        if self._every is None:
+            return
+        self._heard += feedbacks
+        waiting = self._latest is not None and not (self._latest.running() or self._latest.done())
+        if self._heard >= self._every and not waiting:
+            self._heard = 0
+            self._latest = self._worker.submit(self._run_quietly)
+
+    def _run_quietly(self) -> None:
+        try:
+            report = self._due()
+        except FocalrouteError as error:
+            _log.warning("the policies could not be updated, the old ones stay: %s", error)
+        else:
+            if report is None:
+                return
+            _log.info("update of the policies: %s, version %d: %s", report.status, report.version, report.reason)
+
+    def _due(self) -> UpdateReport | None:
+        """Update; in a fleet only if this process is its learner, and there is enough from all of it."""
+        if not is_shared(self._store):
+            return self.run()
+        with self._one_at_a_time:
+            return self._in_fleet(self._store, learned_folder(self._policy)).step()
+
+    def close(self) -> None:
+        """Wait for an update under way and let go of the thread; what is still due is dropped. Idempotent."""
+        self._worker.shutdown(cancel_futures=True)
+        if self._learner is not None:
+            self._learner.close()

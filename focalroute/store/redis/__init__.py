@@ -1,0 +1,1 @@
+"""The store in Redis, shared by a fleet of workers."""

@@ -1,0 +1,114 @@
+"""Where a Redis store is, and its settings: ``redis://[user[:password]@]host[:port][/db][?setting=value&...]``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from focalroute.core.errors import ConfigError
+
+#: How the address of a Redis store begins; ``rediss`` is TLS.
+SCHEMES = ("redis://", "rediss://")
+
+_KEPT = 100_000
+#: What redis-py takes from an address; anything else would be a misspelt setting.
+_TLS = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+
+
+def is_redis(where: object) -> bool:
+    """Whether this names a Redis store."""
+    return isinstance(where, str) and where.startswith(SCHEMES)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A Redis store's address, taken apart.
+
+    Attributes:
+        url: for the client, with the password; never shown.
+        name: for people: scheme, host, port, database and prefix.
+        prefix: of every key, so that several fleets may share a server.
+        keep: how many of the latest answers stay in Redis.
+        journal: the folder in which writes wait while Redis is away; None: they wait in memory.
+    """
+
+    url: str = field(repr=False)
+    name: str
+    prefix: str = "focalroute"
+    keep: int = _KEPT
+    journal: Path | None = None
+
+    @classmethod
+    def of(cls, where: str) -> RedisAddress:
+        """The address in this string.
+
+        Settings: ``prefix``, ``keep``, ``journal``, ``password_env`` (the environment variable with the password), and
+        for TLS ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``, ``ssl_check_hostname``.
+
+        Raises:
+            ConfigError: it is none, or a setting is unknown or wrong.
+        """
+        try:
+            parts = urlsplit(where)
+            host, port = parts.hostname, parts.port or 6379
+        except ValueError:
+            raise ConfigError(
+                "store: the address of the Redis store cannot be read; write redis://host:6379/0"
+            ) from None
+        database = parts.path.strip("/") or "0"
+        if not host or not database.isdecimal():
+            raise ConfigError("store: a Redis store needs a host and the number of a database: redis://host:6379/0")
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        tls = {key: given.pop(key) for key in sorted(_TLS & given.keys())}
+        if tls and parts.scheme != "rediss":
+            raise ConfigError(f"store: {next(iter(tls))} is for TLS; write rediss:// for it")
+        own: dict[str, object] = {key: read(given.pop(key)) for key, read in _SETTINGS.items() if key in given}
+        location = _with_password(parts.netloc, given.pop("password_env", None))
+        if given:
+            known = ", ".join(sorted({*_SETTINGS, "password_env", *_TLS}))
+            raise ConfigError(f"store: unknown setting {sorted(given)[0]!r} of a Redis store; known: {known}")
+        url = urlunsplit((parts.scheme, location, f"/{database}", urlencode(tls), ""))
+        name = f"{parts.scheme}://{host}:{port}/{database}"
+        return cls(url, name, **own)  # type: ignore[arg-type]
+
+
+def _with_password(location: str, variable: str | None) -> str:
+    """User, host and port with the password of this environment variable."""
+    if variable is None:
+        return location
+    password = os.environ.get(variable)
+    if not password:
+        raise ConfigError(f"store: password_env: the environment variable {variable} is not set")
+    login, _, host = location.rpartition("@")
+    if ":" in login:
+        raise ConfigError("store: give the password in the address or in password_env, not in both")
+    return f"{login}:{_quoted(password)}@{host}"
+
+
+def _quoted(password: str) -> str:
+    return urlencode({"": password})[1:].replace("+", "%20")
+
+
+def _prefix(text: str) -> str:
+    if not text or set(text) & set("{}") or not text.isprintable():
+        raise ConfigError("store: prefix: give a printable one without braces; a cluster takes them for its own")
+    return text
+
+
+def _keep(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"store: keep: must be a whole number of answers from 1, got {text!r}")
+    return int(text)
+
+
+def _journal(text: str) -> Path:
+    path = Path(unquote(text))
+    if not path.parent.is_dir():
+        raise ConfigError(f"store: journal: the folder that {path} would be in does not exist; make it first")
+    return path
+
+
+_SETTINGS: Mapping[str, Callable[[str], object]] = {"prefix": _prefix, "keep": _keep, "journal": _journal}

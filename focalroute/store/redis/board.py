@@ -1,0 +1,138 @@
+"""What a fleet shares beside its rows: the files of its policy, who learns it, and the feedback no update was about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from focalroute.store.redis.bounds import ARCHIVED
+from focalroute.store.redis.connection import Link
+from focalroute.store.redis.keys import BUNDLES, FEEDBACK, GROUP, POLICY, WRITERS
+from focalroute.store.redis.reads import pairs
+from focalroute.store.redis.store import RedisStore
+
+_FORGET_S = 7 * 24 * 3600.0  # a writer that has said nothing for so long is dead
+
+
+@dataclass(frozen=True, slots=True)
+class BoardState:
+    """Where the policy of a fleet stands.
+
+    Attributes:
+        current: the version that serves; 0: none was published yet.
+        since: Unix time of Redis's clock when it became current; 0: there is none.
+        versions: those that are kept, oldest first.
+        learned: how many feedbacks updates were about, each counted once.
+        token: of the latest lease.
+    """
+
+    current: int
+    since: float
+    versions: tuple[int, ...]
+    learned: int
+    token: int
+
+
+class Board:
+    """The policy of the fleet on this store. Safe to use from any thread but the store's own.
+
+    All of it raises StoreError while Redis is away.
+    """
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+
+    def state(self) -> BoardState:
+        """Where it stands now."""
+
+        def read(link: Link) -> BoardState:
+            kept = pairs(link.one("HGETALL", link.keys[POLICY]))
+            versions = tuple(int(version) for version, _ in json.loads(kept.get("versions", b"[]")))
+            current, learned, token = (int(kept.get(name, 0)) for name in ("current", "learned", "token"))
+            return BoardState(current, float(kept.get("since", 0)), versions, learned, token)
+
+        return self._store.run(read)
+
+    def files(self, version: int, without: Sequence[str] = ()) -> dict[str, bytes]:
+        """The files of a version by name; none if it is not kept."""
+
+        def read(link: Link) -> dict[str, bytes]:
+            versions = dict(json.loads(link.one("HGET", link.keys[POLICY], "versions") or b"[]"))
+            names = [name for name in versions.get(str(version), ()) if name not in without]
+            if not names:
+                return {}
+            found = link.one("HMGET", link.keys[BUNDLES], *(f"{version}/{name}" for name in names))
+            return dict(zip(names, found, strict=True)) if all(data is not None for data in found) else {}
+
+        return self._store.run(read)
+
+    def lease(self, what: Literal["take", "keep", "give up"], who: str, seconds: float) -> int:
+        """Take, keep or give up the learner's lease; the fencing token it is held with, 0: it is not."""
+        return int(self._store.run(lambda link: link.script("lease", (), (what, who, repr(seconds)))))
+
+    def unlearned(self, most: int) -> list[str]:
+        """Entries of feedback that no update was about yet, oldest first; those of a learner that died are among them.
+
+        They stay so until `publish` is given them.
+        """
+
+        def read(link: Link) -> list[str]:
+            stream = ("STREAMS", link.keys[FEEDBACK])
+            found: list[str] = []
+            for after in ("0", ">"):
+                if len(found) < most:
+                    words = ("GROUP", GROUP, GROUP, "COUNT", most - len(found))
+                    reply = link.one("XREADGROUP", *words, *stream, after)
+                    found += [entry.decode() for _, entries in reply or () for entry, _ in entries]
+            return found
+
+        return self._store.run(read)
+
+    def publish(
+        self,
+        files: Mapping[str, bytes],
+        *,
+        version: int,
+        parent: int,
+        token: int | None = None,
+        learned: Sequence[str] = (),
+        keep: int = 10,
+    ) -> Literal["done", "fenced", "moved"]:
+        """Make a version current, and note the feedback that it was learned from, both or neither.
+
+        Args:
+            files: of the version; none: the update came to nothing, and only the feedback is noted.
+            parent: the version that must still be current.
+            token: of the lease that must still be held; None: who publishes is no learner.
+            learned: entries that `unlearned` gave.
+
+        Returns:
+            "fenced": the lease was lost; "moved": another version is current by now. Then nothing has happened.
+        """
+        words: list[Any] = ["" if token is None else token, parent, version if files else "", keep, len(files)]
+        words += [word for file in files.items() for word in file]
+        said: bytes = self._store.run(lambda link: link.script("publish", (), (*words, *learned)))
+        found: Literal["done", "fenced", "moved"] = said.decode()  # type: ignore[assignment]
+        return found
+
+    def roll_back(self, version: int) -> bool:
+        """Make a version that is kept the current one; whether it is kept."""
+        return bool(self._store.run(lambda link: link.script("rollback", (), (version,))))
+
+    def keep_archive(self, wanted: bool) -> None:
+        """Let workers keep more rows in Redis, as somebody puts them into an archive; or no more."""
+        self._store.run(lambda link: link.one("HSET", link.keys[POLICY], ARCHIVED, 1 if wanted else ""))
+
+    def tidy(self, now: float) -> None:
+        """Settle what dead processes had reserved, and forget dead writers."""
+
+        def work(link: Link) -> None:
+            while int(link.script("overdue", (), ())) == 1000:
+                pass
+            for writer, text in pairs(link.one("HGETALL", link.keys[WRITERS])).items():
+                if float(text.split()[1]) < now - _FORGET_S:
+                    link.one("HDEL", link.keys[WRITERS], writer)
+
+        self._store.run(work)

@@ -1,0 +1,216 @@
+"""The connection to Redis, and its scripts. The only module that imports redis-py.
+
+Whatever is wrong with the connection or the server is `Away`: the same call may succeed later. In a cluster all keys
+are on one node; whichever node is named in the address, its answer tells where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from focalroute.core.errors import ConfigError, FocalrouteError, StoreError
+from focalroute.store.redis.address import RedisAddress
+from focalroute.store.redis.keys import FEEDBACK, GROUP, Keys
+
+if TYPE_CHECKING:
+    import redis
+
+
+_SCRIPTS = ("write", "reserve", "balances", "overdue", "verify", "trim", "lease", "publish", "rollback")
+_TIMEOUT_S = 5.0
+_MOVES = 5
+_ADVICE = {
+    "OOM": "it has no memory left: raise its maxmemory, or keep fewer answers (?keep=)",
+    "MISCONF": "it cannot write to its disk: make room there",
+    "READONLY": "it is a replica: name the primary",
+    "NOAUTH": "it wants a password: give one in the address, or with ?password_env=",
+    "WRONGPASS": "it refuses the user or the password",
+    "NOPERM": "its access list does not let this user do that",
+    "CROSSSLOT": "a proxy in front of it splits the keys; connect to the server itself",
+    "BUSY": "a script keeps it busy",
+    "LOADING": "it is still reading its files",
+    "CLUSTERDOWN": "its cluster is down",
+    "TRYAGAIN": "its cluster is moving the keys",
+    "ASK": "its cluster is moving the keys",
+    "MASTERDOWN": "its primary is down",
+}
+_FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT"}
+
+
+class Away(Exception):
+    """Redis cannot be reached, or cannot do anything now."""
+
+
+class Link:
+    """One connection, made again whenever it is lost. Not thread-safe.
+
+    Raises:
+        ConfigError: redis-py is not installed, or cannot read the address.
+    """
+
+    def __init__(self, address: RedisAddress) -> None:
+        self._address = address
+        self.keys = Keys(address.prefix)
+        self._hashes: dict[str, str] = {}
+        self._pool = self._made(address.url)
+        self.connected = False
+
+    @cached_property
+    def _redis(self) -> Any:
+        try:
+            import redis
+        except ImportError:
+            raise ConfigError("store: a Redis store needs redis-py: pip install 'focalroute[redis]'") from None
+        return redis
+
+    def _made(self, url: str, **changed: Any) -> redis.ConnectionPool:
+        once = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # who calls decides what to do about it
+        try:
+            pool: redis.ConnectionPool = self._redis.ConnectionPool.from_url(
+                url, protocol=2, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=once
+            )
+        except (ValueError, TypeError):
+            raise ConfigError(
+                "store: the address of the Redis store cannot be read; write redis://host:6379/0"
+            ) from None
+        pool.connection_kwargs.update(changed)
+        return pool
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Connect, load the scripts and make the consumer group, unless that is done.
+
+        Raises:
+            Away: it cannot be reached now.
+            StoreError: it never will do as it is: the password is wrong, or its access list forbids it.
+        """
+        if self.connected:
+            return
+        for name in _SCRIPTS:
+            self._hashes[name] = self._direct("SCRIPT", "LOAD", _source(name)).decode()
+        made = self._replies([("XGROUP", "CREATE", self.keys[FEEDBACK], GROUP, "0", "MKSTREAM")])[0]
+        if isinstance(made, Exception) and "BUSYGROUP" not in str(made):
+            raise self.trouble(made)
+        self.connected = True
+
+    def one(self, *words: Any) -> Any:
+        """Run one command; as `all`, but an error of the server is raised."""
+        (reply,) = self.all([words])
+        if isinstance(reply, Exception):
+            raise self.trouble(reply)
+        return reply
+
+    def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run one script; likewise."""
+        return self.one(*self.scripted(name, keys, arguments))
+
+    def scripted(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """A script's call as the words of a command. Only for a link that is connected."""
+        every = [*self.keys.fixed, *keys]
+        return ("EVALSHA", self._hashes[name], len(every), *every, *arguments)
+
+    def all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run commands in one round trip, in their order; what the server says of each, as bytes, numbers and lists.
+
+        An error of a single command is in its place; one that concerns all of them is raised.
+
+        Raises:
+            Away: it cannot be known what was done.
+            StoreError: it never will be.
+        """
+        self.connect()
+        return self._replies(commands)
+
+    def drop(self) -> None:
+        """Let go of the connection, if there is one."""
+        self.connected = False
+        self._pool.disconnect()
+
+    # -- the wire ----------------------------------------------------------------------------------------------------
+
+    def _direct(self, *words: Any) -> Any:
+        (reply,) = self._replies([words])
+        if isinstance(reply, Exception):
+            raise self.trouble(reply)
+        return reply
+
+    def _replies(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        for _ in range(_MOVES):
+            replies = self._sent(commands)
+            moved = next((reply for reply in replies if isinstance(reply, self._redis.exceptions.MovedError)), None)
+            if moved is None:
+                break
+            self.drop()
+            self._pool = self._made(self._address.url, host=moved.host, port=moved.port)
+            self._sent([("SCRIPT", "LOAD", _source(name)) for name in self._hashes])
+        for reply in replies:
+            if isinstance(reply, self._redis.exceptions.NoScriptError):
+                self.drop()
+                raise Away("its scripts were flushed")
+        return replies
+
+    def _sent(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        errors = self._redis.exceptions
+        try:
+            connection: Any = self._pool.get_connection()
+        except (errors.RedisError, OSError) as error:
+            raise self.trouble(error) from None
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            return [_reply(connection, errors.ResponseError) for _ in commands]
+        except (errors.RedisError, OSError) as error:
+            self.connected = False
+            connection.disconnect()
+            raise self.trouble(error) from None
+        finally:
+            self._pool.release(connection)
+
+    def trouble(self, error: Exception) -> FocalrouteError | Away:
+        """What is wrong, in words that hold nothing of what was sent."""
+        if isinstance(error, Away | FocalrouteError):
+            return error
+        code = _code(error)
+        said = f"{self._address.name}: {_ADVICE.get(code, _plain(error))}"
+        wrong = isinstance(error, self._redis.exceptions.ResponseError) and not code
+        return StoreError(said) if wrong or code in _FOR_GOOD else Away(said)
+
+
+def _reply(connection: Any, refused: type[Exception]) -> Any:
+    try:
+        return connection.read_response(disable_decoding=True)
+    except refused as error:
+        return error
+
+
+def _code(error: Exception) -> str:
+    """The code of a server's error; redis-py leaves it out where it knows the kind."""
+    known = {
+        "OutOfMemoryError": "OOM",
+        "ReadOnlyError": "READONLY",
+        "NoPermissionError": "NOPERM",
+        "AuthenticationError": "WRONGPASS",
+        "AuthenticationWrongNumberOfArgsError": "WRONGPASS",
+        "BusyLoadingError": "LOADING",
+        "ClusterCrossSlotError": "CROSSSLOT",
+        "ClusterDownError": "CLUSTERDOWN",
+        "MasterDownError": "MASTERDOWN",
+        "TryAgainError": "TRYAGAIN",
+        "AskError": "ASK",
+    }
+    word = str(error).partition(" ")[0]
+    return known.get(type(error).__name__, word if word in _ADVICE else "")
+
+
+def _plain(error: Exception) -> str:
+    if type(error).__name__ == "ResponseError":
+        return "refused a call; is it Redis 6.2 or newer, or Valkey?"
+    return f"cannot be reached ({type(error).__name__}); start it, or check the address"
+
+
+def _source(name: str) -> str:
+    folder = Path(__file__).parent / "lua"
+    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))

@@ -1,0 +1,157 @@
+"""Where writes wait while the store is away: files that only grow, one for each process, in a folder.
+
+What is in a journal is acknowledged, so it outlives its process: whoever opens the folder next takes over the files of
+the dead. An entry that was cut off by the death of its process was not acknowledged, and is left out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from focalroute.core.errors import StoreError
+
+_HEAD = struct.Struct("<II")  # CRC-32 and length of what follows
+_SIZE = struct.Struct("<I")
+_SUFFIX = ".journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call of a writer: its number, the keys of the answers it is about, and its rows."""
+
+    writer: str
+    number: int
+    keys: Sequence[str]
+    words: Sequence[bytes]
+
+    def to_bytes(self) -> bytes:
+        """As a journal holds it."""
+        parts = [self.writer.encode(), str(self.number).encode(), str(len(self.keys)).encode()]
+        parts += [key.encode() for key in self.keys] + list(self.words)
+        body = b"".join(_SIZE.pack(len(part)) + part for part in parts)
+        return _HEAD.pack(zlib.crc32(body), len(body)) + body
+
+    @classmethod
+    def of(cls, body: bytes) -> Entry:
+        """The entry of these bytes, their checksum checked."""
+        parts, at = [], 0
+        while at < len(body):
+            (size,) = _SIZE.unpack_from(body, at)
+            parts.append(body[at + _SIZE.size : at + _SIZE.size + size])
+            at += _SIZE.size + size
+        count = int(parts[2])
+        keys = [part.decode() for part in parts[3 : 3 + count]]
+        return cls(parts[0].decode(), int(parts[1]), keys, parts[3 + count :])
+
+
+class Journal:
+    """The journal of one process, and those it found without one. Not thread-safe.
+
+    Args:
+        folder: made if missing.
+        writer: who writes this process's own.
+        sync: whether an entry must survive the loss of power too.
+
+    Raises:
+        StoreError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, writer: str, *, sync: bool) -> None:
+        self._sync = sync
+        self._folder = folder
+        self._writer = writer
+        self._made = 0
+        self._own: Path | None = None
+        self._files: dict[Path, int] = {}  # descriptors; an open one is locked
+        try:
+            folder.mkdir(exist_ok=True)
+            left = [path for path in sorted(folder.glob(f"*{_SUFFIX}")) if self._take(path)]
+        except OSError as error:
+            raise StoreError(f"{folder}: the journal cannot be used: {error.strerror}") from None
+        self._waiting = left  # in them, entries wait
+
+    def _take(self, path: Path) -> bool:
+        """Lock the file of a journal; False if a living process has it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        if not path.exists():  # it was removed between
+            os.close(descriptor)
+            return False
+        self._files[path] = descriptor
+        return True
+
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._waiting)
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Keep entries for later, all or none.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        data = memoryview(b"".join(entry.to_bytes() for entry in entries))
+        try:
+            path = self._opened()
+            descriptor = self._files[path]
+            before = os.fstat(descriptor).st_size
+            try:
+                while data:
+                    data = data[os.write(descriptor, data) :]
+                if self._sync:
+                    os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+        except OSError as error:
+            raise StoreError(f"{self._folder}: the journal cannot be written: {error.strerror}") from None
+        if path not in self._waiting:
+            self._waiting.append(path)
+
+    def _opened(self) -> Path:
+        """The file that this process writes to now; a new one once all of the last was taken."""
+        while self._own not in self._files:
+            self._made += 1
+            self._own = self._folder / f"{self._writer}-{self._made}{_SUFFIX}"
+            self._take(self._own)
+        assert self._own is not None  # noqa: S101 - the loop made it
+        return self._own
+
+    def batches(self, size: int) -> Iterator[list[Entry]]:
+        """Everything that waits, in the order of each writer; a file is removed after its last entry was taken."""
+        while self._waiting:
+            path = self._waiting[0]
+            entries = list(_entries(path))
+            for start in range(0, len(entries), size):
+                yield entries[start : start + size]
+            path.unlink(missing_ok=True)
+            os.close(self._files.pop(path))
+            self._waiting.pop(0)
+
+    def close(self) -> None:
+        """Let go of the files; what waits in them stays."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    data = path.read_bytes()
+    at = 0
+    while at + _HEAD.size <= len(data):
+        checksum, size = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + size]
+        if len(body) < size or zlib.crc32(body) != checksum:
+            return
+        yield Entry.of(body)
+        at += _HEAD.size + size

@@ -1,0 +1,208 @@
+-- What all scripts share. KEYS begin with the fixed keys, in the order of `focalroute.store.redis.keys.FIXED`.
+-- Lua counts in doubles, which are exact up to 2^53: so an amount is a pair, whole microdollars and the picodollars
+-- that are left, 0 to 999,999. All other numbers that have to come back exactly travel as text.
+
+local answers, feedback, probed, ledger, totals, reservations, due, overdue, balances, accounts, capabilities, health,
+    writers, policy, bundles = unpack(KEYS, 1, 15)
+
+local MICRO = 1000000
+local NOTHING = {0, 0}
+
+local function whole(number)
+    return string.format('%.0f', number)
+end
+
+local function now()
+    local time = redis.call('TIME')
+    return tonumber(time[1]) + tonumber(time[2]) / MICRO
+end
+
+local function plus(a, b)
+    local pico = a[2] + b[2]
+    local carry = math.floor(pico / MICRO)
+    return {a[1] + b[1] + carry, pico - carry * MICRO}
+end
+
+local function minus(a, b)
+    return plus(a, {-b[1], -b[2]})
+end
+
+local function at_most(a, b)
+    return a[1] < b[1] or (a[1] == b[1] and a[2] <= b[2])
+end
+
+local function period_at(period_s, at)
+    return period_s == 0 and 0 or math.floor(at / period_s)
+end
+
+-- accounts: a tag ('' for all calls) and the length of its periods
+
+local function account_field(tag, period_s)
+    return whole(period_s) .. ' ' .. tag
+end
+
+local function read_account(tag, period_s)
+    local text = redis.call('HGET', balances, account_field(tag, period_s))
+    if not text then
+        return {period = 0, spent = NOTHING, reserved = NOTHING}
+    end
+    local n = {}
+    for number in string.gmatch(text, '%S+') do
+        n[#n + 1] = tonumber(number)
+    end
+    return {period = n[1], spent = {n[2], n[3]}, reserved = {n[4], n[5]}}
+end
+
+local function shown(row)
+    return table.concat({whole(row.period), whole(row.spent[1]), whole(row.spent[2]), whole(row.reserved[1]),
+        whole(row.reserved[2])}, ' ')
+end
+
+local function write_account(tag, period_s, row)
+    redis.call('HSET', balances, account_field(tag, period_s), shown(row))
+end
+
+local function periods_of(tag)
+    return cjson.decode(redis.call('HGET', accounts, tag) or '[]')
+end
+
+-- its amounts in the period of this moment, or in the latest if that is later
+local function current(tag, period_s, at)
+    local row = read_account(tag, period_s)
+    local number = period_at(period_s, at)
+    if number <= row.period then
+        return row
+    end
+    return {period = number, spent = NOTHING, reserved = NOTHING}
+end
+
+-- add to every open account that a call with these tags, begun at this moment, counts towards
+local function move(tags, at, spent, reserved)
+    local seen = {}
+    local function once(tag)
+        if seen[tag] then
+            return
+        end
+        seen[tag] = true
+        for _, period_s in ipairs(periods_of(tag)) do
+            local row = read_account(tag, period_s)
+            local number = period_at(period_s, at)
+            if number > row.period then
+                local held = at_most(NOTHING, reserved) and reserved or NOTHING
+                write_account(tag, period_s, {period = number, spent = spent, reserved = held})
+            elseif number == row.period then
+                row.spent, row.reserved = plus(row.spent, spent), plus(row.reserved, reserved)
+                write_account(tag, period_s, row)
+            end
+        end
+    end
+    once('')
+    for _, tag in ipairs(tags) do
+        once(tag)
+    end
+end
+
+-- the ledger: a bounded stream of rows, and by endpoint what all of them ever added up to
+
+local function total(endpoint, what, number)
+    if number ~= '0' then
+        redis.call('HINCRBY', totals, cjson.encode({endpoint, what}), number)
+    end
+end
+
+local function opposite(number)
+    return string.sub(number, 1, 1) == '-' and string.sub(number, 2) or (number == '0' and '0' or '-' .. number)
+end
+
+-- one more row of an endpoint, or (sign -1) one less; tokens and amounts as text
+local function add_up(endpoint, sign, prompt, completion, micro, pico)
+    local function signed(number)
+        return sign > 0 and number or opposite(number)
+    end
+    total(endpoint, 'calls', signed('1'))
+    total(endpoint, 'prompt', signed(prompt))
+    total(endpoint, 'completion', signed(completion))
+    if micro == '' then
+        total(endpoint, 'unpriced', signed('1'))
+    else
+        total(endpoint, 'micro', signed(micro))
+        total(endpoint, 'pico', signed(pico))
+    end
+end
+
+-- end a reservation, or what it was estimated at; the amounts of either
+local function finish(id, endpoint, micro, pico)
+    local held = {tonumber(micro), tonumber(pico)}
+    if redis.call('HDEL', reservations, id) == 1 then
+        redis.call('ZREM', due, id)
+        return held, NOTHING
+    end
+    local entry = redis.call('HGET', overdue, id)
+    if not entry then
+        return NOTHING, NOTHING
+    end
+    redis.call('XDEL', ledger, entry)
+    redis.call('HDEL', overdue, id)
+    add_up(endpoint, -1, '0', '0', micro, pico)
+    return NOTHING, held
+end
+
+local function in_period(period_s, number, at)
+    return period_s == 0 or (at >= number * period_s and at < (number + 1) * period_s)
+end
+
+local function concerns(tag, tags)
+    if tag == '' then
+        return true
+    end
+    for _, one in ipairs(cjson.decode(tags)) do
+        if one == tag then
+            return true
+        end
+    end
+    return false
+end
+
+local function fields_of(entry)
+    local fields = {}
+    for i = 1, #entry, 2 do
+        fields[entry[i]] = entry[i + 1]
+    end
+    return fields
+end
+
+-- what the ledger and the reservations hold of an account in one of its periods
+local function added_up(tag, period_s, number)
+    local spent, held = NOTHING, NOTHING
+    if tag == '' and period_s == 0 then
+        local sums = redis.call('HGETALL', totals)
+        for i = 1, #sums, 2 do
+            local what = cjson.decode(sums[i])[2]
+            if what == 'micro' then
+                spent = plus(spent, {tonumber(sums[i + 1]), 0})
+            elseif what == 'pico' then
+                spent = plus(spent, {0, tonumber(sums[i + 1])})
+            end
+        end
+    else
+        local from = '-'
+        repeat
+            local rows = redis.call('XRANGE', ledger, from, '+', 'COUNT', 1000)
+            for _, entry in ipairs(rows) do
+                local row = fields_of(entry[2])
+                if row.micro ~= '' and in_period(period_s, number, tonumber(row.at)) and concerns(tag, row.tags) then
+                    spent = plus(spent, {tonumber(row.micro), tonumber(row.pico)})
+                end
+                from = '(' .. entry[1]
+            end
+        until #rows == 0
+    end
+    local all = redis.call('HVALS', reservations)
+    for _, text in ipairs(all) do
+        local row = cjson.decode(text)
+        if in_period(period_s, number, tonumber(row.at)) and concerns(tag, row.tags) then
+            held = plus(held, {tonumber(row.micro), tonumber(row.pico)})
+        end
+    end
+    return {period = number, spent = spent, reserved = held}
+end

@@ -1,0 +1,150 @@
+"""Between a store's callers, on any thread, and the one thread that owns its connection."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Generic, Protocol, TypeVar
+
+from focalroute.core.errors import StoreError
+from focalroute.store.base import Row, StoredAnswer, StoredProbe
+
+_MOST_WAITING = 10_000  # beyond it the queue would only eat memory
+_RECENT = 512
+
+
+class Awaited(Protocol):
+    """A job: somebody waits for its future."""
+
+    @property
+    def future(self) -> Future[Any]:
+        """It ends with the job."""
+
+
+JobT = TypeVar("JobT", bound=Awaited)
+
+
+class Desk(Generic[JobT]):
+    """Takes jobs for the store's thread, and remembers the latest answers, which can be read before they are written.
+
+    Args:
+        name: the store's, for errors.
+        work: what the thread does until `take` hands it None.
+        keep: how many answers the store keeps; None: all.
+        trouble: what may be wrong if too many jobs wait.
+        held: how many jobs wait elsewhere.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], None],
+        *,
+        keep: int | None,
+        trouble: str,
+        held: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._name = name
+        self._most_recent = min(_RECENT, keep or _RECENT)
+        self._trouble = trouble
+        self._held = held
+        self._queue: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
+        self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # the first is found at once
+        self._undone = 0  # jobs that were queued, and are not done
+        self._lock = threading.Lock()  # of what any thread may touch: _recent, _undone, _closed
+        self._closed = False
+        self._thread = threading.Thread(target=work, name="focalroute-store", daemon=True)
+
+    def open(self) -> None:
+        """Start the thread; at the end of the program the desk closes by itself."""
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Take no more, and wait until what was taken is done."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._undone += 1
+                self._queue.put(None)
+        atexit.unregister(self.close)
+        if not self.inside:
+            self._thread.join()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more."""
+        return self._closed
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is the store's thread that asks (a listener does): waiting for itself would never end."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, job: JobT, rows: Iterable[Row] = ()) -> None:
+        """Queue a job; ``rows`` are what it writes. What cannot be taken fails with a `StoreError` in its future."""
+        job.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only no longer be waited for
+        with self._lock:
+            refusal = self._refusal()
+            if refusal is None:
+                self._remember(rows)
+                self._undone += 1
+                self._queue.put(job)
+        if refusal is not None:
+            job.future.set_exception(StoreError(f"{self._name}: {refusal}"))
+
+    def take(self, until: float, most: int = _MOST_WAITING) -> list[JobT | None]:
+        """Wait for jobs until that moment (monotonic), then take all there are; None, the last ever: it was closed."""
+        jobs: list[JobT | None] = []
+        with contextlib.suppress(queue.Empty):
+            jobs.append(self._queue.get(timeout=max(until - time.monotonic(), 0.001)))
+            while len(jobs) < most and jobs[-1] is not None:
+                jobs.append(self._queue.get_nowait())
+        return jobs
+
+    def done(self, count: int) -> None:
+        """So many jobs that were taken are done."""
+        with self._lock:
+            self._undone -= count
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is open, and every job is done."""
+        return not self._undone and not self._closed and self._thread.is_alive()
+
+    def answer(self, answer_id: str) -> StoredAnswer | None:
+        """One of the latest answers, written or on its way; None: look into the store."""
+        with self._lock:
+            return self._recent.get(answer_id)
+
+    def forget(self, rows: Iterable[Row]) -> None:
+        """These are in the store by now, or were not written after all: no answer among them need be read here."""
+        with self._lock:
+            for row in rows:
+                if isinstance(row, StoredAnswer) and self._recent.get(row.id) is row:
+                    del self._recent[row.id]
+
+    def _refusal(self) -> str | None:
+        """Why no job can be taken now."""
+        if self._closed:
+            return "the store is closed"
+        if not self._thread.is_alive():
+            return "the store was opened before a fork; open it after"
+        if self._queue.qsize() + self._held() >= _MOST_WAITING:
+            return f"{_MOST_WAITING} jobs wait already; {self._trouble}"
+        return None
+
+    def _remember(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if isinstance(row, StoredAnswer):
+                self._recent.setdefault(row.id, row)
+            elif isinstance(row, StoredProbe):
+                self._recent.pop(row.answer_id, None)  # it is no longer all there is
+        while len(self._recent) > self._most_recent:
+            self._recent.popitem(last=False)
