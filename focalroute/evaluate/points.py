@@ -16,10 +16,8 @@ from focalroute.evaluate.replayed import Plan, Run
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import I64, Split, Table
 from focalroute.evaluate.training import PRICE_OF_MONEY, Training
+from focalroute.learn.offline.reinforce import GRID
 from focalroute.learn.offline.settings import OfflineSettings
-from focalroute.learn.offline.train import (
-    GRID,
-)
 from focalroute.policy.bundle import Policy, load
 
 #: The cost ratios that are played by default.
