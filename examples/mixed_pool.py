@@ -18,7 +18,7 @@ dialects = {"local-7b": "vllm", "local-8b": "llamacpp", "hosted-70b": "together"
 with SimulatedPool(models, dialects=dialects) as pool:  # type: ignore[arg-type]
     for policy in ("best-single", "plurality", None):
         right, calls, usd = 0, 0, Decimal(0)
-        with Ensemble(pool.endpoints, policy=policy, price_of_money=0.2, seed=0) as ensemble:
+        with Ensemble(pool.endpoints, policy=policy, cost_weight=0.2, seed=0) as ensemble:
             for question in stream(150, seed=5):
                 answer = ensemble.ask(question.text, choices=question.choices)
                 right += answer.choice == question.label

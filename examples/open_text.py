@@ -11,7 +11,7 @@ models = [SimulatedModel(f"writer-{i}", skill=0.75) for i in range(5)]
 with (
     SimulatedPool(models) as pool,
     # money is nearly no object here, so that several members are asked; the default is more thrifty
-    Ensemble(pool.endpoints, synthesiser="writer-0", price_of_money=0.003, seed=0) as ensemble,
+    Ensemble(pool.endpoints, synthesiser="writer-0", cost_weight=0.003, seed=0) as ensemble,
 ):
     quality: dict[str, list[float]] = {"choose": [], "pick": [], "synthesise": []}
     for request in prose_requests(100, seed=3, axes=["truthful"]):

@@ -16,12 +16,12 @@ from tests.by_hand import linear_decider
 
 def ask_everybody(root: Path) -> Path:
     """A folder whose policy asks all endpoints in round 1 and nobody after; to be served greedily."""
-    return _first_round_only(root, first=40.0, price_of_money=0.0)
+    return _first_round_only(root, first=40.0, cost_weight=0.0)
 
 
 def thrifty(root: Path) -> Path:
-    """A folder whose policy asks each endpoint with a probability that falls with the price of money, in round 1."""
-    return _first_round_only(root, first=20.0, price_of_money=-8.0)
+    """A folder whose policy asks each endpoint with a probability that falls with the cost weight, in round 1."""
+    return _first_round_only(root, first=20.0, cost_weight=-8.0)
 
 
 def _first_round_only(root: Path, **weights: float) -> Path:
@@ -48,7 +48,7 @@ def ask_the_affordable(root: Path) -> Path:
     """A folder whose policy asks, in round 1, all endpoints that take at most a tenth from the reward; greedily."""
     linear = linear_decider()
     endpoint = np.zeros_like(linear.skip_endpoint)
-    endpoint[slices(ENDPOINT)["log_toll"]] = -20.0
+    endpoint[slices(ENDPOINT)["log_cost_penalty"]] = -20.0
     context = np.zeros_like(linear.skip_context)
     context[slices(CONTEXT)["first"]] = 40.0
     decider = replace(linear, skip_context=context, skip_endpoint=endpoint, bias=np.full(1, -60, np.float32))

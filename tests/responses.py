@@ -1,4 +1,4 @@
-"""A policy's answer to the price of money, made up: what a paced stream of queries costs under it."""
+"""A policy's answer to the cost weight, made up: what a paced stream of queries costs under it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Response:
 
     Attributes:
         where: of the middle, 0 to 1, between the bounds where the target can still be met after both changes.
-        start: the price of money at the start.
+        start: the cost weight at the start.
     """
 
     steepness: float
@@ -38,10 +38,10 @@ class Response:
         low, high = math.log(LOWEST) + 1.25, math.log(HIGHEST) - 1.25 - dearest
         return low + self.where * (high - low)
 
-    def cost(self, number: int, price_of_money: float, rng: random.Random) -> float:
+    def cost(self, number: int, cost_weight: float, rng: random.Random) -> float:
         """Of one query, in targets."""
         centre = self.middle + (self.drift if number >= 3500 else 0.0)
-        slope = min(self.steepness * (math.log(price_of_money) - centre), 500.0)
+        slope = min(self.steepness * (math.log(cost_weight) - centre), 500.0)
         mean = (self.price if number >= 2000 else 1.0) * (0.1 + 3.9 / (1 + math.exp(slope)))
         return mean * rng.lognormvariate(-(self.noise**2) / 2, self.noise)
 

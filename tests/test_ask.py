@@ -29,8 +29,8 @@ def begun(*, failing: bool = False, cap: str | None = None, seed: int = 0, price
         observer.learn(Outcome("before", {"b": Member(1, 0, 5, 4.0, Decimal("0.2"))}, {"b": 1.0}))
     query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"), answer=None)
     policy = Guarded(Fallback() if failing else cold(), NAMES)
-    purse = BudgetGuard(None, ()).purse(cap, "x")
-    return Ask(query, policy, observer.begin(query), purse, deadline=0.0, rng=random.Random(seed))
+    ask_budget = BudgetGuard(None, ()).ask_budget(cap, "x")
+    return Ask(query, policy, observer.begin(query), ask_budget, deadline=0.0, rng=random.Random(seed))
 
 
 def anybody(endpoint: int, picked: tuple[int, ...]) -> bool:
@@ -51,10 +51,10 @@ def test_it_observes_its_round_its_lambda_and_the_share_of_its_cap() -> None:
     def seen(name: str) -> float:
         return float(ask.observe(0.1).context[slices(CONTEXT)[name]][0])
 
-    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (1, 0, -1, 1)
-    ask.purse.spent = Decimal("0.1")
+    assert (seen("first"), seen("round"), seen("cost_weight"), seen("budget_left")) == (1, 0, -1, 1)
+    ask.ask_budget.spent = Decimal("0.1")
     one_round(ask, lambda name: Reply(name, choice=0))
-    assert (seen("first"), seen("round"), seen("price_of_money"), seen("budget_left")) == (0, 0.25, -1, 0.75)
+    assert (seen("first"), seen("round"), seen("cost_weight"), seen("budget_left")) == (0, 0.25, -1, 0.75)
 
 
 @pytest.mark.parametrize("explore", [True, False])

@@ -16,7 +16,7 @@ import pytest
 
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.errors import BudgetExceeded, ConfigError, StoreError
-from focalroute.money.budget import BudgetGuard, Hold, Purse
+from focalroute.money.budget import AskBudget, BudgetGuard, Hold
 from focalroute.money.cost import Bill
 from focalroute.store.base import Account, Balance
 from focalroute.store.sqlite.store import SqliteStore
@@ -37,21 +37,21 @@ def guard(store: SqliteStore, **limits: Any) -> BudgetGuard:
     return BudgetGuard(Budget(**limits), [PRICED], store)
 
 
-def hold(purse: Purse, amount: str | int) -> Hold | None:
-    return asyncio.run(purse.reserve("a", Decimal(amount)))
+def hold(ask_budget: AskBudget, amount: str | int) -> Hold | None:
+    return asyncio.run(ask_budget.reserve("a", Decimal(amount)))
 
 
-def spend(purse: Purse, reserved: str | int, cost: str | int | None) -> None:
-    held = hold(purse, reserved)
+def spend(ask_budget: AskBudget, reserved: str | int, cost: str | int | None) -> None:
+    held = hold(ask_budget, reserved)
     assert held is not None
     exact = None if cost is None else Decimal(cost)
-    purse.settle(held, Bill("a", None, exact, "unknown" if exact is None else "price"))
+    ask_budget.settle(held, Bill("a", None, exact, "unknown" if exact is None else "price"))
 
 
-def left(purse: Purse) -> dict[str, Decimal]:
+def left(ask_budget: AskBudget) -> dict[str, Decimal]:
     """What every limit has left, seen afresh."""
-    asyncio.run(purse.look([Decimal(10**9)]))
-    return {limit.name: limit.usd - limit.spent - limit.reserved for limit in purse.state()}
+    asyncio.run(ask_budget.look([Decimal(10**9)]))
+    return {limit.name: limit.usd - limit.spent - limit.reserved for limit in ask_budget.state()}
 
 
 # -- which limits hold -------------------------------------------------------------------------------------------------
@@ -64,12 +64,12 @@ def test_every_limit_that_concerns_an_ask_is_charged_and_no_other(store: SqliteS
         usd_per_period={"day": 8, "hour": "7"},
         usd_per_tag={"team": 5, "user": {"hour": 4, "day": 6}},
     )
-    team = keeper.purse(None, "x", ["team"])
+    team = keeper.ask_budget(None, "x", ["team"])
     spend(team, 3, 2)
     names = ("usd_total", "usd_per_period.day", "usd_per_period.hour")
-    assert left(keeper.purse(None, "y")) == dict(zip(names, (7, 6, 5), strict=True))
-    assert left(team) == {**left(keeper.purse(None, "y")), "usd_per_tag.team": 3}
-    both = keeper.purse("0.5", "z", ["user", "team", "user"])
+    assert left(keeper.ask_budget(None, "y")) == dict(zip(names, (7, 6, 5), strict=True))
+    assert left(team) == {**left(keeper.ask_budget(None, "y")), "usd_per_tag.team": 3}
+    both = keeper.ask_budget("0.5", "z", ["user", "team", "user"])
     assert left(both) == {
         **left(team),
         "usd_per_tag.user.hour": 4,
@@ -80,27 +80,27 @@ def test_every_limit_that_concerns_an_ask_is_charged_and_no_other(store: SqliteS
 
 
 def test_a_call_that_no_limit_concerns_is_not_reserved_in_the_store(store: SqliteStore) -> None:
-    purse = guard(store, usd_per_tag={"team": 5}).purse(None, "x", ["other"])
-    assert not purse.limited
-    held = hold(purse, 10**9)
+    ask_budget = guard(store, usd_per_tag={"team": 5}).ask_budget(None, "x", ["other"])
+    assert not ask_budget.limited
+    held = hold(ask_budget, 10**9)
     assert held is not None
     assert held.reservation is None
-    purse.settle(held, Bill("a", None, Decimal(1), "price"))
-    assert [row.cost for row in purse.unwritten] == [1]
+    ask_budget.settle(held, Bill("a", None, Decimal(1), "price"))
+    assert [row.cost for row in ask_budget.unwritten] == [1]
 
 
 def test_what_is_reserved_is_settled_in_the_ledger_at_once(store: SqliteStore) -> None:
-    purse = guard(store, usd_total=1).purse(None, "x", ["t"])
-    spend(purse, "0.5", "0.125")
-    assert purse.unwritten == []
+    ask_budget = guard(store, usd_total=1).ask_budget(None, "x", ["t"])
+    spend(ask_budget, "0.5", "0.125")
+    assert ask_budget.unwritten == []
     assert store.totals()["a"].cost == Decimal("0.125")
     assert [entry.key for entry in store.ledger("tag")] == ["t"]
 
 
 def test_two_guards_on_one_store_share_the_limit(store: SqliteStore) -> None:
     first, second = guard(store, usd_total=1), guard(store, usd_total=1)
-    assert hold(first.purse(None, "x"), "0.75")
-    late = second.purse(None, "y")
+    assert hold(first.ask_budget(None, "x"), "0.75")
+    late = second.ask_budget(None, "y")
     assert late.fits(Decimal(1))  # it has not heard of it yet
     assert hold(late, "0.5") is None
     assert not late.fits(Decimal("0.5"))  # now it has
@@ -132,7 +132,7 @@ def test_what_nobody_waited_for_is_looked_up_again(store: SqliteStore, monkeypat
 
 
 def test_looking_again_finds_what_others_released(store: SqliteStore) -> None:
-    first, second = guard(store, usd_total=1).purse(None, "x"), guard(store, usd_total=1).purse(None, "y")
+    first, second = guard(store, usd_total=1).ask_budget(None, "x"), guard(store, usd_total=1).ask_budget(None, "y")
     held = hold(first, 1)
     assert held is not None
     assert hold(second, 1) is None
@@ -148,15 +148,15 @@ def test_what_others_hold_and_will_not_spend_is_waited_for_first_come_first_serv
     served: list[str] = []
 
     async def run() -> None:
-        first = keeper.purse(None, "x")
+        first = keeper.ask_budget(None, "x")
         held = await first.reserve("a", Decimal(1))
         assert held is not None
 
         async def take(name: str) -> None:
-            purse = keeper.purse(None, name, (), 60.0)
-            await purse.look([Decimal("0.25"), Decimal("0.25")])
-            assert purse.fits(Decimal("0.5"))
-            assert await purse.reserve("a", Decimal("0.25"))
+            ask_budget = keeper.ask_budget(None, name, (), 60.0)
+            await ask_budget.look([Decimal("0.25"), Decimal("0.25")])
+            assert ask_budget.fits(Decimal("0.5"))
+            assert await ask_budget.reserve("a", Decimal("0.25"))
             served.append(name)
 
         waiting = [asyncio.ensure_future(take(name)) for name in ("second", "third")]
@@ -173,10 +173,10 @@ def test_a_reservation_itself_waits_too(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=1)
 
     async def run() -> None:
-        first = keeper.purse(None, "x")
+        first = keeper.ask_budget(None, "x")
         held = await first.reserve("a", Decimal(1))
         assert held is not None
-        waiting = asyncio.ensure_future(keeper.purse(None, "y", (), 60.0).reserve("a", Decimal("0.5")))
+        waiting = asyncio.ensure_future(keeper.ask_budget(None, "y", (), 60.0).reserve("a", Decimal("0.5")))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         first.settle(held, Bill("a", None, Decimal("0.5"), "price"))
@@ -191,15 +191,17 @@ def test_what_cannot_come_is_not_waited_for(store: SqliteStore, case: str) -> No
     wanted = Decimal(2) if case == "more than there is" else Decimal("0.5")
 
     async def run() -> None:
-        assert await (other if case == "another process" else keeper).purse(None, "x").reserve("a", Decimal("0.25"))
-        spent = await keeper.purse(None, "x").reserve("a", Decimal("0.625"))
+        assert (
+            await (other if case == "another process" else keeper).ask_budget(None, "x").reserve("a", Decimal("0.25"))
+        )
+        spent = await keeper.ask_budget(None, "x").reserve("a", Decimal("0.625"))
         assert spent is not None
         if case in ("spent", "another process"):
             cost = Decimal("0.625" if case == "spent" else "0.375")
-            keeper.purse(None, "x").settle(spent, Bill("a", None, cost, "price"))
-        purse = keeper.purse(None, "y", (), 0.0 if case == "no patience" else 60.0)
-        await asyncio.wait_for(purse.look([wanted]), 10)
-        assert await asyncio.wait_for(purse.reserve("a", wanted), 10) is None
+            keeper.ask_budget(None, "x").settle(spent, Bill("a", None, cost, "price"))
+        ask_budget = keeper.ask_budget(None, "y", (), 0.0 if case == "no patience" else 60.0)
+        await asyncio.wait_for(ask_budget.look([wanted]), 10)
+        assert await asyncio.wait_for(ask_budget.reserve("a", wanted), 10) is None
 
     asyncio.run(run())
 
@@ -208,7 +210,7 @@ def test_a_reservation_that_nobody_waits_for_any_more_is_released(store: SqliteS
     keeper = guard(store, usd_total=1)
 
     async def run() -> None:
-        waiting = asyncio.ensure_future(keeper.purse(None, "x").reserve("a", Decimal(1)))
+        waiting = asyncio.ensure_future(keeper.ask_budget(None, "x").reserve("a", Decimal(1)))
         await asyncio.sleep(0)  # it is queued
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -217,16 +219,16 @@ def test_a_reservation_that_nobody_waits_for_any_more_is_released(store: SqliteS
     with held(store):
         asyncio.run(run())
     store.totals()  # by now the reservation is made, and its release queued
-    assert left(keeper.purse(None, "y")) == {"usd_total": 1}
+    assert left(keeper.ask_budget(None, "y")) == {"usd_total": 1}
     assert store.verify() == ()
 
 
 def test_a_limit_is_not_kept_by_a_store_that_fails(store: SqliteStore) -> None:
-    purse = guard(store, usd_total=1).purse(None, "x")
+    ask_budget = guard(store, usd_total=1).ask_budget(None, "x")
     store.close()
     with pytest.raises(StoreError):
-        hold(purse, "0.5")
-    assert purse.reserved == 0
+        hold(ask_budget, "0.5")
+    assert ask_budget.reserved == 0
 
 
 # -- the cap of one ask ------------------------------------------------------------------------------------------------
@@ -237,54 +239,54 @@ def test_a_limit_is_not_kept_by_a_store_that_fails(store: SqliteStore) -> None:
     [(None, None, None), ("0.5", None, "0.5"), (None, "0.3", "0.3"), ("0.5", "0.3", "0.3"), ("0.3", 0.5, "0.3")],
 )
 def test_the_smaller_cap_holds(store: SqliteStore, per_ask: Any, own: Any, cap: str | None) -> None:
-    purse = guard(store, usd_total=1, max_usd_per_ask=per_ask).purse(own, "x")
-    assert purse.cap == (None if cap is None else Decimal(cap))
-    assert purse.limited
+    ask_budget = guard(store, usd_total=1, max_usd_per_ask=per_ask).ask_budget(own, "x")
+    assert ask_budget.cap == (None if cap is None else Decimal(cap))
+    assert ask_budget.limited
 
 
 @pytest.mark.parametrize("amount", [0, -1, "NaN", "much", float("inf"), True])
 def test_a_cap_is_a_positive_amount(store: SqliteStore, amount: Any) -> None:
     with pytest.raises(ConfigError, match="max_usd"):
-        guard(store).purse(amount, "x")
+        guard(store).ask_budget(amount, "x")
 
 
 def test_a_purse_keeps_its_cap_even_where_the_budget_has_more(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=1)
-    purse = keeper.purse("0.3", "x")
-    held = hold(purse, "0.2")
+    ask_budget = keeper.ask_budget("0.3", "x")
+    held = hold(ask_budget, "0.2")
     assert held is not None
-    assert hold(purse, "0.2") is None
-    assert hold(keeper.purse(None, "y"), "0.8")
-    assert hold(purse, "0.1") is None  # the cap has it, the budget not
-    assert purse.reserved == Decimal("0.2")
-    assert purse.share_left == pytest.approx(1 / 3)
-    purse.settle(held, Bill("a", None, Decimal("0.05"), "price"))
-    assert purse.share_left == pytest.approx(5 / 6)
-    assert hold(purse, "0.15")
+    assert hold(ask_budget, "0.2") is None
+    assert hold(keeper.ask_budget(None, "y"), "0.8")
+    assert hold(ask_budget, "0.1") is None  # the cap has it, the budget not
+    assert ask_budget.reserved == Decimal("0.2")
+    assert ask_budget.share_left == pytest.approx(1 / 3)
+    ask_budget.settle(held, Bill("a", None, Decimal("0.05"), "price"))
+    assert ask_budget.share_left == pytest.approx(5 / 6)
+    assert hold(ask_budget, "0.15")
 
 
 def test_members_that_reserve_at_a_time_stay_within_the_cap_together(store: SqliteStore) -> None:
-    purse = guard(store, usd_total=9).purse(1, "x")
+    ask_budget = guard(store, usd_total=9).ask_budget(1, "x")
 
     async def run() -> list[Hold | None]:
-        return await asyncio.gather(*(purse.reserve("a", Decimal("0.4")) for _ in range(5)))
+        return await asyncio.gather(*(ask_budget.reserve("a", Decimal("0.4")) for _ in range(5)))
 
     assert [held is not None for held in asyncio.run(run())] == [True, True, False, False, False]
-    assert purse.reserved == Decimal("0.8")
+    assert ask_budget.reserved == Decimal("0.8")
 
 
 def test_a_bill_above_its_reservation_leaves_nothing_rather_than_less(store: SqliteStore) -> None:
-    purse = guard(store, usd_total=1).purse("0.1", "x")
-    spend(purse, "0.1", "0.2")
-    assert purse.share_left == 0
-    assert not purse.fits(ZERO)
+    ask_budget = guard(store, usd_total=1).ask_budget("0.1", "x")
+    spend(ask_budget, "0.1", "0.2")
+    assert ask_budget.share_left == 0
+    assert not ask_budget.fits(ZERO)
 
 
 def test_a_bill_without_a_known_cost_is_kept_and_frees_the_reservation(store: SqliteStore) -> None:
-    purse = BudgetGuard(None, [UNPRICED]).purse(None, "x")
-    spend(purse, 0, None)
-    assert [bill.cost for bill in purse.bills] == [None]
-    assert (purse.spent, purse.reserved, purse.share_left) == (ZERO, ZERO, 1.0)
+    ask_budget = BudgetGuard(None, [UNPRICED]).ask_budget(None, "x")
+    spend(ask_budget, 0, None)
+    assert [bill.cost for bill in ask_budget.bills] == [None]
+    assert (ask_budget.spent, ask_budget.reserved, ask_budget.share_left) == (ZERO, ZERO, 1.0)
 
 
 # -- prices that are unknown -------------------------------------------------------------------------------------------
@@ -299,8 +301,8 @@ def test_a_budget_needs_every_price(store: SqliteStore, limits: dict[str, Any]) 
 
 def test_so_does_a_cap_on_one_ask(store: SqliteStore) -> None:
     with pytest.raises(ConfigError, match="max_usd: cannot be kept, the price of unpriced is unknown"):
-        BudgetGuard(None, [PRICED, UNPRICED], store).purse("0.01", "x")
-    assert BudgetGuard(Budget(allow_unpriced=True), [UNPRICED], store).purse("0.01", "x").limited
+        BudgetGuard(None, [PRICED, UNPRICED], store).ask_budget("0.01", "x")
+    assert BudgetGuard(Budget(allow_unpriced=True), [UNPRICED], store).ask_budget("0.01", "x").limited
 
 
 @pytest.mark.parametrize("budget", [{"usd_total": 1}, 5, "1"])
@@ -336,7 +338,7 @@ def fields(error: BudgetExceeded) -> tuple[Decimal, Decimal, Decimal]:
 
 
 def test_the_error_names_the_ask_if_its_cap_is_the_tighter(store: SqliteStore) -> None:
-    error = guard(store, usd_total=1).purse("0.01", "x").exceeded()
+    error = guard(store, usd_total=1).ask_budget("0.01", "x").exceeded()
     assert "within 0.01 USD for this ask" in str(error)
     assert fields(error) == (Decimal("0.01"), ZERO, ZERO)
     assert error.resets_at is None
@@ -344,19 +346,19 @@ def test_the_error_names_the_ask_if_its_cap_is_the_tighter(store: SqliteStore) -
 
 def test_the_error_names_the_total_if_that_is_the_tighter(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=1, max_usd_per_ask="0.5")
-    spend(keeper.purse(None, "x"), "0.5", "0.5")
-    spend(keeper.purse(None, "y"), "0.1", "0.1")
-    assert hold(keeper.purse(None, "z"), "0.3")
-    error = keeper.purse(None, "w").exceeded()
+    spend(keeper.ask_budget(None, "x"), "0.5", "0.5")
+    spend(keeper.ask_budget(None, "y"), "0.1", "0.1")
+    assert hold(keeper.ask_budget(None, "z"), "0.3")
+    error = keeper.ask_budget(None, "w").exceeded()
     assert "usd_total = 1 USD; raise it" in str(error)
     assert fields(error) == (Decimal(1), Decimal("0.6"), Decimal("0.3"))
 
 
 def test_the_error_of_a_period_says_when_it_renews(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=5, usd_per_period={"day": 1})
-    purse = keeper.purse(None, "x")
-    assert hold(purse, 1)
-    error = purse.exceeded()
+    ask_budget = keeper.ask_budget(None, "x")
+    assert hold(ask_budget, 1)
+    error = ask_budget.exceeded()
     assert error.resets_at is not None
     today = datetime.now(UTC)
     assert 0 <= (error.resets_at - today).total_seconds() <= 86_400
@@ -365,7 +367,7 @@ def test_the_error_of_a_period_says_when_it_renews(store: SqliteStore) -> None:
 
 
 def test_the_error_survives_pickling_with_its_fields(store: SqliteStore) -> None:
-    error = guard(store, usd_total=1).purse(None, "x").exceeded()
+    error = guard(store, usd_total=1).ask_budget(None, "x").exceeded()
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is BudgetExceeded
     assert (str(again), fields(again), again.resets_at) == (str(error), fields(error), None)
@@ -374,6 +376,6 @@ def test_the_error_survives_pickling_with_its_fields(store: SqliteStore) -> None
 def test_a_restart_keeps_everything(tmp_path: Path) -> None:
     for spent in range(3):
         with closing(SqliteStore(tmp_path / "s.db")) as opened:
-            purse = guard(opened, usd_total=3, usd_per_tag={"t": 3}).purse(None, "x", ["t"])
-            assert left(purse) == {"usd_total": 3 - spent, "usd_per_tag.t": 3 - spent}
-            spend(purse, 1, 1)
+            ask_budget = guard(opened, usd_total=3, usd_per_tag={"t": 3}).ask_budget(None, "x", ["t"])
+            assert left(ask_budget) == {"usd_total": 3 - spent, "usd_per_tag.t": 3 - spent}
+            spend(ask_budget, 1, 1)

@@ -21,7 +21,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 SETTINGS: dict[str, Any] = {
     "max_rounds": 3,
     "explore": True,
-    "price_of_money": 0.1,
+    "cost_weight": 0.1,
     "window": 500,
     "deadline_s": 60.0,
     "attempts": 3,
@@ -417,7 +417,7 @@ def test_an_amount_is_exact_as_written(amount: Any) -> None:
     [
         {"max_rounds": 0},
         {"max_rounds": True},
-        {"price_of_money": 0},
+        {"cost_weight": 0},
         {"window": 0},
         {"deadline_s": 0},
         {"attempts": 0},

@@ -505,7 +505,7 @@ def test_a_tag_that_is_used_up_is_refused_while_others_go_on(pool: SimulatedPool
 
 
 def test_the_receipt_says_who_could_be_asked_who_was_and_how_likely_that_was(pool: SimulatedPool) -> None:
-    with Ensemble(pool.endpoints, seed=3, price_of_money=0.2) as ensemble:
+    with Ensemble(pool.endpoints, seed=3, cost_weight=0.2) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
     receipt = answer.receipt
     first, *rest = receipt.decisions
@@ -516,7 +516,7 @@ def test_the_receipt_says_who_could_be_asked_who_was_and_how_likely_that_was(poo
     assert all(choice.probability is None or 0 < choice.probability <= 1 for choice in receipt.decisions)
     assert first.probability is not None
     assert [choice.round for choice in receipt.decisions] == list(range(1, len(rest) + 2))
-    assert receipt.price_of_money == 0.2
+    assert receipt.cost_weight == 0.2
     assert all((call.evidence is not None) == (call.candidate is not None) for call in receipt.calls)
     again = json.loads(receipt.to_json())
     assert again["decisions"][0]["considered"] == list(first.considered)

@@ -34,8 +34,10 @@ def asking(n: int, *, window: int = 60, choices: int = 4) -> Callable[[], None]:
 
     def ask() -> None:
         query = make_query("Which?", choices=[f"choice {k}" for k in range(choices)])
-        purse = BudgetGuard(None, ()).purse(None, query.id)
-        asked = Ask(query, Guarded(policy, names), observer.begin(query), purse, deadline=0.0, rng=random.Random(1))
+        ask_budget = BudgetGuard(None, ()).ask_budget(None, query.id)
+        asked = Ask(
+            query, Guarded(policy, names), observer.begin(query), ask_budget, deadline=0.0, rng=random.Random(1)
+        )
         for came in (replies[:3], replies[3:], ()):
             seen = asked.observe(0.1)
             decision = asked.decide(seen, order=observer.order(), eligible=lambda *_: True, explore=True)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from focalroute.core.event_loops import AT_ONCE, PerLoop, Turns
+from focalroute.core.event_loops import AT_ONCE, PerLoop, StartGate
 
 
 def test_every_loop_has_its_own_and_closed_ones_are_forgotten() -> None:
@@ -35,7 +35,7 @@ def test_one_may_be_let_go_of() -> None:
     asyncio.run(use())
 
 
-async def begin(turns: Turns, count: int) -> list[tuple[int, int]]:
+async def begin(turns: StartGate, count: int) -> list[tuple[int, int]]:
     """Have so many begin at once; who did, and in which turn of the loop."""
     loop, begun, turn = asyncio.get_running_loop(), [], 0
 
@@ -56,7 +56,7 @@ async def begin(turns: Turns, count: int) -> list[tuple[int, int]]:
 
 def test_a_few_begin_in_a_turn_and_all_in_their_order() -> None:
     async def main() -> list[tuple[int, int]]:
-        return await begin(Turns(), 5 * AT_ONCE + 3)
+        return await begin(StartGate(), 5 * AT_ONCE + 3)
 
     begun = asyncio.run(main())
     assert [number for number, _ in begun] == list(range(5 * AT_ONCE + 3))
@@ -65,7 +65,7 @@ def test_a_few_begin_in_a_turn_and_all_in_their_order() -> None:
 
 def test_who_comes_later_does_not_overtake_and_need_not_wait_when_it_is_quiet() -> None:
     async def main() -> None:
-        turns = Turns()
+        turns = StartGate()
         first = [turns.enter() for _ in range(2 * AT_ONCE)]
         assert [wait is None for wait in first] == [True] * AT_ONCE + [False] * AT_ONCE
         await asyncio.sleep(0)  # the others begin in this turn, and take all of its places
@@ -84,7 +84,7 @@ def test_who_comes_later_does_not_overtake_and_need_not_wait_when_it_is_quiet() 
 @pytest.mark.parametrize("first", range(1, 3 * AT_ONCE))
 def test_the_order_is_kept_though_some_come_while_others_are_let_in(first: int) -> None:
     async def main() -> list[int]:
-        turns, begun = Turns(), []
+        turns, begun = StartGate(), []
 
         async def one(number: int) -> None:
             if (wait := turns.enter()) is not None:
@@ -104,7 +104,7 @@ def test_the_order_is_kept_though_some_come_while_others_are_let_in(first: int) 
 
 def test_who_gives_up_takes_no_place() -> None:
     async def main() -> None:
-        turns = Turns()
+        turns = StartGate()
         waits = [turns.enter() for _ in range(3 * AT_ONCE)]
         for wait in waits[AT_ONCE : 2 * AT_ONCE]:
             assert wait is not None
@@ -117,7 +117,7 @@ def test_who_gives_up_takes_no_place() -> None:
 
 def test_quiet_is_when_all_have_left_or_the_time_is_over() -> None:
     async def main() -> None:
-        turns, loop = Turns(), asyncio.get_running_loop()
+        turns, loop = StartGate(), asyncio.get_running_loop()
         for _ in range(2):  # also once it was quiet
             await turns.quiet(60)
             turns.__enter__()

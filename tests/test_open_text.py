@@ -154,7 +154,7 @@ def test_a_lone_text_is_no_surer_to_the_decider_than_its_writer_and_agreement_ma
         for name, text in zip(NAMES, texts, strict=False):
             sight.add(Reply(name, text=text), 1)
         sight.see([1 / len(sight.candidates)] * len(sight.candidates))
-        return sight.observe(round=2, price_of_money=1.0, budget_left=1.0)
+        return sight.observe(round=2, cost_weight=1.0, budget_left=1.0)
 
     top = slices(CONTEXT)["posterior"].start
     agrees = slices(ENDPOINT)["agrees"].start
@@ -326,7 +326,7 @@ def test_what_is_synthesised_is_better_than_what_it_is_made_of(pool: SimulatedPo
     briefs = list(prose_requests(25, seed=3, axes=["truthful"]))
     settings: dict[str, Any] = {
         "policy": ask_the_affordable(tmp_path / "affordable"),
-        "price_of_money": 1.0,
+        "cost_weight": 1.0,
         "explore": False,
     }
     with Ensemble(pool.endpoints, synthesiser="editor", **settings) as ensemble:

@@ -139,15 +139,15 @@ def test_an_ensemble_holds_its_mean_cost_and_remembers_the_price(tmp_path: Path)
         budget = Budget(usd_per_query=target)
         folder, store = thrifty(tmp_path / "policy"), tmp_path / "s.db"
         with Ensemble(
-            pool.endpoints, policy=folder, store=store, budget=budget, price_of_money=0.1, seed=1, max_rounds=1
+            pool.endpoints, policy=folder, store=store, budget=budget, cost_weight=0.1, seed=1, max_rounds=1
         ) as ensemble:
             answers = [ensemble.ask(question.text, choices=question.choices) for question in stream(120, seed=5)]
         costs = [float(answer.cost or 0) for answer in answers]
-        prices = [answer.receipt.price_of_money for answer in answers]
+        prices = [answer.receipt.cost_weight for answer in answers]
         assert prices[0] == pytest.approx(0.1)
         assert sum(costs[:10]) / 10 > 1.2 * float(target)
         assert sum(costs[60:]) / 60 == pytest.approx(float(target), rel=0.25)
-        with Ensemble(pool.endpoints, policy=folder, store=store, budget=budget, price_of_money=0.1) as ensemble:
+        with Ensemble(pool.endpoints, policy=folder, store=store, budget=budget, cost_weight=0.1) as ensemble:
             again = ensemble.ask("What is 17 + 25?", choices=["32", "42"])
         latest = [math.log(price) for price in prices[-16:]]
-        assert again.receipt.price_of_money == pytest.approx(math.exp(sum(latest) / 16))
+        assert again.receipt.cost_weight == pytest.approx(math.exp(sum(latest) / 16))

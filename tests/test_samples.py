@@ -22,7 +22,7 @@ from focalroute.endpoints.capabilities import NONE, Capabilities
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.wire import decode
 from focalroute.observe import Observer
-from focalroute.observe.ask_view import Sight
+from focalroute.observe.ask_view import AskView
 from focalroute.observe.layout import MEMBER, slices
 from focalroute.policy.bundle import cold
 from focalroute.policy.fallback import Guarded
@@ -115,7 +115,7 @@ def test_a_callers_function_may_fail_on_some_of_them() -> None:
 # -- what the Fusion sees ----------------------------------------------------------------------------------------------
 
 
-def begun(query: Query | None = None) -> Sight:
+def begun(query: Query | None = None) -> AskView:
     return Observer(NAMES, [0.1] * 4).begin(query or asked())
 
 
@@ -123,7 +123,7 @@ def sampled(name: str, *shares: tuple[str, float], samples: int = 5) -> Reply:
     return Reply(name, text=shares[0][0], shares=shares, samples=samples, method="samples", usage=Usage(9, 50))
 
 
-def column(sight: Sight, name: str) -> list[list[float]]:
+def column(sight: AskView, name: str) -> list[list[float]]:
     found: list[list[float]] = sight.evidence().members[:, :, slices(MEMBER)[name].start].astype(float).tolist()
     return found
 

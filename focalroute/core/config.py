@@ -45,6 +45,9 @@ MOST_SAMPLES = 128
 
 _HIGHEST_PRICE = Decimal(100_000)
 
+#: Settings by the names they once had, and have now.
+FORMER_KEYS = {"price_of_money": "cost_weight"}
+
 _C = TypeVar("_C")
 
 
@@ -72,7 +75,9 @@ def _explain(what: str, positional: Sequence[str], error: ValidationError) -> st
         first, *rest = item["loc"] or ("",)
         where = ".".join(map(str, (positional[first] if isinstance(first, int) else first, *rest)))
         if item["type"] == "unexpected_keyword_argument":
-            problems.append(f"{where}: unknown key; remove it or correct its spelling")
+            now = FORMER_KEYS.get(where)
+            advice = f"is named {now} now; rename it" if now else "unknown key; remove it or correct its spelling"
+            problems.append(f"{where}: {advice}")
         elif item["type"] in ("missing", "missing_argument"):
             problems.append(f"{where}: required")
         else:
@@ -263,7 +268,7 @@ class Budget:
         usd_total: cap for all asks on this store, ever.
         usd_per_period: caps for all asks of a "minute", "hour" or "day", which begin by the clock, in UTC.
         usd_per_tag: tag -> cap for all asks with it: an amount for ever, or amounts per period.
-        usd_per_query: the mean to hold in the long run, no cap: the price of money follows what asks really cost.
+        usd_per_query: the mean to hold in the long run, no cap: the cost weight follows what asks really cost.
         allow_unpriced: take endpoints whose price is unknown, and count what they cost as nothing.
     """
 
@@ -286,7 +291,7 @@ class Settings:
     _: KW_ONLY
     max_rounds: Annotated[int, Field(ge=1, le=64)]
     explore: bool
-    price_of_money: Annotated[float, Field(ge=1e-4, le=1e4)]
+    cost_weight: Annotated[float, Field(ge=1e-4, le=1e4)]
     window: Annotated[int, Field(ge=1, le=1_000_000)]
     deadline_s: Annotated[float, Field(gt=0, le=86_400)]
     attempts: Annotated[int, Field(ge=1, le=10)]

@@ -44,7 +44,7 @@ class PerLoop(Generic[T]):
         return list(self._made.values())
 
 
-class Turns:
+class StartGate:
     """Lets a few begin in one turn of a loop, the others in the next ones, in their order.
 
     Where many begin at once, all would take each step together: all would send their calls late, then wait for the

@@ -89,7 +89,7 @@ class Receipt:
         saved: USD that its cancelled calls would have gone on to cost, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
         latency_s: the whole ask.
-        price_of_money: the lambda it was decided by.
+        cost_weight: the lambda it was decided by.
         budget: every limit that concerned it, as it was known at its end.
         decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
         embedding: USD of the vectors of its text and of replies that are compared, where a service makes them; None:
@@ -106,7 +106,7 @@ class Receipt:
     tags: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
     policy: str | None = None
-    price_of_money: float = 0.0
+    cost_weight: float = 0.0
     budget: tuple[Limit, ...] = ()
     decisions: tuple[Choice, ...] = ()
     saved: Decimal | None = Decimal(0)

@@ -38,7 +38,7 @@ _SAME_S = 0.01  # news of our own, come back through the store
 Clock = Callable[[], float]
 
 
-class Flight:
+class InFlightCall:
     """A call under way: when it began, in the clock's time, and whether it was counted as failed already."""
 
     __slots__ = ("began", "counted")
@@ -68,7 +68,7 @@ class Breaker:
         self._failures = 0
         self._history = 0
         self._calls = 0
-        self._flights: dict[Flight, None] = {}  # in the order in which they began
+        self._flights: dict[InFlightCall, None] = {}  # in the order in which they began
         self._probing = False
         self._proven = False  # whether any call ever succeeded
 
@@ -96,9 +96,9 @@ class Breaker:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def enter(self) -> Flight:
+    def enter(self) -> InFlightCall:
         """A call begins; `leave` must follow."""
-        flight = Flight(self._pool.clock())
+        flight = InFlightCall(self._pool.clock())
         self._flights[flight] = None
         return flight
 
@@ -109,7 +109,7 @@ class Breaker:
                 flight.counted = True
                 self._count(in_a_row=True)
 
-    def overdue(self) -> list[Flight]:
+    def overdue(self) -> list[InFlightCall]:
         """The calls under way that are much too slow already."""
         flights, now = tuple(self._flights), self._pool.clock()
         if not flights or now - flights[0].began < _SLOW_S:  # the oldest comes first
@@ -117,7 +117,7 @@ class Breaker:
         old = [flight for flight in flights if now - flight.began >= _SLOW_S]
         return [flight for flight in old if self._slow(now - flight.began)]
 
-    def leave(self, flight: Flight, failure: Failure | None, *, blameless: bool = False) -> None:
+    def leave(self, flight: InFlightCall, failure: Failure | None, *, blameless: bool = False) -> None:
         """A call ended, with ``failure`` or well; ``blameless``: it says nothing of the endpoint.
 
         A reply that cannot be used, or that we gave up, is no fault; nor is a request that was refused for what it

@@ -21,10 +21,10 @@ from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.cost_bounds import upper_bound
 from focalroute.endpoints.elicit import Plan, Reading
 from focalroute.endpoints.features import Feature
-from focalroute.endpoints.paid_call import Outlay, reserved
+from focalroute.endpoints.paid_call import PaidCall, reserved
 from focalroute.endpoints.rate_limits import Health, Throttle
 from focalroute.endpoints.retries import Terms
-from focalroute.endpoints.stream_sink import Outlet
+from focalroute.endpoints.stream_sink import StreamSink
 from focalroute.endpoints.wire import Completion, Request, StreamDecoder, broken
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import Bill, bill_of
@@ -58,10 +58,10 @@ class Call:
     started: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
     outrun: bool = False
-    outlet: Outlet | None = None
+    stream_sink: StreamSink | None = None
 
 
-class Seat:
+class PoolMember:
     """One endpoint in the pool."""
 
     def __init__(
@@ -119,11 +119,11 @@ class Seat:
             probe.exception()
 
     async def _probe(self) -> Capabilities:
-        async with self._reserved(capabilities.PROBE) as outlay:
-            if outlay is None:
+        async with self._reserved(capabilities.PROBE) as paid_call:
+            if paid_call is None:
                 raise _not_affordable()
             try:
-                measured, outlay.usage = await capabilities.probe(self._client)
+                measured, paid_call.usage = await capabilities.probe(self._client)
             except CallFailed as error:
                 self.breaker.leave(self.breaker.enter(), error.failure)
                 raise
@@ -168,23 +168,23 @@ class Seat:
             self.breaker.probed(alive)
 
     async def _sign_of_life(self) -> bool:
-        async with self._reserved(_SIGN_OF_LIFE) as outlay:
-            if outlay is not None:
+        async with self._reserved(_SIGN_OF_LIFE) as paid_call:
+            if paid_call is not None:
                 completion = await self._client.complete(
                     _SIGN_OF_LIFE, timeout_s=min(_SIGN_OF_LIFE_S, self.endpoint.timeout_s)
                 )
-                outlay.usage = completion.usage
+                paid_call.usage = completion.usage
         return True
 
     @asynccontextmanager
-    async def _reserved(self, request: Request) -> AsyncIterator[Outlay | None]:
+    async def _reserved(self, request: Request) -> AsyncIterator[PaidCall | None]:
         """`reserved` for a call that no query asked for, which is in the ledger at the end."""
-        purse = self._guard.open_purse(PROBE)
+        ask_budget = self._guard.open_ask_budget(PROBE)
         try:
-            async with reserved(purse, self.endpoint, request) as outlay:
-                yield outlay
+            async with reserved(ask_budget, self.endpoint, request) as paid_call:
+                yield paid_call
         finally:
-            self._store.write(*purse.unwritten)
+            self._store.write(*ask_budget.unwritten)
 
     async def aclose(self) -> None:
         """Give up what is under way in the background of this loop."""
@@ -240,8 +240,8 @@ class Seat:
     async def _attempt(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
         """Reserved before and settled after, whatever becomes of it."""
         bound = upper_bound(plan.request, self.endpoint)
-        purse = call.terms.purse
-        hold = await purse.reserve(self.endpoint.name, bound or Decimal(0))
+        ask_budget = call.terms.ask_budget
+        hold = await ask_budget.reserve(self.endpoint.name, bound or Decimal(0))
         if hold is None:
             raise _not_affordable()
         flight = self.breaker.enter()
@@ -249,13 +249,13 @@ class Seat:
         usage: Usage | None = None
         completion: Completion | None = None
         free = False
-        decoder = None if call.outlet is None else StreamDecoder()
+        decoder = None if call.stream_sink is None else StreamDecoder()
         try:
-            if call.outlet is None or decoder is None:
+            if call.stream_sink is None or decoder is None:
                 bounded = call.terms.left_s <= self.endpoint.timeout_s  # by the deadline of the ask
                 completion = await self._client.complete(plan.request, timeout_s=math.inf if bounded else None)
             else:
-                completion = await self._said(call, call.outlet, plan.request, decoder)
+                completion = await self._said(call, call.stream_sink, plan.request, decoder)
             usage = completion.usage
             return plan.read(completion), completion
         except CallFailed as error:
@@ -273,9 +273,9 @@ class Seat:
             self.breaker.leave(flight, failure, blameless=refused or lacking)
             bill = bill_of(self.endpoint, usage, bound, free=free and completion is None)
             call.bills.append(bill)
-            purse.settle(hold, bill)
+            ask_budget.settle(hold, bill)
 
-    async def _said(self, call: Call, outlet: Outlet, request: Request, decoder: StreamDecoder) -> Completion:
+    async def _said(self, call: Call, stream_sink: StreamSink, request: Request, decoder: StreamDecoder) -> Completion:
         """The whole reply, said in pieces as they come."""
         able = self._capabilities
         told = self.endpoint.stream_usage is not False if able is None else able.stream_usage
@@ -284,7 +284,7 @@ class Seat:
             async for piece in pieces:
                 if isinstance(piece, Completion):
                     return piece
-                outlet.say(call, piece)
+                stream_sink.say(call, piece)
         raise broken("the stream was cut short", decoder.usage)
 
     def _tokens(self, request: Request) -> float:

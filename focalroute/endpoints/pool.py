@@ -20,12 +20,12 @@ from focalroute.endpoints.client import HttpClients
 from focalroute.endpoints.cost_bounds import upper_bound
 from focalroute.endpoints.elicit import Plan
 from focalroute.endpoints.features import Feature
-from focalroute.endpoints.member import Seat
+from focalroute.endpoints.member import PoolMember
 from focalroute.endpoints.rate_limits import Health
 from focalroute.endpoints.retries import Terms
-from focalroute.endpoints.round import Helm, Race, Rules
-from focalroute.endpoints.stream_sink import Outlet
-from focalroute.money.budget import BudgetGuard, Purse
+from focalroute.endpoints.round import RoundCalls, RoundController, Rules
+from focalroute.endpoints.stream_sink import StreamSink
+from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.store.base import HealthRow, Store
 
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply whose length nobody bounded: a budget needs a bound
@@ -48,7 +48,7 @@ class Pool:
         self._clients = HttpClients()
         self._breakers = Breakers(len(pool), self._changed)
         self._seats = tuple(
-            Seat(endpoint, breaker, self._clients, store, guard)
+            PoolMember(endpoint, breaker, self._clients, store, guard)
             for endpoint, breaker in zip(pool, self._breakers.all, strict=True)
         )
         self._keys = tuple(map(capabilities.key, pool))
@@ -103,7 +103,7 @@ class Pool:
             if row is not None and (left_s is None or left_s > -_STALE_S):
                 seat.breaker.hear(left_s, row.ejections, clock - (now - row.changed_at))
 
-    async def upper_bounds(self, query: Query, purse: Purse) -> tuple[Decimal, ...] | None:
+    async def upper_bounds(self, query: Query, ask_budget: AskBudget) -> tuple[Decimal, ...] | None:
         """The most one call to each endpoint can cost, USD, by the dearest way to put the query; None without a limit.
 
         An endpoint without a price counts 0: a budget that forbids them does not get here. Where not all of them fit
@@ -113,7 +113,7 @@ class Pool:
             ConfigError: a call has no upper bound.
             StoreError: what is left cannot be known.
         """
-        if not purse.limited:
+        if not ask_budget.limited:
             return None
         plan = self._plan(query, capabilities.DEAREST, bounded=True)
         bounds = []
@@ -127,16 +127,18 @@ class Pool:
                     "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
                 )
             bounds.append(bound)
-        await purse.look(bounds)
+        await ask_budget.look(bounds)
         return tuple(bounds)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def terms(self, query: Query, purse: Purse, deadline: float, outlet: Outlet | None = None) -> Terms:
+    def terms(
+        self, query: Query, ask_budget: AskBudget, deadline: float, stream_sink: StreamSink | None = None
+    ) -> Terms:
         """What all calls of one ask share (see `Terms`); ``deadline`` is in the running loop's time."""
-        return Terms(query, purse, deadline, self._rules.attempts - 1, outlet)
+        return Terms(query, ask_budget, deadline, self._rules.attempts - 1, stream_sink)
 
-    async def ask(self, picked: Sequence[int], terms: Terms, helm: Helm | None = None) -> tuple[Reply, ...]:
+    async def ask(self, picked: Sequence[int], terms: Terms, helm: RoundController | None = None) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently.
 
         Their replies in the same order, failures included, and then those of endpoints that were asked besides, because
@@ -144,8 +146,8 @@ class Pool:
         """
         if not picked:
             return ()
-        plan = partial(self._plan, terms.query, bounded=terms.purse.limited)
-        return await Race(self._seats, terms, self._rules, plan, helm, self._is_closed).run(picked)
+        plan = partial(self._plan, terms.query, bounded=terms.ask_budget.limited)
+        return await RoundCalls(self._seats, terms, self._rules, plan, helm, self._is_closed).run(picked)
 
     def _plan(self, query: Query, able: Capabilities, *, bounded: bool) -> Plan:
         plan = elicit.plan(query, able, samples=self._samples)

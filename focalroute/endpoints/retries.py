@@ -12,8 +12,8 @@ import tenacity
 
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
-from focalroute.endpoints.stream_sink import Outlet
-from focalroute.money.budget import Purse
+from focalroute.endpoints.stream_sink import StreamSink
+from focalroute.money.budget import AskBudget
 
 T = TypeVar("T")
 
@@ -34,10 +34,10 @@ class Terms:
     """
 
     query: Query
-    purse: Purse
+    ask_budget: AskBudget
     deadline: float
     retries: int
-    outlet: Outlet | None = None
+    stream_sink: StreamSink | None = None
 
     @property
     def left_s(self) -> float:

@@ -13,16 +13,16 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Reply
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import Plan, Reading, needs_probe
-from focalroute.endpoints.member import Call, Seat
+from focalroute.endpoints.member import Call, PoolMember
 from focalroute.endpoints.retries import Terms, retrying
-from focalroute.endpoints.stream_sink import Outlet
+from focalroute.endpoints.stream_sink import StreamSink
 from focalroute.endpoints.wire import Completion
 from focalroute.money.cost import Bill
 
 _INSIST_S = 0.1  # after the deadline: how often who does not let go is cancelled
 
 
-class Helm(Protocol):
+class RoundController(Protocol):
     """Whoever steers an ask through its rounds."""
 
     @property
@@ -59,7 +59,7 @@ class _Member:
     reply: Reply | None = None
 
 
-class Race:
+class RoundCalls:
     """Asks the members of one round.
 
     As long as nobody has answered and half of the time is gone, one more endpoint is asked, and again after half of
@@ -76,11 +76,11 @@ class Race:
 
     def __init__(
         self,
-        seats: Sequence[Seat],
+        seats: Sequence[PoolMember],
         terms: Terms,
         rules: Rules,
         plan: Callable[[Capabilities], Plan],
-        helm: Helm | None,
+        helm: RoundController | None,
         closed: Callable[[], bool],
     ) -> None:
         self._seats = seats
@@ -89,7 +89,7 @@ class Race:
         self._plan = plan
         self._helm = helm
         self._closed = closed
-        self._outlet: Outlet | None = None  # where a member that was picked alone says its reply as it comes
+        self._outlet: StreamSink | None = None  # where a member that was picked alone says its reply as it comes
         self._members: list[_Member] = []
         self._news: asyncio.Future[None] | None = None  # done when one of them may have decided something
         self._rescue_s = math.inf  # when nobody has answered by this time left, somebody else is asked
@@ -97,7 +97,7 @@ class Race:
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
         """Their replies, failures included, in the order of asking."""
         if len(picked) == 1 and self._helm and not self._helm.answered:
-            self._outlet = self._terms.outlet
+            self._outlet = self._terms.stream_sink
         if self._outlet is not None:
             self._outlet.begun.add_done_callback(self._ring)
         for index in picked:
@@ -117,7 +117,7 @@ class Race:
         return tuple([self._counted(member, member.reply) for member in self._members if member.reply is not None])
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
-        call = Call(self._plan, needs_probe(self._terms.query), self._terms, outlet=self._outlet)
+        call = Call(self._plan, needs_probe(self._terms.query), self._terms, stream_sink=self._outlet)
         member = _Member(index, group, call, hedge_of)
         member.task = asyncio.get_running_loop().create_task(self._ask(member))
         self._members.append(member)
@@ -258,7 +258,7 @@ class Race:
             member.reply = _reply(self._seats[member.index], member.call, member.hedge_of, error=failure)
 
 
-def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, completion: Completion) -> Reply:
+def _replied(seat: PoolMember, call: Call, hedge_of: str | None, reading: Reading, completion: Completion) -> Reply:
     return _reply(
         seat,
         call,
@@ -277,7 +277,7 @@ def _replied(seat: Seat, call: Call, hedge_of: str | None, reading: Reading, com
     )
 
 
-def _reply(seat: Seat, call: Call, hedge_of: str | None, **rest: Any) -> Reply:
+def _reply(seat: PoolMember, call: Call, hedge_of: str | None, **rest: Any) -> Reply:
     usage, cost, source = Bill.total(call.bills)
     return Reply(
         seat.endpoint.name,

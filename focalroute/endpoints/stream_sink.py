@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Outlet:
+class StreamSink:
     """Where the pieces of one streamed answer go. Belongs to the running event loop.
 
     Attributes:

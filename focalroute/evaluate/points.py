@@ -76,7 +76,7 @@ class Served:
 
     def _settings(self, target: float | None) -> dict[str, Any]:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
-        chosen = {"seed": self.training.seed, "explore": self.explore, "price_of_money": price}
+        chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
         return {**chosen, "embed": self.table.embed}
 
     def _play(self, serving: Serving, rows: I64, target: float | None) -> Played:
@@ -109,9 +109,9 @@ def trained(
 
 
 def price_at(policy: Policy, target: float) -> float:
-    """The price of money at which the policy met this cost ratio on its validation part, as far as it is known."""
+    """The cost weight at which the policy met this cost ratio on its validation part, as far as it is known."""
     curve = policy.metrics.get("curve", ())
-    prices = [point["price_of_money"] for point in curve] or [GRID[0], GRID[-1]]
+    prices = [point["cost_weight"] for point in curve] or [GRID[0], GRID[-1]]
     costs = [point["cost_ratio"] for point in curve] or [1.0, 0.0]
     falling = np.minimum.accumulate(costs)[::-1]
     return float(np.exp(np.interp(target, falling, np.log(prices)[::-1])))

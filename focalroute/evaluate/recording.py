@@ -13,7 +13,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.progress import gathered, progress_bar
 from focalroute.evaluate.job_engine import HERE, Engine
 from focalroute.evaluate.table import I64, Table
-from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
 from focalroute.learn.offline.checkpoint import Checkpoint, made_for
@@ -104,7 +104,7 @@ class Course:
 
     log: Recorded
     settings: OfflineSettings
-    passes: Passes
+    passes: Backend
     folder: Path | None = None
     resume: bool = False
 
@@ -114,7 +114,7 @@ def course(
     rows: I64,
     *,
     settings: OfflineSettings | None = None,
-    passes: Passes = NUMPY,
+    passes: Backend = NUMPY,
     show_task: bool = False,
     folder: Path | None = None,
     resume: bool = False,

@@ -60,7 +60,7 @@ class Serving:
         seed: int,
         max_rounds: int = 3,
         explore: bool = True,
-        price_of_money: float = 0.1,
+        cost_weight: float = 0.1,
         window: int = 500,
         probe_share: float = 0.02,
         detect: bool = True,
@@ -76,13 +76,13 @@ class Serving:
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
-        self._pacer = Pacer(None, price_of_money)
+        self._pacer = Pacer(None, cost_weight)
         self._probing = Probing(self._observer, probe_share)
         self.stored: StoredAnswer | None = None
         self.changes: list[tuple[int, str, Change]] = []
 
     def hold(self, usd_per_query: float | None) -> None:
-        """From now on pace the price of money so that a query costs this in the mean; None: it stays as it is."""
+        """From now on pace the cost weight so that a query costs this in the mean; None: it stays as it is."""
         self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.price)
 
     def answer(self, turn: Turn) -> int:
@@ -140,7 +140,7 @@ class Serving:
             query,
             policy=Guarded(self.policy, self._names),
             sight=self._observer.begin(query),
-            purse=self._guard.purse(None, query.id),
+            ask_budget=self._guard.ask_budget(None, query.id),
             deadline=math.inf,
             rng=random.Random(f"{self._seed} {len(self.history)}"),  # noqa: S311 - exploration, no secret
         )

@@ -17,7 +17,7 @@ from focalroute.evaluate.job_engine import open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import Course, best_of, course, discard, publish_trained, train_each, with_embedder
 from focalroute.evaluate.table import SplitKind, join, learning_order
-from focalroute.learn.backend import Backend, Passes, passes
+from focalroute.learn.backend import Backend, BackendName, passes
 from focalroute.learn.offline.reinforce import Point
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.learn.offline.train import (
@@ -93,7 +93,7 @@ def train_command(
         settings = replace(settings, iterations=iterations)
     if settings.iterations < 1 or seeds < 1:
         raise ConfigError("iterations and seeds: must be at least 1")
-    computes = passes(cast(Backend, backend), device)  # checked there
+    computes = passes(cast(BackendName, backend), device)  # checked there
     kept = {"resume": resume, "keep": shares_files(engine)}
     if resume and not kept["keep"]:
         raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
@@ -149,7 +149,7 @@ def _read(
     split: SplitKind,
     *,
     settings: OfflineSettings,
-    passes: Passes,
+    passes: Backend,
     show_task: bool,
     resume: bool,
     keep: bool,
@@ -196,9 +196,9 @@ def _show(found: Sequence[Trained], best: Trained, version: int, out: Path, held
         kept = f", version {version} of {out}" if one is best else ""
         console.print(f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}{kept}")
     grid = Grid(box=SIMPLE, title=f"seed {best.seed} on the last {held} queries, before it learned from them")
-    for column in ("price of money", "accuracy", "cost ratio", "calls"):
+    for column in ("cost weight", "accuracy", "cost ratio", "calls"):
         grid.add_column(column, justify="right")
     for point in best.curve:
         figures = (f"{point.accuracy:.4f}", f"{point.cost_ratio:.3f}", f"{point.calls:.2f}")
-        grid.add_row(f"{point.price_of_money:g}", *figures)
+        grid.add_row(f"{point.cost_weight:g}", *figures)
     console.print(grid)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MEMBER = layout.slices(layout.MEMBER)
 
 
-class TorchPasses:
+class TorchBackend:
     """The passes on one device; arrays go there and come back with each.
 
     Everything works in the widest type of its inputs, as numpy's passes do.

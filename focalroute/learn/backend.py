@@ -14,12 +14,12 @@ from focalroute.learn.backward import Floats, Pull, decider_pass, fusion_pass
 from focalroute.learn.critic import CriticNet, critic_pass
 from focalroute.learn.nets import DeciderNet, FusionNet
 
-Backend: TypeAlias = Literal["numpy", "torch"]
+BackendName: TypeAlias = Literal["numpy", "torch"]
 _Ids: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class Backend:
     """One engine's passes, each from numpy arrays to logits and the function that pulls gradients back.
 
     Attributes:
@@ -35,10 +35,10 @@ class Passes:
     name: str = "numpy"
 
 
-NUMPY = Passes(decider_pass, fusion_pass, critic_pass)
+NUMPY = Backend(decider_pass, fusion_pass, critic_pass)
 
 
-def passes(backend: Backend = "numpy", device: str | None = None) -> Passes:
+def passes(backend: BackendName = "numpy", device: str | None = None) -> Backend:
     """The passes of an engine. On the same batch both give the same numbers, up to rounding.
 
     Args:
@@ -55,7 +55,7 @@ def passes(backend: Backend = "numpy", device: str | None = None) -> Passes:
         return NUMPY
     if backend != "torch":
         raise ConfigError(f"backend: must be 'numpy' or 'torch', not {backend!r}")
-    from focalroute.learn._torch import TorchPasses
+    from focalroute.learn._torch import TorchBackend
 
-    engine = TorchPasses(device or "cpu")
-    return Passes(engine.decider, engine.fusion, engine.critic, f"torch on {device or 'cpu'}")
+    engine = TorchBackend(device or "cpu")
+    return Backend(engine.decider, engine.fusion, engine.critic, f"torch on {device or 'cpu'}")

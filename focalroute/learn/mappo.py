@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.backward import Floats, Gradients
 from focalroute.learn.critic import CriticNet, critic_parameters, values
 from focalroute.learn.gae import GAE_LAMBDA, GAMMA, gae
@@ -91,7 +91,7 @@ class Learner:
 
 
 def update(
-    learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator, *, passes: Passes = NUMPY
+    learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator, *, passes: Backend = NUMPY
 ) -> tuple[Learner, Diagnostics]:
     """Learn from a batch: advantages by the critic as it is, then each net on its own, for some epochs.
 
@@ -130,7 +130,7 @@ def _learn_to_decide(
     advantages: Floats,
     settings: Hyperparameters,
     rng: np.random.Generator,
-    passes: Passes,
+    passes: Backend,
 ) -> tuple[DeciderNet, Moments, _Figures]:
     """By the clipped surrogate, from where ``mu`` decided; stops when it has gone far enough."""
     net, moments = learner.decider, learner.moments["decider"]
@@ -178,7 +178,7 @@ def _learn_to_value(
     returns: Floats,
     settings: Hyperparameters,
     rng: np.random.Generator,
-    passes: Passes,
+    passes: Backend,
 ) -> tuple[CriticNet, Moments]:
     """By least squares on the lambda-returns of all steps."""
     states, targets = steps.states[steps.taken], returns[steps.taken]
@@ -193,7 +193,7 @@ def _learn_to_value(
 
 
 def _learn_to_fuse(
-    learner: Learner, fusions: Fusions, settings: Hyperparameters, rng: np.random.Generator, passes: Passes
+    learner: Learner, fusions: Fusions, settings: Hyperparameters, rng: np.random.Generator, passes: Backend
 ) -> tuple[FusionNet, Moments, _Figures]:
     """By the likelihood of the feedback; stops when it has gone far enough."""
     net, penalty = learner.fusion, settings.fusion_penalty

@@ -20,7 +20,7 @@ from focalroute.learn.likelihood import Bools, Heads
 from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet, Net, zeroed
 from focalroute.observe import layout
 
-_LAMBDA = layout.slices(layout.CONTEXT)["price_of_money"].start
+_LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
 _SMALL = 0.1
 
@@ -141,17 +141,17 @@ def unlimited(net: DeciderNet) -> DeciderNet:
     )
 
 
-def batch(episodes: Sequence[Episode], names: Sequence[str], *, price_of_money: float | None = None) -> Batch:
+def batch(episodes: Sequence[Episode], names: Sequence[str], *, cost_weight: float | None = None) -> Batch:
     """The episodes as arrays.
 
     Args:
         episodes: at least one.
         names: every endpoint's name, in the order of the nets' tables.
-        price_of_money: lambda for all; None: for each decision the one that it saw.
+        cost_weight: lambda for all; None: for each decision the one that it saw.
     """
     rows = {name: row for row, name in enumerate(names, 1)}
     ids = [np.array([rows[name] for name in one.trajectory.endpoints], np.int64) for one in episodes]
-    return Batch(_decisions(episodes, ids), _steps(episodes, price_of_money), _fusions(episodes, ids))
+    return Batch(_decisions(episodes, ids), _steps(episodes, cost_weight), _fusions(episodes, ids))
 
 
 def _decisions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Decisions:
@@ -199,7 +199,7 @@ def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Head
     )
 
 
-def _steps(episodes: Sequence[Episode], price_of_money: float | None) -> Steps:
+def _steps(episodes: Sequence[Episode], cost_weight: float | None) -> Steps:
     size, width = len(episodes), _width(episodes)
     states = np.zeros((size, width, STATE), np.float32)
     rewards = np.zeros((size, width), np.float32)
@@ -210,7 +210,7 @@ def _steps(episodes: Sequence[Episode], price_of_money: float | None) -> Steps:
         taken[row, first:] = True
         for column, (observation, share) in enumerate(zip(seen, one.shares, strict=True), first):
             states[row, column] = decider_state(observation)
-            rewards[row, column] = -share * (_lambda(observation) if price_of_money is None else price_of_money)
+            rewards[row, column] = -share * (_lambda(observation) if cost_weight is None else cost_weight)
         states[row, -1] = fusion_state(seen[-1] if seen else None, one.trajectory.evidence)
         rewards[row, -1] = one.reward
     return Steps(states, rewards, taken)

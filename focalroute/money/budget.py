@@ -92,13 +92,13 @@ class BudgetGuard:
             raise ConfigError("budget: a limit for several asks needs a store")
         return self._store
 
-    def purse(
+    def ask_budget(
         self,
         max_usd: Decimal | float | str | None,
         answer_id: str,
         tags: Sequence[str] = (),
         patience_s: float = 0.0,
-    ) -> Purse:
+    ) -> AskBudget:
         """What one ask may spend: the smaller of its own cap and the budget's, within all limits that concern it.
 
         Args:
@@ -111,11 +111,11 @@ class BudgetGuard:
         if own is not None:
             self._require_prices("max_usd")
         caps = [cap for cap in (own, self._per_ask) if cap is not None]
-        return Purse(self, min(caps, default=None), answer_id, tags, patience_s)
+        return AskBudget(self, min(caps, default=None), answer_id, tags, patience_s)
 
-    def open_purse(self, answer_id: str) -> Purse:
+    def open_ask_budget(self, answer_id: str) -> AskBudget:
         """A purse without a cap, for what no ask is to pay."""
-        return Purse(self, None, answer_id, (), 0.0)
+        return AskBudget(self, None, answer_id, (), 0.0)
 
     def _require_prices(self, limit: str) -> None:
         if self._unpriced:
@@ -188,7 +188,7 @@ def _warn(written: Future[Outcomes]) -> None:
         _log.warning("a bill could not be stored, so what was reserved for it stays reserved: %s", error)
 
 
-class Purse:
+class AskBudget:
     """One ask's money: its own cap within the guard's limits, and every bill. Used by one event loop.
 
     Attributes:

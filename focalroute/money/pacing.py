@@ -1,4 +1,4 @@
-"""Pacing: the price of money, learned so that a query costs on average what it may.
+"""Pacing: the cost weight, learned so that a query costs on average what it may.
 
 A dual ascent on the constraint E[cost] = target, with a memory. Each query moves the price by
 
@@ -26,10 +26,13 @@ from decimal import Decimal
 
 from focalroute.core.amounts import usd
 from focalroute.core.config import Budget
-from focalroute.core.constants import PRICE_RANGE
+from focalroute.core.constants import COST_WEIGHT_RANGE
 from focalroute.store.base import Store
 
-LOWEST, HIGHEST = PRICE_RANGE[0] / 2, PRICE_RANGE[1] * 2  # a policy takes no notice of what lies further out
+LOWEST, HIGHEST = (
+    COST_WEIGHT_RANGE[0] / 2,
+    COST_WEIGHT_RANGE[1] * 2,
+)  # a policy takes no notice of what lies further out
 _RATE = 0.1  # eta
 _STEP = 1.0  # the most that one query moves log lambda
 _REPAID = 300.0  # H
@@ -42,7 +45,7 @@ _LATEST = 16  # answers in the store whose prices a new process goes on from
 
 
 class Pacer:
-    """Holds the price of money. Thread-safe.
+    """Holds the cost weight. Thread-safe.
 
     Args:
         target: mean USD of a query; None: the price stays as it is.
@@ -112,7 +115,9 @@ def paced(budget: Budget | None, store: Store, price: float) -> Pacer:
     """The pacer of a budget: it goes on from the prices of the latest answers in the store, if there are any."""
     if budget is None or budget.usd_per_query is None:
         return Pacer(None, price)
-    latest = [json.loads(answer.receipt).get("price_of_money") or price for answer, _ in store.recent(_LATEST)]
+    receipts = [json.loads(answer.receipt) for answer, _ in store.recent(_LATEST)]
+    # Receipts of before 24 November 2026 have it as price_of_money.
+    latest = [receipt.get("cost_weight") or receipt.get("price_of_money") or price for receipt in receipts]
     if latest:
         price = math.exp(sum(map(math.log, latest)) / len(latest))
     return Pacer(usd(budget.usd_per_query, "usd_per_query"), min(max(price, LOWEST), HIGHEST))

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from focalroute.observe.ask_view import Sight
+from focalroute.observe.ask_view import AskView
 from focalroute.observe.observer import Observer
 from focalroute.observe.window import Window
 
-__all__ = ["Observer", "Sight", "Window"]
+__all__ = ["AskView", "Observer", "Window"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
-from focalroute.core.constants import PRICE_RANGE
+from focalroute.core.constants import COST_WEIGHT_RANGE
 from focalroute.core.records import HASHED, Evidence, Member, Observation, Query, Reply
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
@@ -55,7 +55,7 @@ def signal_column(signal: NDArray[np.float64]) -> F32:
     return column
 
 
-class Sight:
+class AskView:
     """The mutable state of one ask; used by one task at a time.
 
     Args:
@@ -117,7 +117,7 @@ class Sight:
         """The normal form of each candidate: the choices themselves, or what its replies have in common."""
         return tuple(self.candidates if self._closed else self._clusters)
 
-    def fork(self) -> Sight:
+    def fork(self) -> AskView:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
@@ -183,15 +183,15 @@ class Sight:
         """What a call to it usually costs, USD, and takes, seconds; None where unknown."""
         return self._reading.expected_cost[endpoint], self._reading.latency_s[endpoint]
 
-    def observe(self, *, round: int, price_of_money: float, budget_left: float) -> Observation:
+    def observe(self, *, round: int, cost_weight: float, budget_left: float) -> Observation:
         """What the Decider sees before its decision of this round (see `focalroute.observe.layout`).
 
         Args:
             round: 1-based.
-            price_of_money: lambda, what a dollar counts in reward.
+            cost_weight: lambda, what a dollar counts in reward.
             budget_left: share of this ask's cap that is left; 1 without a cap.
         """
-        price = min(max(price_of_money, PRICE_RANGE[0]), PRICE_RANGE[1])
+        price = min(max(cost_weight, COST_WEIGHT_RANGE[0]), COST_WEIGHT_RANGE[1])
         n = len(self._reading.names)
         context = np.array(
             (
@@ -344,7 +344,7 @@ class Sight:
         r = self._reading
         length = _bounded((tokens - r.mean_length[i]) * r.length_scale[i]) if tokens > 0 else 0.0
         block = np.empty((len(self.candidates), 1, _MEMBER), np.float32)
-        block[:] = (1.0, *_UNBACKED, r.standing[i], self._similar[i], r.level, length, float(round > 1))
+        block[:] = (1.0, *_UNBACKED, r.relative_skill[i], self._similar[i], r.level, length, float(round > 1))
         if mass is None:
             block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
         else:

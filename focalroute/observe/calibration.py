@@ -142,7 +142,7 @@ class _Row(NamedTuple):
     totals: Totals
 
 
-class Book:
+class CalibrationStats:
     """The totals of a pool's endpoints, by task and over all. Not thread-safe by itself; `Observer` guards it.
 
     At most 256 tasks are kept, those heard of last.

@@ -17,7 +17,7 @@ Layout = Mapping[str, int]
 CONTEXT: Layout = {
     "first": 1,  # 1 in round 1, else 0
     "round": 1,  # (round - 1) / 4
-    "price_of_money": 1,  # log10(lambda), lambda within `PRICE_RANGE`
+    "cost_weight": 1,  # log10(lambda), lambda within `COST_WEIGHT_RANGE`
     "budget_left": 1,  # share of this ask's cap that is left; 1 without a cap
     "log_pool": 1,  # ln(N) / 4: so that a policy may ask a number, not a share, of the pool
     "asked": 1,  # asked / N
@@ -35,13 +35,13 @@ ENDPOINT: Layout = {
     "replied": 1,
     "agrees": 1,  # +1 backs the leading fused candidate, -1 another one (of open texts: as far as not alike), 0 none
     "accuracy": 1,  # windowed accuracy, shrunk (see `reading.rows_of`), minus the pool's level, times 4
-    "standing": 1,  # accuracy beside those asked the same queries, minus the mean over endpoints, times 4
+    "relative_skill": 1,  # accuracy beside those asked the same queries, minus the mean over endpoints, times 4
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
     "similar": 1,  # its accuracy on queries of similar text, minus the pool's on them, times 4
     "signal": 1,  # how far apart its mass on right and on wrong choices is (see `calibration`), minus the pool's mean
     "price": 1,  # ln(expected cost / the pool's mean expected cost) / 4; 0 if unknown
-    "toll": 1,  # lambda c / C, what asking it takes from the reward: c its expected cost, C that of asking all
-    "log_toll": 1,  # log10(lambda c / C + 1e-4), at most 1
+    "cost_penalty": 1,  # lambda c / C, what asking it takes from the reward: c its expected cost, C that of asking all
+    "log_cost_penalty": 1,  # log10(lambda c / C + 1e-4), at most 1
     "latency": 1,  # ln(mean latency / the pool's mean latency) / 4; 0 if unknown
     "focal": 1,  # its mean focal diversity over pairs with those asked; with nobody asked yet, with all others
 }
@@ -55,7 +55,7 @@ MEMBER: Layout = {
     "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + standing; K = 8 if open;
     # the less, the more is known of its probabilities; of several free-form samples the share in place of the vote
     "calibrated": 1,  # log-likelihood ratio by its probabilities (see `calibration`); 0 where it gave none
-    "standing": 1,  # as in ENDPOINT, and so the next
+    "relative_skill": 1,  # as in ENDPOINT, and so the next
     "similar": 1,
     "level": 1,  # as in CONTEXT
     "length": 1,  # its completion tokens, standardised over its own replies, / 4; 0 if unknown

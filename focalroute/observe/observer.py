@@ -1,4 +1,4 @@
-"""From outcomes and queries to what the policies see: one `Observer` a pool, one `Sight` an ask.
+"""From outcomes and queries to what the policies see: one `Observer` a pool, one `AskView` an ask.
 
 learn(outcome) -> window -> reading (renewed when the window changed) ─┐
 learn(outcome) -> memory of texts -> estimate for a text ──────────────┼─> begin(query) -> Sight
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Outcome, Query
 from focalroute.observe.agreement import Agreement, Reader
-from focalroute.observe.ask_view import Sight
-from focalroute.observe.calibration import Book
+from focalroute.observe.ask_view import AskView
+from focalroute.observe.calibration import CalibrationStats
 from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.focal import Bits, both_asked, pair_focal
 from focalroute.observe.memory import Memory
-from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read, standings
+from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read, relative_skills
 from focalroute.observe.window import Counts, Window
 
 F32 = NDArray[np.float32]
@@ -87,7 +87,7 @@ class Observer:
         self._together, self._ahead = np.zeros((n, n)), np.zeros((n, n))  # rows in common; more of them right
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
-        self._book = Book(self.endpoints, window)
+        self._book = CalibrationStats(self.endpoints, window)
         self._adopted: Experience | None = None
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
@@ -199,7 +199,7 @@ class Observer:
         """The last change of each endpoint; None where none was found."""
         return tuple(self._changes.get(name) for name in self.endpoints)
 
-    def begin(self, query: Query, features: F32 | None = None, reader: Reader | None = None) -> Sight:
+    def begin(self, query: Query, features: F32 | None = None, reader: Reader | None = None) -> AskView:
         """Begin one ask: its own mutable state, on the pool's numbers as they are now.
 
         Args:
@@ -215,7 +215,7 @@ class Observer:
             corrections = self._book.corrections(query.task) if query.choices else None
         self._begun = True
         agreement = Agreement(reader) if query.open else None
-        return Sight(query, self._read(), self._index, features, similar, corrections, self.embedder, agreement)
+        return AskView(query, self._read(), self._index, features, similar, corrections, self.embedder, agreement)
 
     def expected_cost(self) -> tuple[float | None, ...]:
         """Expected USD of one call to each endpoint; None where neither a price nor a cost is known."""
@@ -280,5 +280,5 @@ class Observer:
             self._focal[i] = sum(self._pairs[i]) / max(len(names) - 1, 1)
         self._stale.clear()
         self._stale_pairs.clear()
-        standing = standings(self._together, self._ahead.sum(axis=1), self._offsets, self._strengths)
-        return read(names, self._summary, self._pairs, self._focal, standing, self._offsets, self._strengths)
+        relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), self._offsets, self._strengths)
+        return read(names, self._summary, self._pairs, self._focal, relative_skill, self._offsets, self._strengths)

@@ -26,7 +26,7 @@ PRIOR_CALLS = 5
 
 _AT = slices(ENDPOINT)
 _RELATIVES = [_AT["price"].start, _AT["latency"].start]
-_TOLLS = slice(_AT["toll"].start, _AT["log_toll"].stop)
+_COST_PENALTIES = slice(_AT["cost_penalty"].start, _AT["log_cost_penalty"].stop)
 _PRICES_KEPT = 16
 _LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little, so that its logarithm is finite
 
@@ -73,7 +73,7 @@ class Reading:
     seen: list[int]
     accuracy: list[float]
     skill: list[float]
-    standing: list[float]
+    relative_skill: list[float]
     level: float
     latency_s: list[float | None]
     expected_cost: list[float | None]
@@ -84,15 +84,15 @@ class Reading:
     pairs: list[list[float]]
     _priced: dict[float, F32] = field(default_factory=dict)
 
-    def rows(self, price_of_money: float) -> F32:
+    def rows(self, cost_weight: float) -> F32:
         """The endpoint rows (N, De) at this lambda; a copy."""
-        found = self._priced.get(price_of_money)
+        found = self._priced.get(cost_weight)
         if found is None:
             if len(self._priced) >= _PRICES_KEPT:
                 self._priced.clear()
             found = self.template.copy()
-            found[:, _TOLLS] = tolls(price_of_money * self.shares)
-            self._priced[price_of_money] = found  # only now: another thread may take it at once
+            found[:, _COST_PENALTIES] = cost_penalties(cost_weight * self.shares)
+            self._priced[cost_weight] = found  # only now: another thread may take it at once
         return found.copy()
 
     def focal_row(self, asked: Sequence[int]) -> list[float]:
@@ -172,13 +172,13 @@ def table_of(prices: F64, counts: F64) -> F64:
     return np.stack([*np.moveaxis(counts[..., :2], -1, 0), cost, latency, *logs, *known], axis=-1)
 
 
-def tolls(priced: F64) -> F32:
-    """The layout's "toll" and "log_toll" (..., 2) of lambda c / C (...,)."""
+def cost_penalties(priced: F64) -> F32:
+    """The layout's "cost_penalty" and "log_cost_penalty" (..., 2) of lambda c / C (...,)."""
     both = np.stack([np.minimum(priced, 4.0), np.log10(priced + 1e-4).clip(-4.0, 1.0)], axis=-1)
     return both.astype(np.float32)
 
 
-def standings(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
+def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
     """How much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
 
     Whoever is asked where others disagreed sees harder queries, and a plain accuracy would hold that against it. So
@@ -200,7 +200,7 @@ def standings(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
     return centred
 
 
-def rows_of(table: F64, focal: F64, standing: F64, offsets: F64, strengths: F64) -> Rows:
+def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths: F64) -> Rows:
     """What a summary's table says, for one pool or for many at once.
 
     Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
@@ -210,7 +210,7 @@ def rows_of(table: F64, focal: F64, standing: F64, offsets: F64, strengths: F64)
     Args:
         table: (..., N, 8), see `table_of`.
         focal: (..., N) each endpoint's mean focal diversity over its pairs.
-        standing: (..., N) see `standings`.
+        standing: (..., N) see `relative_skills`.
         offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
         strengths: (N,) S.
     """
@@ -223,7 +223,7 @@ def rows_of(table: F64, focal: F64, standing: F64, offsets: F64, strengths: F64)
     means = sums / np.maximum(counts, 1)
     columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
     columns[..., _AT["accuracy"].start] = ((accuracy - level[..., None]) * 4).clip(-4, 4)
-    columns[..., _AT["standing"].start] = (standing * 4).clip(-4, 4)
+    columns[..., _AT["relative_skill"].start] = (relative_skill * 4).clip(-4, 4)
     columns[..., _AT["seen"].start] = n / (n + 20)
     relative = (logs - np.log(np.maximum(means, _LEAST))[..., None, :]) * known * 0.25
     columns[..., _RELATIVES] = relative.clip(-4, 4)
@@ -233,7 +233,7 @@ def rows_of(table: F64, focal: F64, standing: F64, offsets: F64, strengths: F64)
     shares = np.where(
         total > 0, paid / np.where(total > 0, total, 1), 1 / table.shape[-2] * (counts[..., None, 0] == 0)
     )
-    return Rows(accuracy, (level[..., None] + standing).clip(0.02, 0.98), level, columns, shares)
+    return Rows(accuracy, (level[..., None] + relative_skill).clip(0.02, 0.98), level, columns, shares)
 
 
 def read(
@@ -241,13 +241,13 @@ def read(
     summary: Summary,
     pairs: list[list[float]],
     focal: F64,
-    standing: F64,
+    relative_skill: F64,
     offsets: F64,
     strengths: F64,
 ) -> Reading:
     """Make a reading (see `rows_of`)."""
     table = summary.table()
-    rows = rows_of(table, focal, standing, offsets, strengths)
+    rows = rows_of(table, focal, relative_skill, offsets, strengths)
     costs = [cost if known else None for cost, known in zip(table[:, 2].tolist(), table[:, 6].tolist(), strict=True)]
     return Reading(
         names=names,
@@ -255,7 +255,7 @@ def read(
         seen=table[:, 0].astype(int).tolist(),
         accuracy=rows.accuracy.tolist(),
         skill=rows.skill.tolist(),
-        standing=rows.columns[:, _AT["standing"].start].tolist(),
+        relative_skill=rows.columns[:, _AT["relative_skill"].start].tolist(),
         level=float(rows.level - 0.5) * 2,
         latency_s=summary.latencies.copy(),
         expected_cost=costs,

@@ -40,6 +40,13 @@ SCHEMA = 1
 COLD = Path(__file__).parent / "cold"
 #: The layout as a manifest holds it: as lists, since the order of the slices matters.
 SLICES = {part: [list(item) for item in layout.items()] for part, layout in LAYOUT.items()}
+#: Names that manifests of before 24 November 2026 use, and those of today. What they name has not changed.
+_FORMER_NAMES = {
+    "price_of_money": "cost_weight",
+    "standing": "relative_skill",
+    "toll": "cost_penalty",
+    "log_toll": "log_cost_penalty",
+}
 
 _MAX_UNPACKED = 256 * 2**20
 
@@ -242,9 +249,20 @@ def manifest_of(folder: Path, slices: Mapping[str, Any] = SLICES) -> dict[str, A
         raise PolicyError(f"{path}: names: must be different strings; {_AGAIN}")
     if DER_FILE in manifest["sha256"] and slices is SLICES:
         raise PolicyError(f"{folder}: holds a sequential policy; it serves, but is not compared or updated like others")
+    for key in ("layout", "hyperparameters", "metrics"):
+        manifest[key] = _renamed(manifest[key])
     if manifest["layout"] != slices:
         raise PolicyError(f"{path}: was made for another layout of the observation; train it again with this version")
     return manifest
+
+
+def _renamed(value: Any) -> Any:
+    """A manifest's value with today's names for former ones, as keys and as names of slices."""
+    if isinstance(value, dict):
+        return {_FORMER_NAMES.get(key, key): _renamed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item) for item in value]
+    return _FORMER_NAMES.get(value, value) if isinstance(value, str) else value
 
 
 def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

@@ -52,7 +52,7 @@ _CHOICES = slices(CONTEXT)["choices"].start
 _CERTAINTY = slices(CONTEXT)["posterior"].start  # the largest of them comes first
 _REPLIED, _ACCURACY, _PRICE = (slices(ENDPOINT)[name].start for name in ("replied", "accuracy", "price"))
 _VOTE, _PROBABILITY, _EVIDENCE, _MEMBER_STANDING = (
-    slices(MEMBER)[name].start for name in ("vote", "probability", "evidence", "standing")
+    slices(MEMBER)[name].start for name in ("vote", "probability", "evidence", "relative_skill")
 )
 _TIE = 1e-6  # scores this near are equal: they are sums of numbers in single precision
 _LEAD = 2e-6  # what the elected of equals is put ahead by, so that it stays first in single precision

@@ -9,12 +9,12 @@ from typing import Any
 from focalroute.answers import KINDS, normal_form, reply_form
 from focalroute.answers.structured import Structure
 from focalroute.core.records import Query, Reply
-from focalroute.observe import Sight
+from focalroute.observe import AskView
 from focalroute.store.base import SYNTHESIS
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Given:
+class Selection:
     """What is answered; see `Answer`.
 
     Attributes:
@@ -34,23 +34,23 @@ class Given:
 
 
 def give(
-    query: Query, sight: Sight, posterior: Sequence[float], replies: Sequence[Reply], written: Reply | None
-) -> Given:
+    query: Query, sight: AskView, posterior: Sequence[float], replies: Sequence[Reply], written: Reply | None
+) -> Selection:
     """What was written, if it was; else what this posterior over the candidates says, the first of equals."""
     confidence = max(posterior)
     best = posterior.index(confidence)
     candidate, form = sight.candidates[best], sight.forms[best]
     if written is not None and written.ok and written.text is not None:
         read = normal_form(written.text, "text") or ""
-        return Given(written.text, written.text, read, SYNTHESIS, confidence, None)
+        return Selection(written.text, written.text, read, SYNTHESIS, confidence, None)
     kind, structure, caller = _kind(query), query.answer, _caller(query, form, replies)
     if caller is not None:
-        return Given(caller.text or "", candidate, form, kind, confidence, best, caller.tool_calls)
+        return Selection(caller.text or "", candidate, form, kind, confidence, best, caller.tool_calls)
     if isinstance(structure, Structure):
         fused, election = structure.fuse(sight.forms, posterior)
         sure = min(election.shares.values(), default=confidence)
-        return Given(fused, structure.value(fused), fused, kind, sure, election.candidate, shares=election.shares)
-    return Given(candidate, candidate if kind in ("choice", "text") else form, form, kind, confidence, best)
+        return Selection(fused, structure.value(fused), fused, kind, sure, election.candidate, shares=election.shares)
+    return Selection(candidate, candidate if kind in ("choice", "text") else form, form, kind, confidence, best)
 
 
 def _kind(query: Query) -> str:

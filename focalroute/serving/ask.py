@@ -17,15 +17,15 @@ from focalroute.answers.structured import Structure
 from focalroute.core.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
 from focalroute.core.receipts import Answer, Call, Choice, Receipt
 from focalroute.core.records import Decision, Evidence, Observation, Query, Reply, Round, Trajectory
-from focalroute.endpoints.stream_sink import Outlet
-from focalroute.money.budget import Purse
+from focalroute.endpoints.stream_sink import StreamSink
+from focalroute.money.budget import AskBudget
 from focalroute.money.cost import total
-from focalroute.observe import Sight
+from focalroute.observe import AskView
 from focalroute.observe.layout import MEMBER, slices
 from focalroute.policy.decider import Eligible, decide
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.fusion import posterior
-from focalroute.serving.answer_selection import Given, give
+from focalroute.serving.answer_selection import Selection, give
 from focalroute.store.base import LedgerRow, StoredAnswer
 
 _MOST_TRIALS = 64
@@ -54,7 +54,7 @@ class Ask:
         late: whether the deadline has passed.
         left_out: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
             limit, or lack what the query needs.
-        price_of_money: the lambda of its latest observation.
+        cost_weight: the lambda of its latest observation.
         written: what the endpoint that was to write the answer gave back; None: none was asked to.
         outlet: where the answer is said as it comes; None: it is not streamed.
         unread: why there are no features of its text; empty: there are, or it has no text.
@@ -62,25 +62,25 @@ class Ask:
 
     query: Query
     policy: Guarded
-    sight: Sight
-    purse: Purse
+    sight: AskView
+    ask_budget: AskBudget
     deadline: float
     rng: random.Random
     started: float = field(default_factory=time.perf_counter)
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None
-    given: Given | None = None
+    given: Selection | None = None
     late: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
-    price_of_money: float = 0.0
+    cost_weight: float = 0.0
     written: Reply | None = None
     unread: str = ""
-    outlet: Outlet | None = None
+    stream_sink: StreamSink | None = None
 
     @property
     def begun(self) -> bool:
         """Whether a reply is being said as it comes, or was: it is the answer."""
-        return self.outlet is not None and self.outlet.speaker is not None
+        return self.stream_sink is not None and self.stream_sink.speaker is not None
 
     @property
     def replies(self) -> tuple[Reply, ...]:
@@ -96,9 +96,9 @@ class Ask:
         """Why there is no answer."""
         replies = self.replies
         reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
-        if self.outlet is not None and self.begun:
+        if self.stream_sink is not None and self.begun:
             said = f"the answer broke off ({reasons}); what was said until then is in .text"
-            return StreamBroken(said, replies, self.outlet.said)
+            return StreamBroken(said, replies, self.stream_sink.said)
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
         unable = [name for name, why in self.left_out.items() if why.startswith(_LACKS)]
@@ -106,16 +106,16 @@ class Ask:
             said = ", ".join(f"{name} {self.left_out[name]}" for name in unable)
             return PoolError(f"no endpoint can be asked this ({said}); see Endpoint.tools, .images and .json_schema")
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
-            return self.purse.exceeded()
+            return self.ask_budget.exceeded()
         return PoolError(f"every asked endpoint failed ({reasons})", replies)
 
-    def observe(self, price_of_money: float) -> Observation:
+    def observe(self, cost_weight: float) -> Observation:
         """What the Decider sees before the next decision, at this lambda."""
-        self.price_of_money = price_of_money
+        self.cost_weight = cost_weight
         if self.fused is not None:  # only now: after the last round nobody would look at it
             self.sight.see(self.fused.posterior)
         return self.sight.observe(
-            round=len(self.rounds) + 1, price_of_money=price_of_money, budget_left=self.purse.share_left
+            round=len(self.rounds) + 1, cost_weight=cost_weight, budget_left=self.ask_budget.share_left
         )
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
@@ -236,7 +236,7 @@ class Ask:
     def _receipt(self) -> Receipt:
         calls = tuple(self._call(number, reply) for number, r in enumerate(self.rounds, 1) for reply in r.replies)
         written = None if self.written is None else replace(self._call(0, self.written), candidate=None, evidence=None)
-        embedding = total(bill.cost for bill in self.purse.bills if bill.endpoint not in self.policy.endpoints)
+        embedding = total(bill.cost for bill in self.ask_budget.bills if bill.endpoint not in self.policy.endpoints)
         return Receipt(
             answer_id=self.query.id,
             created_at=time.time(),
@@ -248,8 +248,8 @@ class Ask:
             tags=self.query.tags,
             degraded=tuple(self._shortfalls()),
             policy=self.policy.name,
-            price_of_money=self.price_of_money,
-            budget=self.purse.state(),
+            cost_weight=self.cost_weight,
+            budget=self.ask_budget.state(),
             decisions=tuple(self._choice(number, r.decision) for number, r in enumerate(self.rounds, 1)),
             saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
             synthesis=written,
@@ -377,7 +377,7 @@ class Ask:
 
     def ledger(self) -> Sequence[LedgerRow]:
         """A row for every attempt that was made, whatever became of it, and that the ledger does not have yet."""
-        return self.purse.unwritten
+        return self.ask_budget.unwritten
 
 
 def _first_of(eligible: Eligible) -> Eligible:

@@ -19,12 +19,12 @@ from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.background import Background
 from focalroute.core.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.core.errors import StoreError
-from focalroute.core.event_loops import PerLoop, Turns
+from focalroute.core.event_loops import PerLoop, StartGate
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Combine, Query
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
-from focalroute.endpoints.stream_sink import Outlet
+from focalroute.endpoints.stream_sink import StreamSink
 from focalroute.learn.fleet import Follower, fetch
 from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard
@@ -87,7 +87,7 @@ class AsyncEnsemble:
             longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
-        price_of_money: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
+        cost_weight: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
             ``Budget(usd_per_query=...)`` it is where the price starts on a new store.
         window: how many past outcomes the observation looks back on.
         deadline_s: for one whole ask, all rounds.
@@ -126,7 +126,7 @@ class AsyncEnsemble:
         embedder: TextEmbedder | None = None,
         max_rounds: int = 3,
         explore: bool = True,
-        price_of_money: float = 0.1,
+        cost_weight: float = 0.1,
         window: int = 500,
         deadline_s: float = 60.0,
         attempts: int = 3,
@@ -145,7 +145,7 @@ class AsyncEnsemble:
         self._settings = Settings(
             max_rounds=max_rounds,
             explore=explore,
-            price_of_money=price_of_money,
+            cost_weight=cost_weight,
             window=window,
             deadline_s=deadline_s,
             attempts=attempts,
@@ -165,7 +165,7 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
-        self._turns = PerLoop(Turns)
+        self._turns = PerLoop(StartGate)
         self._streams = Background()  # the answers being written
         self._closed = False
         serving = chosen(policy, self._names, seed)
@@ -176,7 +176,7 @@ class AsyncEnsemble:
             self._embedding = Embedding(embedder, self._store)
             paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
             self._guard = BudgetGuard(budget, paid, self._store)
-            self._pacer = paced(budget, self._store, price_of_money)
+            self._pacer = paced(budget, self._store, cost_weight)
             prices = [typical_cost(e) for e in self.endpoints]
             self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
             fetch(self._store, serving)
@@ -306,37 +306,37 @@ class AsyncEnsemble:
         asked: Query,
         max_usd: Decimal | float | str | None,
         deadline_s: float | None,
-        outlet: Outlet | None = None,
+        stream_sink: StreamSink | None = None,
     ) -> Answer:
         """Round after round, the answer, its receipt; said as it comes where there is an outlet."""
         settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
         self._slot.refresh_soon()
         policy = self._slot.current
         self._observer.adopt(policy.experience)
-        purse = self._guard.purse(max_usd, asked.id, asked.tags, settings.deadline_s)
+        ask_budget = self._guard.ask_budget(max_usd, asked.id, asked.tags, settings.deadline_s)
         deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
-        began, dice = time.perf_counter(), self._dice()
+        began, rng = time.perf_counter(), self._dice()
         if (turn := self._turns.here().enter()) is not None:
             await turn
             self._check_open()
-        text = await self._embedding.read(asked.text, purse, deadline)
+        text = await self._embedding.read(asked.text, ask_budget, deadline)
         ask = begin(
             asked,
             policy=Guarded(policy, self._names),
             most=settings.max_rounds,
-            sight=self._observer.begin(asked, text.features, self._embedding.reader(purse, deadline)),
-            purse=purse,
+            sight=self._observer.begin(asked, text.features, self._embedding.reader(ask_budget, deadline)),
+            ask_budget=ask_budget,
             deadline=deadline,
-            rng=dice,
+            rng=rng,
             started=began,
             unread=text.missing,
-            outlet=outlet if asked.open and asked.combine != "synthesise" else None,
+            stream_sink=stream_sink if asked.open and asked.combine != "synthesise" else None,
         )
-        price_of_money = self._pacer.begin()
+        cost_weight = self._pacer.begin()
         try:
             order = self._observer.order()
             rounds = Rounds(ask, self._pool, most=settings.max_rounds, order=order, explore=settings.explore)
-            while await rounds.step(price_of_money):
+            while await rounds.step(cost_weight):
                 self._check_open()
             await self._synthesiser.write(ask)
             fused = ask.answer()
@@ -347,9 +347,9 @@ class AsyncEnsemble:
                 self._recorder.failed(ask, error)
             raise
         finally:
-            self._pacer.end(ask.purse.spent if ask.purse.bills else None)
-        if outlet is not None and not ask.begun and fused.text:
-            outlet.say(ask, fused.text)
+            self._pacer.end(ask.ask_budget.spent if ask.ask_budget.bills else None)
+        if stream_sink is not None and not ask.begun and fused.text:
+            stream_sink.say(ask, fused.text)
         recorded = await self._record(fused, row, *ask.ledger())
         if self._recorder is not None:
             self._recorder.answered(ask, recorded)

@@ -11,7 +11,7 @@ from focalroute.core.errors import FocalrouteError
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.features import needs
 from focalroute.endpoints.pool import Pool
-from focalroute.money.budget import Purse
+from focalroute.money.budget import AskBudget
 from focalroute.money.cost import Bill
 from focalroute.money.pacing import Pacer
 from focalroute.observe import Observer
@@ -49,31 +49,31 @@ class Prober:
         """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
         if self._closed or ask.sight.agreement is not None:  # of another open text no feedback tells anything
             return
-        probe = self._probing.after(_cost(ask.purse.bills), lambda: self._candidates(ask))
+        probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._candidates(ask))
         if probe is not None:
-            self._tasks.begin(self._probe(probe, ask.query, ask.purse))
+            self._tasks.begin(self._probe(probe, ask.query, ask.ask_budget))
 
     def _candidates(self, ask: Ask) -> set[int]:
         """Who was not asked, and can be."""
         free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
         return {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}
 
-    async def _probe(self, probe: Probe, query: Query, purse: Purse) -> None:
-        paid, written = len(purse.bills), len(purse.unwritten)
-        purse.answer_id = f"{PROBE}:{query.id}"
+    async def _probe(self, probe: Probe, query: Query, ask_budget: AskBudget) -> None:
+        paid, written = len(ask_budget.bills), len(ask_budget.unwritten)
+        ask_budget.answer_id = f"{PROBE}:{query.id}"
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
-            (reply,) = await self._pool.ask((probe.endpoint,), self._pool.terms(query, purse, deadline))
+            (reply,) = await self._pool.ask((probe.endpoint,), self._pool.terms(query, ask_budget, deadline))
             row = probed(query, reply)
             if row is not None:
                 self._store.write(row)
         except FocalrouteError as error:
             _log.warning("a probe failed: %s", error)
         finally:
-            cost = _cost(purse.bills[paid:])
+            cost = _cost(ask_budget.bills[paid:])
             self._probing.settle(probe, cost)
             self._pacer.add(cost.usd)
-            self._store.write(*purse.unwritten[written:])
+            self._store.write(*ask_budget.unwritten[written:])
 
     async def aclose(self) -> None:
         """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""

@@ -195,18 +195,18 @@ class Judging:
 
     async def _graded(self, pool: Pool, judge: Judge, query: Query, answer_id: str) -> Verdict:
         """The endpoint's verdict; its bills are written whatever becomes of it."""
-        purse = self._guard.open_purse(f"{JUDGE}:{answer_id}")
+        ask_budget = self._guard.open_ask_budget(f"{JUDGE}:{answer_id}")
         deadline = asyncio.get_running_loop().time() + judge.deadline_s
         try:
             if not pool.available()[0]:
                 _log.warning("an answer could not be judged: the judge's breaker is open, or its rate limit reached")
                 return None
-            (reply,) = await pool.ask((0,), pool.terms(query, purse, deadline))
+            (reply,) = await pool.ask((0,), pool.terms(query, ask_budget, deadline))
         finally:
-            costs = [bill.cost for bill in purse.bills]
-            self._count(calls=len(costs), unpriced=costs.count(None), cost=purse.spent)
-            self._pacer.add(float(purse.spent))
-            self._store.write(*purse.unwritten)
+            costs = [bill.cost for bill in ask_budget.bills]
+            self._count(calls=len(costs), unpriced=costs.count(None), cost=ask_budget.spent)
+            self._pacer.add(float(ask_budget.spent))
+            self._store.write(*ask_budget.unwritten)
         if reply.error is not None:
             _log.warning("an answer could not be judged: %s: %s", reply.error.kind, reply.error.message)
         return _reward(reply, query.choices or ())

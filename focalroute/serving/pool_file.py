@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from focalroute.core.config import load_pool
+from focalroute.core.config import FORMER_KEYS, load_pool
 from focalroute.core.errors import ConfigError
 from focalroute.serving.embedders import embedder_of
 
@@ -24,6 +24,8 @@ def pool_arguments(make: Callable[..., object], path: str | Path, settings: Mapp
     pool = load_pool(path)
     known = set(inspect.signature(make).parameters) - _ELSEWHERE
     unknown = sorted(set(pool.ensemble) - known)
+    if unknown and unknown[0] in FORMER_KEYS:
+        raise ConfigError(f"{path}: ensemble: {unknown[0]} is named {FORMER_KEYS[unknown[0]]} now; rename it")
     if unknown:
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
     given = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **settings}

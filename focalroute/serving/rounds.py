@@ -32,19 +32,19 @@ class Rounds:
         now = asyncio.get_running_loop().time()
         share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
         self._deadline = now + share * (ask.deadline - now)
-        self._terms = pool.terms(ask.query, ask.purse, self._deadline, ask.outlet)
+        self._terms = pool.terms(ask.query, ask.ask_budget, self._deadline, ask.stream_sink)
         self._needs = needs(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
         self._decision: Decision | None = None
 
-    async def step(self, price_of_money: float) -> bool:
+    async def step(self, cost_weight: float) -> bool:
         """Do one round; whether another is to follow."""
         ask = self._ask
         if not await self._bounded():
             return False
         self._terms.query = ask.put
-        observation = ask.observe(price_of_money)
+        observation = ask.observe(cost_weight)
         self._available = self._pool.available()
         if self._needs or False in self._available:
             self._leave_out()
@@ -74,11 +74,11 @@ class Rounds:
 
     async def _bounded(self) -> bool:
         """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
-        if not self._ask.purse.limited:
+        if not self._ask.ask_budget.limited:
             return True
         try:
             async with asyncio.timeout_at(self._deadline):
-                self._bounds = await self._pool.upper_bounds(self._ask.put, self._ask.purse)
+                self._bounds = await self._pool.upper_bounds(self._ask.put, self._ask.ask_budget)
         except TimeoutError:
             self._ask.late = True
         return not self._ask.late
@@ -88,9 +88,9 @@ class Rounds:
         if not self._available[endpoint]:
             return False
         bounds = self._bounds
-        return bounds is None or self._ask.purse.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
+        return bounds is None or self._ask.ask_budget.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
 
-    # -- while a round is under way (see `focalroute.endpoints.round.Helm`) --
+    # -- while a round is under way (see `focalroute.endpoints.round.RoundController`) --
 
     @property
     def answered(self) -> bool:

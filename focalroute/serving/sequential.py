@@ -30,7 +30,7 @@ def begin(query: Query, *, policy: Guarded, most: int, **rest: Any) -> Ask:
         rest: as `Ask` takes it. A sequence is not streamed while it is under way: only its last reply is the answer.
     """
     if policy.sequential:
-        return Chain(query, policy, most=most, **{**rest, "outlet": None})
+        return Chain(query, policy, most=most, **{**rest, "stream_sink": None})
     return Ask(query, policy, **rest)
 
 
@@ -64,9 +64,9 @@ class Chain(Ask):
         stopped = not self.rounds[-1].replies or len(self.failed) == askable
         return not stopped and (len(self.rounds) < most or not self.steps)
 
-    def observe(self, price_of_money: float) -> Observation:
+    def observe(self, cost_weight: float) -> Observation:
         """The state before the next step (see `focalroute.policy.sequential.STEP`)."""
-        seen = Ask.observe(self, price_of_money)
+        seen = Ask.observe(self, cost_weight)
         n = len(seen.endpoints)
         last, asked = np.zeros(n, np.float32), np.zeros(n, np.float32)
         for reply in self.replies:

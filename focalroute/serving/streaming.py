@@ -10,13 +10,13 @@ from typing import Self
 
 from focalroute.core.background import Background
 from focalroute.core.receipts import Answer
-from focalroute.endpoints.stream_sink import Outlet
+from focalroute.endpoints.stream_sink import StreamSink
 
 _UNFINISHED = "the answer is there once the stream has been read to its end"
 _GIVEN_UP = "the stream was given up, as its ensemble was closed"
 
 #: Writes one answer: says its pieces, gives it back at the end.
-Writer = Callable[[Outlet], Awaitable[Answer]]
+Writer = Callable[[StreamSink], Awaitable[Answer]]
 
 
 class _Flow:
@@ -29,7 +29,7 @@ class _Flow:
 
     async def write(self, writer: Writer) -> None:
         try:
-            self.answer = await writer(Outlet(self.pieces.put_nowait))
+            self.answer = await writer(StreamSink(self.pieces.put_nowait))
         except Exception as error:  # noqa: BLE001 - it is the reader's, who gets it in its place
             self.error = error
         finally:

@@ -30,7 +30,7 @@ class Awaited(Protocol):
 JobT = TypeVar("JobT", bound=Awaited)
 
 
-class Desk(Generic[JobT]):
+class WriterQueue(Generic[JobT]):
     """Takes jobs for the store's thread, and remembers the latest answers, which can be read before they are written.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backend import Passes
+from focalroute.learn.backend import Backend
 from focalroute.learn.backward import Floats, Gradients, Pull, decider_pass, fusion_pass
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
 from focalroute.learn.export import decider_net, fusion_net
@@ -70,7 +70,7 @@ class Variant:
 
     decider: frozenset[str] = frozenset()
     fusion: frozenset[str] = frozenset()
-    weighed_by: Literal["standing", "accuracy", "level"] = "standing"
+    weighed_by: Literal["relative_skill", "accuracy", "level"] = "relative_skill"
     named: bool = False
     settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - frozen
     fresh: bool = True
@@ -84,7 +84,7 @@ class Variant:
     branches: bool = False
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> Backend:
         """The networks, which do not see what is hidden from the Decider."""
         through = trunk_pass if self.branches else decider_pass
         columns = [_ENDPOINT[name].start for name in sorted(self.decider)]
@@ -95,14 +95,14 @@ class Variant:
                 endpoints[..., columns] = 0
             return through(net, context, endpoints, ids)
 
-        return Passes(decider, fusion_pass, critic_pass)
+        return Backend(decider, fusion_pass, critic_pass)
 
     def hidden(self, seen: Seen) -> Seen:
         """What the Fusion may see of it."""
-        if not self.fusion and self.weighed_by == "standing":
+        if not self.fusion and self.weighed_by == "relative_skill":
             return seen
         features = seen.features.copy()
-        if self.weighed_by != "standing":
+        if self.weighed_by != "relative_skill":
             above = seen.columns[..., _ENDPOINT["accuracy"].start] / 4 * (self.weighed_by == "accuracy")
             weights = _weights((seen.level / 2 + 0.5)[:, None] + above, seen.recorded)[:, None, :]
             features[..., _MEMBER["evidence"].start] = features[..., _MEMBER["vote"].start] * weights

@@ -9,7 +9,7 @@ seeds. ``validation``: measured on the last fifth of that part, before anything 
 Fusion that is trusted and the best of a few Deciders. ``test``: on the rest of the log, after all. Both play greedily,
 all rows at once, through windows that hold what the variant's own policy asked before each row.
 
-A policy is measured at several prices of money; between two of them, neighbours in cost, either is played by chance, so
+A policy is measured at several cost weights; between two of them, neighbours in cost, either is played by chance, so
 that it meets each of four cost ratios. A cell is the variant's accuracy minus the default's at that cost ratio, in
 points, with the 95 % interval of a bootstrap that is paired by row and seed: it draws blocks of 50 consecutive rows,
 and seeds. "mean" is over the four. A variant whose curve does not reach down to a cost ratio has no figure there;
@@ -49,7 +49,7 @@ F64 = NDArray[np.float64]
 
 #: Where curves are compared.
 COST_RATIOS = (0.1, 0.15, 0.2, 0.3)
-#: Prices of money at which a policy is measured.
+#: Cost weights at which a policy is measured.
 PRICES = tuple(np.geomspace(0.003, 8.0, 16).tolist())
 TRAINING = 0.8
 RENEWALS = 2  # of the windows, from random ones on
@@ -59,7 +59,7 @@ PARTS = ("validation", "test")
 _FIELDS = ("worth", "usd", "calls", "everybody")
 
 _ACCURACY = frozenset({"accuracy", "seen"})
-_STANDING = frozenset({"standing"})
+_STANDING = frozenset({"relative_skill"})
 _SIMILAR = frozenset({"similar"})
 _DEFAULT = OfflineSettings()
 _SCRATCH = Variant(
@@ -88,7 +88,7 @@ VARIANTS: Mapping[str, Variant] = {
     "no-focal": replace(_SCRATCH, decider=frozenset({"focal"})),
     "focal-alone": _FOCAL,
     "no-similar": replace(_SCRATCH, decider=_SIMILAR, fusion=_SIMILAR),
-    "no-toll": replace(_SCRATCH, decider=frozenset({"toll", "log_toll"})),
+    "no-cost-penalty": replace(_SCRATCH, decider=frozenset({"cost_penalty", "log_cost_penalty"})),
     "no-look-ahead": replace(_SCRATCH, looks_ahead=False),
     "partial-information": replace(_SCRATCH, critic=True, one_sample=True, looks_ahead=False),
     "branching-trunk": replace(_SCRATCH, branches=True),
@@ -102,7 +102,7 @@ def base(name: str, variants: Mapping[str, Variant]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a policy did at P prices of money on T rows.
+    """What a policy did at P cost weights on T rows.
 
     Attributes:
         worth: (P, T) of the answers.
@@ -161,7 +161,7 @@ def measured(log: Recorded, known: int, start: int, variant: Variant, policy: Po
             policy.decider,
             policy.fusion,
             windows.at(nearest(price), rows),
-            price_of_money=np.full(len(rows), price, np.float32),
+            cost_weight=np.full(len(rows), price, np.float32),
             everybody=everybody,
             rounds=rounds,
             samples=1,

@@ -102,8 +102,8 @@ class Streamer:
         request = Request(({"role": "user", "content": text},), max_tokens=64)
         bound = upper_bound(request, endpoint)
         assert bound is not None
-        purse = self.guard.purse(None, number)
-        hold = await purse.reserve(endpoint.name, bound)
+        ask_budget = self.guard.ask_budget(None, number)
+        hold = await ask_budget.reserve(endpoint.name, bound)
         if hold is None:
             return None
         bill = Bill(endpoint.name, None, bound, "reserved")
@@ -113,7 +113,7 @@ class Streamer:
                     if not isinstance(piece, str) and piece.usage is not None:
                         bill = Bill(endpoint.name, piece.usage, *cost_of(piece.usage, endpoint))
         finally:
-            purse.settle(hold, bill)
+            ask_budget.settle(hold, bill)
         return bill.cost
 
 

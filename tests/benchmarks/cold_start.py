@@ -1,6 +1,6 @@
 """What the shipped policy does from its first query on, against the endpoint that turns out best, as a Markdown table.
 
-    python -m tests.benchmarks.cold_start LOG --pool POOL [--seeds N] [--online] [--price-of-money LAMBDA]
+    python -m tests.benchmarks.cold_start LOG --pool POOL [--seeds N] [--online] [--cost-weight LAMBDA]
 
 Nothing is trained. The 4,000 queries count after the first 500 with labels, and after the first 2,000 with bare
 rewards; the endpoint is the best in hindsight of the rows that count. The policy samples its decisions, as it does by
@@ -32,18 +32,16 @@ BEFORE: dict[FeedbackKind, int] = {"label": 500, "reward": 2000}
 ROWS = 4000
 
 
-def served(
-    table: Table, feedback: FeedbackKind, first: int, *, seed: int, price_of_money: float, online: bool
-) -> Played:
+def served(table: Table, feedback: FeedbackKind, first: int, *, seed: int, cost_weight: float, online: bool) -> Played:
     """The rows that count, after those before."""
     rows = np.arange(first, min(first + ROWS, len(table.queries)))
     with ExitStack() as stack:
-        serving = Serving(cold(), table.endpoints, seed=seed, price_of_money=price_of_money)
+        serving = Serving(cold(), table.endpoints, seed=seed, cost_weight=cost_weight)
         if online:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             start = cold()
             publish(root, decider=start.decider_onnx, fusion=start.fusion_onnx, names=(), parent=None)
-            serving = stack.enter_context(Online(root, table.endpoints, seed=seed, price_of_money=price_of_money))
+            serving = stack.enter_context(Online(root, table.endpoints, seed=seed, cost_weight=cost_weight))
         play(serving, table, np.arange(first), feedback=feedback)
         return play(serving, table, rows, feedback=feedback)
 
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--online", action="store_true")
-    parser.add_argument("--price-of-money", type=float, default=0.1)
+    parser.add_argument("--cost-weight", type=float, default=0.1)
     asked = parser.parse_args(arguments)
     table = join(read_log(asked.log), load_pool(asked.pool), asked.log)
     print(
@@ -65,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = np.arange(first, min(first + ROWS, len(table.queries)))
         everybody = float(table.usd[rows].sum())
         runs = [
-            served(table, feedback, first, seed=seed, price_of_money=asked.price_of_money, online=asked.online)
+            served(table, feedback, first, seed=seed, cost_weight=asked.cost_weight, online=asked.online)
             for seed in range(asked.seeds)
         ]
         single = play(best_in_hindsight(table, rows), table, rows)

@@ -73,9 +73,9 @@ class Inside:
     def ask(self) -> None:
         """One ask."""
         query = make_query(self.prompt, choices=self.choices)
-        purse = BudgetGuard(None, ()).purse(None, query.id)
+        ask_budget = BudgetGuard(None, ()).ask_budget(None, query.id)
         guarded = Guarded(self.policy, self.observer.endpoints)
-        ask = Ask(query, guarded, self.observer.begin(query), purse, deadline=0.0, rng=self.rng)
+        ask = Ask(query, guarded, self.observer.begin(query), ask_budget, deadline=0.0, rng=self.rng)
         for replies in self.replies:
             observation = ask.observe(0.1)
             order = self.observer.order()
@@ -159,7 +159,7 @@ _HERE = sys.modules[__name__]
 #: What the profile times: a name, and where the function is. Those named with a dash are part of the one before.
 PARTS: Sequence[tuple[str, Any, str]] = (
     ("the query is checked", _HERE, "make_query"),
-    ("a purse", BudgetGuard, "purse"),
+    ("a purse", BudgetGuard, "ask_budget"),
     ("the policy is bound to the pool", _HERE, "Guarded"),
     ("text features, memory, a sight of the pool", Observer, "begin"),
     ("observations (3)", Ask, "observe"),
@@ -174,7 +174,7 @@ PARTS: Sequence[tuple[str, Any, str]] = (
 #: The same in the asks of an ensemble.
 REAL_PARTS: Sequence[tuple[str, Any, str]] = (
     ("query", focalroute.serving.ensemble, "make_query"),
-    ("purse", BudgetGuard, "purse"),
+    ("ask_budget", BudgetGuard, "ask_budget"),
     ("policy", focalroute.serving.ensemble, "Guarded"),
     ("features", focalroute.serving.embedders.embedding, "text_features"),
     ("sight", Observer, "begin"),

@@ -165,7 +165,7 @@ def main() -> None:
                 settings = {
                     "seed": seed,
                     "explore": not given.greedy,
-                    "price_of_money": price_at(load(root), given.point),
+                    "cost_weight": price_at(load(root), given.point),
                 }
                 rows = parts.train[-WARM:], test
                 for way in WAYS:

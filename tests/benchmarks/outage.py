@@ -73,7 +73,7 @@ class _Asking:
     def __init__(
         self, endpoints: Sequence[Endpoint], questions: Iterator[Question], deadline_s: float, seed: int
     ) -> None:
-        self.ensemble = AsyncEnsemble(endpoints, price_of_money=0.01, deadline_s=deadline_s, seed=seed)
+        self.ensemble = AsyncEnsemble(endpoints, cost_weight=0.01, deadline_s=deadline_s, seed=seed)
         self._questions = questions
 
     async def many(self, count: int, a_second: float) -> list[Asked]:

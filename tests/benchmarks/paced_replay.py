@@ -1,14 +1,14 @@
-"""Pacing against every fixed price of money: recorded answers, prices that double, topics that drift by themselves.
+"""Pacing against every fixed cost weight: recorded answers, prices that double, topics that drift by themselves.
 
     python -m tests.benchmarks.paced_replay LOG --pool POOL [--seeds 3] [--points 0.13,0.16] [--under-way 1,64]
 
 A policy is trained on all but the last 5,000 queries of the log and serves those, prequentially and greedily, in the
 order of the log, whose topics come in blocks. After 2,000 of them every price doubles. Each point is a target in USD a
-query: that share of what asking everybody cost in the training part. A paced run starts at the price of money that met
+query: that share of what asking everybody cost in the training part. A paced run starts at the cost weight that met
 this share in training, and is held to the target over all 5,000, probes included. With 64 under way the pacer hears of
 a cost only 63 queries later.
 
-It is compared with fixed prices of money, 13 from 0.003 to 4, on the same queries and seeds: with the most accurate of
+It is compared with fixed cost weights, 13 from 0.003 to 4, on the same queries and seeds: with the most accurate of
 those that cost no more than it did, and of the mixtures of two neighbouring ones that cost just as much. So the fixed
 one is chosen in hindsight, on the very queries that it is scored on. Intervals are of the paired block bootstrap.
 """
@@ -88,8 +88,8 @@ def _dearer(query: LoggedQuery, usd: dict[str, float]) -> LoggedQuery:
 def served(
     policy: Policy, table: Table, rows: tuple[I64, I64], seed: int, price: float, pacer: Pacer | None = None
 ) -> Played:
-    """The test rows, after the warm ones at this price of money; from then on it is paced, if there is a pacer."""
-    serving = Dollars(policy, table.endpoints, seed=seed, explore=False, price_of_money=price)
+    """The test rows, after the warm ones at this cost weight; from then on it is paced, if there is a pacer."""
+    serving = Dollars(policy, table.endpoints, seed=seed, explore=False, cost_weight=price)
     play(serving, table, rows[0])
     if pacer is not None:
         serving.pace(pacer)
@@ -97,7 +97,7 @@ def served(
 
 
 def best_fixed(fixed: Sequence[Runs], usd: float) -> Runs:
-    """The most accurate that costs no more than this: one price of money, or two neighbouring ones, mixed."""
+    """The most accurate that costs no more than this: one cost weight, or two neighbouring ones, mixed."""
     costs = [mean_usd(runs) for runs in fixed]
     candidates = [runs for runs, cost in zip(fixed, costs, strict=True) if cost <= usd]
     for one, other in zip(range(len(fixed) - 1), range(1, len(fixed)), strict=True):

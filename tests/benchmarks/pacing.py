@@ -24,7 +24,7 @@ PRICES = {"a": "0.1", "b": "0.1", "c": "0.2", "d": "0.4"}
 
 
 async def run(asks: int, concurrency: int) -> tuple[list[Decimal], list[float]]:
-    """Cost and price of money of every ask."""
+    """Cost and cost weight of every ask."""
     models = [
         SimulatedModel(name, skill=0.7, input_usd_per_1m=Decimal(usd), output_usd_per_1m=Decimal(usd))
         for name, usd in PRICES.items()
@@ -34,7 +34,7 @@ async def run(asks: int, concurrency: int) -> tuple[list[Decimal], list[float]]:
     with tempfile.TemporaryDirectory() as name, SimulatedPool(models, dialects="openrouter") as pool:
         budget = Budget(usd_per_query=TARGET)
         async with AsyncEnsemble(
-            pool.endpoints, policy=thrifty(Path(name) / "policy"), budget=budget, price_of_money=0.01, seed=0
+            pool.endpoints, policy=thrifty(Path(name) / "policy"), budget=budget, cost_weight=0.01, seed=0
         ) as ensemble:
             for phase, (begin, end) in enumerate(phases(asks)):
                 if phase == 1:
@@ -52,7 +52,7 @@ async def run(asks: int, concurrency: int) -> tuple[list[Decimal], list[float]]:
                     assert isinstance(answer, Answer)
                     assert answer.cost is not None
                     costs.append(answer.cost)
-                    prices.append(answer.receipt.price_of_money)
+                    prices.append(answer.receipt.cost_weight)
     return costs, prices
 
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     begun = time.perf_counter()
     costs, prices = asyncio.run(run(given.asks, given.concurrency))
-    print("| asks | mean cost / target | price of money at the end |\n|---|---|---|")
+    print("| asks | mean cost / target | cost weight at the end |\n|---|---|---|")
     spans = [*phases(given.asks), (0, given.asks)]
     for what, (begin, end) in zip(("first", "prices doubled", "topics drifted", "all"), spans, strict=True):
         mean = sum(costs[begin:end], Decimal(0)) / (end - begin) / TARGET

@@ -1,7 +1,7 @@
 """What asks under way cost the pacing: 5,000 queries each, over made-up policies and changes, nothing asked.
 
 ``python -m tests.benchmarks.pacing_delay`` prints how far the mean cost is from its target, for 200 responses to the
-price of money at random (`tests.responses`), by how many asks are under way at a time.
+cost weight at random (`tests.responses`), by how many asks are under way at a time.
 """
 
 from __future__ import annotations

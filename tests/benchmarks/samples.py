@@ -21,10 +21,10 @@ GREEDY = {"params": {"temperature": 0.0}}
 SETTINGS: dict[str, dict[str, Any]] = {
     "1 reply": {},
     "1 reply, greedy": GREEDY,
-    "1 reply, greedy, money is cheap": {**GREEDY, "price_of_money": 0.003},
+    "1 reply, greedy, money is cheap": {**GREEDY, "cost_weight": 0.003},
     "3 samples": {"samples": 3},
     "5 samples": {"samples": 5},
-    "5 samples, money is cheap": {"samples": 5, "price_of_money": 0.003},
+    "5 samples, money is cheap": {"samples": 5, "cost_weight": 0.003},
 }
 
 
@@ -47,10 +47,10 @@ def models() -> list[SimulatedModel]:
     ]  # fmt: skip
 
 
-def run(pool: SimulatedPool, asks: int, seed: int, *, price_of_money: float = 0.1, **how: Any) -> Outcome:
+def run(pool: SimulatedPool, asks: int, seed: int, *, cost_weight: float = 0.1, **how: Any) -> Outcome:
     """Ask so many questions, one after the other."""
     outcome = Outcome([], [], [])
-    with Ensemble(pool.endpoints, seed=seed, price_of_money=price_of_money) as ensemble:
+    with Ensemble(pool.endpoints, seed=seed, cost_weight=cost_weight) as ensemble:
         for question in stream(asks, seed=100 + seed, topics=["stories"]):
             answer = ensemble.ask(question.text, answer="number", **how)
             outcome.right.append(answer.value == question.answer)

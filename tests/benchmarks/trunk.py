@@ -19,7 +19,7 @@ _HIDDEN = 64  # units
 def branching(net: DeciderNet, endpoints: int, rng: np.random.Generator) -> DeciderNet:
     """A net for `trunk_pass`: its hidden units see every endpoint at once, and each endpoint has its own head.
 
-    The linear part, which looking ahead writes the price of money into, stays as it is, but for a bias a head.
+    The linear part, which looking ahead writes the cost weight into, stays as it is, but for a bias a head.
     """
     context, columns = layout.width(layout.CONTEXT), endpoints * layout.width(layout.ENDPOINT)
     weights = rng.standard_normal((context + columns, _HIDDEN)) * np.sqrt(2 / (context + columns))

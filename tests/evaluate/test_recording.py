@@ -20,7 +20,7 @@ from focalroute.evaluate.table import Table
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import Hindsight, calibration, look_back
+from focalroute.learn.offline.prior_stats import PriorStats, calibration, look_back
 from focalroute.learn.offline.recorded import Bools, Recorded
 from focalroute.learn.offline.rollout import Played, Seen, roll, seen_by
 from focalroute.learn.offline.settings import OfflineSettings
@@ -92,7 +92,7 @@ class Both:
     answers: tuple[int, ...]
     probabilities: tuple[tuple[float, ...], ...]
     candidates: tuple[tuple[int, ...], ...]  # of the log, in the order in which serving met them
-    hindsight: Hindsight
+    hindsight: PriorStats
     seen: Seen
     played: Played
     fusion: FusionNet
@@ -158,7 +158,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         seed=0,
         explore=False,
         window=WINDOW,
-        price_of_money=PRICE_OF_MONEY,
+        cost_weight=PRICE_OF_MONEY,
         max_rounds=2,
         probe_share=0.0,
         detect=False,
@@ -175,7 +175,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         decider,
         fusion,
         seen,
-        price_of_money=np.full(len(log), PRICE_OF_MONEY, np.float32),
+        cost_weight=np.full(len(log), PRICE_OF_MONEY, np.float32),
         everybody=1.0,
         rounds=2,
         samples=1,
@@ -312,7 +312,7 @@ def test_what_is_published_serves_and_can_be_learned_on_from(table: Table, tmp_p
     assert policy.names == NAMES
     assert policy.experience is not None
     assert policy.experience.same(Experience.of(trained.experience.arrays()))
-    assert [point["price_of_money"] for point in policy.metrics["curve"]] == [p.price_of_money for p in trained.curve]
+    assert [point["cost_weight"] for point in policy.metrics["curve"]] == [p.cost_weight for p in trained.curve]
     left = learner(tmp_path, 1)
     assert left is not None
     critic = unpack(left, trained.decider, trained.fusion).critic

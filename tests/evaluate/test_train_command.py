@@ -59,7 +59,7 @@ def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple
     code, said, complaint = _ended(whole)
     assert (code, complaint) == (0, "")
     assert "seed 4: score" in said
-    assert "price of money" in said
+    assert "cost weight" in said
     one, other = load(tmp_path / "whole"), load(tmp_path / "killed")
     assert (one.decider_onnx, one.fusion_onnx) == (other.decider_onnx, other.fusion_onnx)
     assert one.metrics == other.metrics

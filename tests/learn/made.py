@@ -92,12 +92,12 @@ def linear_learner() -> Learner:
     return Learner.fresh(grown(linear_decider(), 3, rng), grown(cold_fusion(), 3, rng), CriticNet.initial(rng))
 
 
-def context(x: float, price_of_money: float = PRICE_OF_MONEY) -> Any:
+def context(x: float, cost_weight: float = PRICE_OF_MONEY) -> Any:
     """An observation's context in which "level" tells the queries apart."""
     seen = np.zeros(width(CONTEXT), np.float32)
     seen[slices(CONTEXT)["first"]] = 1
     seen[slices(CONTEXT)["log_pool"]] = math.log(3) / 4
-    seen[slices(CONTEXT)["price_of_money"]] = math.log10(price_of_money)
+    seen[slices(CONTEXT)["cost_weight"]] = math.log10(cost_weight)
     seen[slices(CONTEXT)["level"]] = x
     return seen
 

@@ -50,7 +50,7 @@ def test_what_is_hidden_makes_no_difference(log: Recorded) -> None:
     context = np.zeros((1, layout.width(layout.CONTEXT)), np.float32)
     endpoints = np.zeros((1, 3, layout.width(layout.ENDPOINT)), np.float32)
     plain, _ = variant.passes.decider(net, context, endpoints, np.array([[1, 2, 3]]))
-    for name, same in (("standing", True), ("accuracy", False)):
+    for name, same in (("relative_skill", True), ("accuracy", False)):
         other = endpoints.copy()
         other[..., layout.slices(layout.ENDPOINT)[name]] = 1
         logits, _ = variant.passes.decider(net, context, other, np.array([[1, 2, 3]]))
@@ -61,10 +61,10 @@ def test_what_is_hidden_makes_no_difference(log: Recorded) -> None:
     features = windows.at(0, rows).features
     whole = Views.at(windows, 0, rows).features
     member = layout.slices(layout.MEMBER)
-    assert not features[..., member["standing"]].any()
-    assert whole[..., member["standing"]].any()
+    assert not features[..., member["relative_skill"]].any()
+    assert whole[..., member["relative_skill"]].any()
     changed = {name for name, at in member.items() if not np.array_equal(features[..., at], whole[..., at])}
-    assert changed == {"standing", "evidence"}
+    assert changed == {"relative_skill", "evidence"}
 
 
 def test_votes_weighed_by_the_standing_are_those_of_the_product(log: Recorded) -> None:
@@ -74,7 +74,7 @@ def test_votes_weighed_by_the_standing_are_those_of_the_product(log: Recorded) -
     seen = ablated.Windows(log, prior, ablated.Variant(), random_masks(log, rng)).at(0, rows)
     at = layout.slices(layout.ENDPOINT)
     columns = seen.columns.copy()
-    columns[..., at["accuracy"]] = columns[..., at["standing"]]
+    columns[..., at["accuracy"]] = columns[..., at["relative_skill"]]
     weighed = ablated.Variant(weighed_by="accuracy").hidden(replace(seen, columns=columns))
     np.testing.assert_allclose(weighed.features, seen.features, atol=1e-5)
 

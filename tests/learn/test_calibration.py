@@ -51,7 +51,7 @@ def seen_in_service(observer: Observer, table: Table, row: int, *, show_task: bo
     """Endpoint rows before anybody is asked, and (K, N, Fm) once all have answered."""
     logged = table.queries[row]
     sight = observer.begin(Query(logged.id, (), logged.choices, task=logged.task if show_task else None))
-    observation = sight.observe(round=1, price_of_money=0.1, budget_left=1.0)
+    observation = sight.observe(round=1, cost_weight=0.1, budget_left=1.0)
     for i, name in enumerate(MODELS):
         output = logged.outputs[name]
         sight.add(Reply(name, name, int(table.candidate[row, i]), output.probabilities), 1)

@@ -14,7 +14,7 @@ from focalroute.learn.offline.views import long_run
 from focalroute.observe.focal import pair_focal
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.memory import MEAN_PRIOR, SHRINK, Memory
-from focalroute.observe.pool_stats import rows_of, standings, table_of
+from focalroute.observe.pool_stats import relative_skills, rows_of, table_of
 from tests.learn.histories import random_history
 
 WINDOW = 20
@@ -60,8 +60,8 @@ def test_rows_are_those_of_the_window_added_up_one_by_one() -> None:
     focal = np.repeat(found.pairs.sum(axis=2) / 3, 20, axis=0)[:70]
     for t in range(70):
         table = table_of(prior.usd, np.array([_sums(log, first, later, t, i) for i in range(4)]))
-        standing = standings(*_compared(log, first, later, t // 20 * 20), prior.offsets, prior.strengths)
-        expected = rows_of(table, focal[t], standing, prior.offsets, prior.strengths)
+        relative_skill = relative_skills(*_compared(log, first, later, t // 20 * 20), prior.offsets, prior.strengths)
+        expected = rows_of(table, focal[t], relative_skill, prior.offsets, prior.strengths)
         np.testing.assert_allclose(found.rows.columns[t], expected.columns, atol=1e-5)
         np.testing.assert_allclose(found.rows.accuracy[t], expected.accuracy, atol=1e-6)
         np.testing.assert_allclose(found.rows.shares[t], expected.shares, atol=1e-6)

@@ -75,7 +75,7 @@ def test_it_asks_whoever_is_worth_the_money() -> None:
         decider,
         floor,
         seen,
-        price_of_money=np.full(200, 0.2, np.float32),
+        cost_weight=np.full(200, 0.2, np.float32),
         everybody=3.0,
         rounds=3,
         samples=1,

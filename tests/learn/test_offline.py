@@ -81,7 +81,7 @@ def asked_of(log: Recorded, decider: DeciderNet, fusion: FusionNet, price: float
         decider,
         fusion,
         views.at(2, np.arange(len(log))),
-        price_of_money=np.full(len(log), price, np.float32),
+        cost_weight=np.full(len(log), price, np.float32),
         everybody=everybody,
         rounds=3,
         samples=1,
@@ -117,7 +117,7 @@ def test_it_finds_the_known_optimum_and_beats_nets_set_by_hand(kinds: list[Kind]
     assert reward(played, price) > best - 0.12
     assert reward(played, price) >= reward(by_hand, price) + gain
     assert (played.first | played.later)[:, -1].mean() < 0.1
-    point = next(point for point in trained.curve if point.price_of_money == 0.25)
+    point = next(point for point in trained.curve if point.cost_weight == 0.25)
     assert point.accuracy > optimum - 0.1
 
 

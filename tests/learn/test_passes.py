@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.learn.backend import NUMPY, Backend, Passes, passes
+from focalroute.learn.backend import NUMPY, Backend, BackendName, passes
 from focalroute.learn.backward import decider_pass, fusion_pass
 from focalroute.learn.critic import critic_pass
 
@@ -13,7 +13,7 @@ from focalroute.learn.critic import critic_pass
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_numpy_is_the_default(device: str | None) -> None:
     assert passes(device=device) is passes("numpy", device) is NUMPY
-    assert Passes(decider_pass, fusion_pass, critic_pass) == NUMPY
+    assert Backend(decider_pass, fusion_pass, critic_pass) == NUMPY
 
 
 def test_numpy_computes_on_the_processor_only() -> None:
@@ -22,7 +22,7 @@ def test_numpy_computes_on_the_processor_only() -> None:
 
 
 def test_a_backend_that_does_not_exist_is_named() -> None:
-    nowhere: Backend = "jax"  # type: ignore[assignment]
+    nowhere: BackendName = "jax"  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"^backend: .*'jax'"):
         passes(nowhere)
 

@@ -45,7 +45,7 @@ def _rolled(
     everybody: float = 2.0,
 ) -> Played:
     prices = np.full(len(seen.recorded), 0.1, np.float32)
-    return roll(*nets, seen, price_of_money=prices, everybody=everybody, rounds=rounds, samples=samples, rng=rng)
+    return roll(*nets, seen, cost_weight=prices, everybody=everybody, rounds=rounds, samples=samples, rng=rng)
 
 
 def _one(log: Recorded, row: int) -> Seen:

@@ -28,7 +28,7 @@ def played(nets: tuple[DeciderNet, FusionNet], views: Views, price: float) -> Pl
     return roll(
         *nets,
         views.at(nearest(price), rows),
-        price_of_money=np.full(len(rows), price, np.float32),
+        cost_weight=np.full(len(rows), price, np.float32),
         everybody=everybody,
         rounds=3,
         samples=1,

@@ -17,9 +17,9 @@ from focalroute.policy.decider import log_probability
 from tests.learn.made import context, evidence
 
 
-def observation(n: int, seed: int, price_of_money: float = 0.5) -> Observation:
+def observation(n: int, seed: int, cost_weight: float = 0.5) -> Observation:
     rows = np.random.default_rng(seed).standard_normal((n, width(ENDPOINT))).astype(np.float32)
-    return Observation(context(1, price_of_money), rows)
+    return Observation(context(1, cost_weight), rows)
 
 
 def decision(round: int, order: tuple[int, ...], picked: tuple[int, ...], log_mu: float | None = -1.0) -> Decision:
@@ -86,7 +86,7 @@ def test_steps_fill_rows_from_the_right_and_pay_their_own_lambda() -> None:
     last = fusion_state(LONG.trajectory.decisions[2][0], LONG.trajectory.evidence)
     np.testing.assert_array_equal(steps.states[0, 3], last)
     assert not steps.states[1, :2].any()
-    given = batch([LONG, SHORT], NAMES, price_of_money=2.0).steps.rewards
+    given = batch([LONG, SHORT], NAMES, cost_weight=2.0).steps.rewards
     np.testing.assert_allclose(given, [[-1, -0.5, -0.2, -1], [0, 0, -2, 0.5]], rtol=1e-5)
 
 

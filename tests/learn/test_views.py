@@ -1,4 +1,4 @@
-"""The log through the windows of policies at several prices of money."""
+"""The log through the windows of policies at several cost weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from focalroute.observe.layout import ENDPOINT, slices
 from tests.by_hand import linear_decider
 from tests.learn.histories import random_history
 
-_SIGNAL, _TOLL = (slices(ENDPOINT)[name].start for name in ("signal", "toll"))
+_SIGNAL, _TOLL = (slices(ENDPOINT)[name].start for name in ("signal", "cost_penalty"))
 
 
 def _views(log: Recorded, *, probed: float = 0.0, seed: int = 0) -> Views:

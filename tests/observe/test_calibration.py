@@ -6,7 +6,7 @@ import numpy as np
 
 from focalroute.core.records import Masses, Outcome, Query, Reply
 from focalroute.observe import Observer
-from focalroute.observe.calibration import Book, Corrections, Totals
+from focalroute.observe.calibration import CalibrationStats, Corrections, Totals
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import ENDPOINT, slices
 
@@ -18,7 +18,7 @@ def gave(label: int, *log_mass: float, task: str | None = None, name: str = "lef
     return Masses(task, label, len(log_mass), {name: np.array(log_mass, np.float32)})
 
 
-def known(book: Book, task: str | None = None) -> Corrections:
+def known(book: CalibrationStats, task: str | None = None) -> Corrections:
     found = book.corrections(task)
     assert found is not None
     return found
@@ -26,7 +26,7 @@ def known(book: Book, task: str | None = None) -> Corrections:
 
 def test_means_gap_and_variance_in_closed_form() -> None:
     """Two choices: x = (1, -1) with label 0 ten times, and (3, -3) with label 1 ten times; shrunk to 0 by ten."""
-    book = Book(NAMES, 500)
+    book = CalibrationStats(NAMES, 500)
     for n in range(10):
         book.add(f"a{n}", gave(0, 1, -1))
         book.add(f"b{n}", gave(1, 3, -3))
@@ -43,7 +43,7 @@ def test_means_gap_and_variance_in_closed_form() -> None:
 def test_a_bias_towards_a_position_is_taken_out() -> None:
     """A member that always leans to choice 0, but a little more where that is right."""
     rng = np.random.default_rng(0)
-    book = Book(NAMES, 500)
+    book = CalibrationStats(NAMES, 500)
     for n in range(400):
         label = int(rng.integers(3))
         x = rng.standard_normal(3) + np.array([4.0, 0.0, 0.0])
@@ -57,7 +57,7 @@ def test_a_bias_towards_a_position_is_taken_out() -> None:
 
 def test_a_task_is_shrunk_to_all_tasks_and_a_new_one_is_theirs() -> None:
     """Ten queries of a task weigh as much as all the others together."""
-    book = Book(NAMES, 500)
+    book = CalibrationStats(NAMES, 500)
     for n in range(90):
         book.add(f"a{n}", gave(1, 2, -2, task="often"))
     for n in range(10):
@@ -71,7 +71,7 @@ def test_a_task_is_shrunk_to_all_tasks_and_a_new_one_is_theirs() -> None:
 
 def test_a_correction_takes_the_place_of_what_was_said_before() -> None:
     """A label that is corrected, or withdrawn, leaves no trace."""
-    book, other = Book(NAMES, 500), Book(NAMES, 500)
+    book, other = CalibrationStats(NAMES, 500), CalibrationStats(NAMES, 500)
     for each in (book, other):
         each.add("q0", gave(0, 1, -1, task="t"))
     book.add("q1", gave(1, 2, -2, task="t"))
@@ -84,7 +84,7 @@ def test_a_correction_takes_the_place_of_what_was_said_before() -> None:
 
 def test_forgetting_an_endpoint_leaves_the_others() -> None:
     """Also in what can still be corrected."""
-    book = Book(NAMES, 500)
+    book = CalibrationStats(NAMES, 500)
     book.add("q0", gave(0, 1, -1))
     book.add("q1", gave(0, 1, -1, name="right"))
     book.forget(0)
@@ -106,7 +106,7 @@ def test_without_probabilities_nothing_changes() -> None:
         sight.add(Reply("left", "yes", 0), 1)
         members.append(sight.evidence().members)
     assert np.array_equal(members[0], members[1])
-    seen = observer.begin(Query("r", ())).observe(round=1, price_of_money=0.1, budget_left=1.0)
+    seen = observer.begin(Query("r", ())).observe(round=1, cost_weight=0.1, budget_left=1.0)
     assert not seen.endpoints[:, slices(ENDPOINT)["signal"]].any()
 
 
@@ -120,7 +120,7 @@ def test_experience_brings_the_book_along() -> None:
     made = Experience(NAMES, half, half, nothing, np.zeros((0, 2), np.float32), tasks)
     again = Experience.of(made.arrays())
     assert made.same(again)
-    book, moved = Book(NAMES, 500), Book(NAMES[::-1], 500)
+    book, moved = CalibrationStats(NAMES, 500), CalibrationStats(NAMES[::-1], 500)
     book.fill(again.totals(NAMES))
     moved.fill(again.totals(NAMES[::-1]))
     for a, b in zip(known(book, "t"), known(moved, "t"), strict=True):

@@ -41,7 +41,7 @@ def ask(text: int) -> Query:
 
 
 def similar(observer: Observer, text: int = 0) -> list[float]:
-    seen = observer.begin(ask(text)).observe(round=1, price_of_money=0.1, budget_left=1.0)
+    seen = observer.begin(ask(text)).observe(round=1, cost_weight=0.1, budget_left=1.0)
     return [float(x) for x in seen.endpoints[:, slices(ENDPOINT)["similar"].start]]
 
 
@@ -180,7 +180,7 @@ def test_similar_queries_are_shown_to_decider_and_fusion() -> None:
     memory = made.memory(NAMES)
     sight = observer.begin(ask(0))
     expected = [4 * x for x in memory.estimate(made.vectors[0])]
-    seen = sight.observe(round=1, price_of_money=0.1, budget_left=1.0)
+    seen = sight.observe(round=1, cost_weight=0.1, budget_left=1.0)
     assert seen.endpoints[:, slices(ENDPOINT)["similar"].start] == pytest.approx(expected, abs=1e-6)
     assert any(expected)
     sight.add(Reply("c", choice=1), 1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Failure, Member, Observation, Outcome, Query, Reply, Usage
-from focalroute.observe import Observer, Sight
+from focalroute.observe import AskView, Observer
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 
@@ -35,8 +35,8 @@ def learned(observer: Observer, name: str, right: float, times: int, **how: obje
         observer.learn(Outcome(f"{at}{i}", {name: took_part(**how)}, {name: right}))  # type: ignore[arg-type]
 
 
-def observe(sight: Sight, round: int = 1, price_of_money: float = 1.0, budget_left: float = 1.0) -> Observation:
-    return sight.observe(round=round, price_of_money=price_of_money, budget_left=budget_left)
+def observe(sight: AskView, round: int = 1, cost_weight: float = 1.0, budget_left: float = 1.0) -> Observation:
+    return sight.observe(round=round, cost_weight=cost_weight, budget_left=budget_left)
 
 
 def context(observation: Observation, name: str) -> list[float]:
@@ -47,7 +47,7 @@ def column(observation: Observation, name: str) -> list[float]:
     return [float(x) for x in observation.endpoints[:, slices(ENDPOINT)[name].start]]
 
 
-def seen_through(sight: Sight, name: str) -> np.ndarray:
+def seen_through(sight: AskView, name: str) -> np.ndarray:
     return sight.evidence().members[:, :, slices(MEMBER)[name].start]
 
 
@@ -58,11 +58,11 @@ FAILED = Failure("timeout", "too slow")
 
 def test_an_unseen_pool_is_neutral() -> None:
     seen = observe(Observer(NAMES, [None] * 4).begin(query()))
-    for name in ("asked", "replied", "agrees", "accuracy", "standing", "seen", "price", "latency"):
+    for name in ("asked", "replied", "agrees", "accuracy", "relative_skill", "seen", "price", "latency"):
         assert column(seen, name) == [0] * 4
     assert column(seen, "focal") == pytest.approx([1 / 3] * 4)
     assert column(seen, "similar") == [0] * 4
-    assert column(seen, "toll") == [0.25] * 4
+    assert column(seen, "cost_penalty") == [0.25] * 4
     assert context(seen, "level") == [0]
 
 
@@ -77,7 +77,7 @@ def test_accuracy_is_shrunk_towards_the_pools_mean() -> None:
     seen = observe(observer.begin(query()))
     assert column(seen, "accuracy") == pytest.approx([4 * (x - mean) for x in expected], abs=1e-6)
     assert column(seen, "seen") == pytest.approx([30 / 50, 10 / 30])
-    assert column(seen, "standing") == [0, 0]  # they never met
+    assert column(seen, "relative_skill") == [0, 0]  # they never met
     assert context(seen, "level") == pytest.approx([2 * (mean - 0.5)])
 
 
@@ -92,7 +92,7 @@ def test_standing_compares_on_the_queries_both_were_asked() -> None:
     learned(observer, "a", 0.0, 100)
     learned(observer, "b", 1.0, 100)
     seen = observe(observer.begin(query()))
-    assert column(seen, "standing") == pytest.approx([4 * 3 / 7, -4 * 3 / 7])
+    assert column(seen, "relative_skill") == pytest.approx([4 * 3 / 7, -4 * 3 / 7])
     assert column(seen, "accuracy")[0] < 0 < column(seen, "accuracy")[1]
 
 
@@ -283,17 +283,17 @@ def test_an_embedder_that_gives_something_else_is_refused(vector: object) -> Non
 def test_a_price_of_money_is_shown_as_the_nearest_that_policies_are_trained_for(given: float, shown: float) -> None:
     """In the context, and in what asking each takes from the reward."""
     sight = Observer(NAMES, [None] * 4).begin(query())
-    found = observe(sight, price_of_money=given)
-    assert context(found, "price_of_money") == pytest.approx([math.log10(shown)])
-    np.testing.assert_array_equal(found.endpoints, observe(sight, price_of_money=shown).endpoints)
+    found = observe(sight, cost_weight=given)
+    assert context(found, "cost_weight") == pytest.approx([math.log10(shown)])
+    np.testing.assert_array_equal(found.endpoints, observe(sight, cost_weight=shown).endpoints)
 
 
 def test_context_holds_each_slice_by_its_definition() -> None:
     sight = Observer(NAMES, [None] * 4).begin(query())
-    first = observe(sight, 1, price_of_money=0.1, budget_left=0.25)
+    first = observe(sight, 1, cost_weight=0.1, budget_left=0.25)
     assert context(first, "first") == [1]
     assert context(first, "round") == [0]
-    assert context(first, "price_of_money") == [-1]
+    assert context(first, "cost_weight") == [-1]
     assert context(first, "budget_left") == [0.25]
     assert context(first, "log_pool") == pytest.approx([math.log(4) / 4])
     assert context(first, "choices") == pytest.approx([math.log(3) / 4])
@@ -354,8 +354,8 @@ def test_evidence_of_a_closed_question_holds_each_slice_by_its_definition() -> N
     assert seen_through(sight, "log_probability") == pytest.approx(np.array(logs), abs=1e-6)
     weight = math.log(2 * 61 / 82 / (1 - 61 / 82))  # they were never asked together: both as good as the pool
     assert seen_through(sight, "evidence") == pytest.approx(np.array([[weight, 0], [0, 0], [0, weight]]))
-    rows = observe(sight).endpoints[[0, 2], slices(ENDPOINT)["standing"].start]
-    assert (seen_through(sight, "standing") == rows).all()
+    rows = observe(sight).endpoints[[0, 2], slices(ENDPOINT)["relative_skill"].start]
+    assert (seen_through(sight, "relative_skill") == rows).all()
     assert (seen_through(sight, "level") == context(observe(sight), "level")[0]).all()
     assert context(observe(sight), "level") == pytest.approx([2 * (61 / 82 - 0.5)])
     # lengths of a: mean 20, variance 100

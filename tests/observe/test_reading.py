@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from focalroute.observe.layout import ENDPOINT, slices, width
-from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, Rows, Summary, read, rows_of, standings, tolls
+from focalroute.observe.pool_stats import (
+    PRIOR_ASKS,
+    PRIOR_LONG_RUN,
+    Rows,
+    Summary,
+    cost_penalties,
+    read,
+    relative_skills,
+    rows_of,
+)
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
 NONE = np.zeros(2), np.full(2, float(PRIOR_ASKS))
@@ -28,8 +37,8 @@ def known(n: int, right: int) -> Counts:
 def rows(made: Summary, offsets: tuple[float, ...], strengths: tuple[float, ...]) -> Rows:
     """With standings as in the long run: nothing was asked together."""
     n = len(offsets)
-    standing = standings(np.zeros((n, n)), np.zeros(n), np.array(offsets), np.array(strengths))
-    return rows_of(made.table(), np.full(n, 0.25), standing, np.array(offsets), np.array(strengths))
+    relative_skill = relative_skills(np.zeros((n, n)), np.zeros(n), np.array(offsets), np.array(strengths))
+    return rows_of(made.table(), np.full(n, 0.25), relative_skill, np.array(offsets), np.array(strengths))
 
 
 def column(found: Rows, name: str) -> np.ndarray:
@@ -59,7 +68,7 @@ def test_level_accuracy_and_skill_with_a_long_run_by_hand() -> None:
     assert found.accuracy == pytest.approx(expected)
     assert found.skill == pytest.approx([level + 0.1, level - 0.1])
     assert column(found, "accuracy") == pytest.approx([4 * (a - level) for a in expected], abs=1e-6)
-    assert column(found, "standing") == pytest.approx([0.4, -0.4])
+    assert column(found, "relative_skill") == pytest.approx([0.4, -0.4])
     assert column(found, "seen") == pytest.approx([40 / 60, 20 / 40])
     assert column(found, "focal").tolist() == [0.25, 0.25]
 
@@ -70,7 +79,7 @@ def test_standings_of_two_by_hand_and_of_many_by_least_squares() -> None:
     together = np.array([[0.0, 40.0], [40.0, 0.0]])
     for offset in (0.0, 0.1):
         t = (40 * 2 * 0.25 + 100 * offset) / (40 * 4 + 100)
-        assert standings(together, wins, np.array([offset, -offset]), np.full(2, 50.0)) == pytest.approx([t, -t])
+        assert relative_skills(together, wins, np.array([offset, -offset]), np.full(2, 50.0)) == pytest.approx([t, -t])
     rng = np.random.default_rng(0)
     n, gaps = np.triu(rng.integers(0, 60, (5, 5)), 1), rng.normal(0, 0.2, (5, 5))
     offsets, strengths = rng.normal(0, 0.1, 5), rng.uniform(5, 50, 5)
@@ -82,7 +91,7 @@ def test_standings_of_two_by_hand_and_of_many_by_least_squares() -> None:
     values += list(np.sqrt(strengths) * offsets)
     theta = np.linalg.lstsq(np.array(equations), np.array(values), rcond=None)[0]
     ahead = np.triu(gaps, 1) * n
-    found = standings((n + n.T).astype(float), (ahead - ahead.T).sum(axis=1), offsets, strengths)
+    found = relative_skills((n + n.T).astype(float), (ahead - ahead.T).sum(axis=1), offsets, strengths)
     assert found == pytest.approx(theta - theta.mean())
 
 
@@ -119,13 +128,13 @@ def test_accuracy_stays_within_the_layouts_bounds_however_wrong_the_long_run() -
 def test_many_pools_at_once_are_each_alone() -> None:
     table = random_tables((3, 5, 4))
     rng = np.random.default_rng(1)
-    focal, standing = rng.random((2, 3, 5, 4))
+    focal, relative_skill = rng.random((2, 3, 5, 4))
     offsets, strengths = rng.normal(0, 0.1, 4), np.array([10.0, 50, 50, 10])
-    together = rows_of(table, focal, standing, offsets, strengths)
+    together = rows_of(table, focal, relative_skill, offsets, strengths)
     assert together.columns.shape == (3, 5, 4, width(ENDPOINT))
     assert together.level.shape == (3, 5)
     for at in np.ndindex(3, 5):
-        alone = rows_of(table[at], focal[at], standing[at], offsets, strengths)
+        alone = rows_of(table[at], focal[at], relative_skill[at], offsets, strengths)
         for name in ("accuracy", "skill", "level", "columns", "shares"):
             np.testing.assert_array_equal(getattr(together, name)[at], getattr(alone, name))
 
@@ -166,24 +175,24 @@ def test_prices_next_to_nothing_do_not_scale_with_what_was_paid() -> None:
     assert table[:, 2] == pytest.approx([1 / 6, 0])
 
 
-@pytest.mark.parametrize("price_of_money", [0.0, 1e-4, 0.1, 1.0, 30.0, 1e30])
-def test_tolls_at_several_lambdas(price_of_money: float) -> None:
+@pytest.mark.parametrize("cost_weight", [0.0, 1e-4, 0.1, 1.0, 30.0, 1e30])
+def test_tolls_at_several_lambdas(cost_weight: float) -> None:
     shares = np.array([0.0, 0.25, 0.75])
-    found = tolls(price_of_money * shares)
-    paid = [price_of_money * x for x in shares]
+    found = cost_penalties(cost_weight * shares)
+    paid = [cost_weight * x for x in shares]
     assert found.dtype == np.float32
     assert found[:, 0] == pytest.approx([min(x, 4) for x in paid])
     assert found[:, 1] == pytest.approx([min(math.log10(x + 1e-4), 1) for x in paid], abs=1e-6)
 
 
-def test_rows_hold_the_tolls_of_their_lambda_and_are_copies() -> None:
+def test_rows_hold_the_cost_penalties_of_their_lambda_and_are_copies() -> None:
     made = summary(known(10, 5), known(10, 8), prices=(1.0, 3.0))
     pairs = [[0.0, 0.5], [0.5, 0.0]]
     reading = read(("a", "b"), made, pairs, np.full(2, 0.5), np.zeros(2), *NONE)
-    at = slice(slices(ENDPOINT)["toll"].start, slices(ENDPOINT)["log_toll"].stop)
-    for price_of_money in (0.1, 2.0, 0.1, *range(40), 0.1):
-        found = reading.rows(price_of_money)
-        np.testing.assert_array_equal(found[:, at], tolls(price_of_money * np.array([0.25, 0.75])))
+    at = slice(slices(ENDPOINT)["cost_penalty"].start, slices(ENDPOINT)["log_cost_penalty"].stop)
+    for cost_weight in (0.1, 2.0, 0.1, *range(40), 0.1):
+        found = reading.rows(cost_weight)
+        np.testing.assert_array_equal(found[:, at], cost_penalties(cost_weight * np.array([0.25, 0.75])))
         others = np.delete(found, np.r_[at], axis=1)
         np.testing.assert_array_equal(others, np.delete(reading.template, np.r_[at], axis=1))
         found[:] = 99.0

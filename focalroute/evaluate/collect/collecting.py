@@ -277,16 +277,16 @@ class _Asking:
     async def _one(self, question: Question) -> None:
         kind = self.way.kind if question.choices is None else None
         query = make_query(question.messages, choices=question.choices, answer=kind)
-        purse = self.guard.purse(None, query.id, (), self.way.deadline_s)
-        bound = sum(await self.pool.upper_bounds(query, purse) or (), Decimal(0))
+        ask_budget = self.guard.ask_budget(None, query.id, (), self.way.deadline_s)
+        bound = sum(await self.pool.upper_bounds(query, ask_budget) or (), Decimal(0))
         if not await self._affordable(bound):
             self.stopped = _SPENT
             return
         deadline = asyncio.get_running_loop().time() + self.way.deadline_s
-        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.terms(query, purse, deadline))
+        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.terms(query, ask_budget, deadline))
         async with self.settled:
             self.promised -= bound
-            self.spent += purse.spent
+            self.spent += ask_budget.spent
             self.settled.notify_all()
         outputs = outputs_of(replies, self.way.kind)
         self.tell(_Asked(question.id, outputs))

@@ -115,4 +115,4 @@ def _columns(world: World, endpoints: Sequence[Endpoint]) -> F32:
         members = {name: Member(1, 0, 0, 0.0, None) for name in usable}
         observer.learn(Outcome(str(query), members, {name: said.worth for name, said in usable.items()}))
     sight = observer.begin(Query("columns", ()))
-    return sight.observe(round=1, price_of_money=0.1, budget_left=1.0).endpoints[:, _COLUMNS]
+    return sight.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints[:, _COLUMNS]

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backend import Passes
+from focalroute.learn.backend import Backend
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
 from focalroute.learn.offline.recorded import F32, I64, Bools
 from focalroute.learn.offline.rollout import Seen, fused, members_of, observed
@@ -27,7 +27,7 @@ from focalroute.learn.offline.views import PRICES, Views
 from focalroute.observe import layout
 
 _ENDPOINT, _CONTEXT = layout.slices(layout.ENDPOINT), layout.slices(layout.CONTEXT)
-_TOLLS = slice(_ENDPOINT["toll"].start, _ENDPOINT["log_toll"].stop)
+_COST_PENALTIES = slice(_ENDPOINT["cost_penalty"].start, _ENDPOINT["log_cost_penalty"].stop)
 _UNIT = 0.25  # the net is fitted to gains in units of this
 _KAPPA = 20.0  # logits per reward
 _ONE_AT_FIRST = 6.0  # logits taken off in round 1: there somebody must be picked, and it shall be few
@@ -61,13 +61,13 @@ def look_ahead(
     rate: float,
     batch: int,
     rng: np.random.Generator,
-    passes: Passes,
+    passes: Backend,
     advance: Callable[[int], object],
 ) -> DeciderNet:
     """Fit the gains by least squares, and make the Decider that follows from them.
 
     Args:
-        net: where to start; its use of the price of money is replaced.
+        net: where to start; its use of the cost weight is replaced.
         fusion: fuses.
         logs: what to learn from, each with the queries of it; each step takes one of them by chance.
         steps: of Adam, its rate falling along a cosine.
@@ -101,7 +101,7 @@ def _asked(seen: Seen, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
     """Sets such as a policy would have asked by now, leaning to the accurate; and the number of the round, from 0."""
     shape = seen.recorded.there.shape
     size = rng.choice((0, 1, 1, 2, 2, 3, 4), shape[0])
-    liking = seen.columns[..., _ENDPOINT["standing"].start] / 4
+    liking = seen.columns[..., _ENDPOINT["relative_skill"].start] / 4
     score = liking + rng.gumbel(size=shape) * rng.choice((0.05, 0.2, 1.0)) - 1e3 * ~seen.recorded.there
     asked = ((-score).argsort(axis=1).argsort(axis=1) < size[:, None]) & seen.recorded.there
     later = asked & (rng.random(shape) < 0.4) & (size > 1)[:, None]
@@ -110,7 +110,7 @@ def _asked(seen: Seen, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
 
 
 def _before(seen: Seen, asked: Bools, number: I64, posterior: F32, offered: Bools) -> tuple[F32, F32]:
-    """The observations without anything that depends on the price of money."""
+    """The observations without anything that depends on the cost weight."""
     b, n = asked.shape
     context = np.zeros((b, layout.width(layout.CONTEXT)), np.float32)
     endpoints = np.zeros((b, n, layout.width(layout.ENDPOINT)), np.float32)
@@ -119,8 +119,8 @@ def _before(seen: Seen, asked: Bools, number: I64, posterior: F32, offered: Bool
         replied = asked[of] & seen.recorded.usable[of]
         one = np.ones(b, np.float32)
         context[of], endpoints[of] = observed(seen, of, k, one, asked[of], replied, posterior[of], offered[of])
-    context[:, _CONTEXT["price_of_money"]] = 0
-    endpoints[..., _TOLLS] = 0
+    context[:, _CONTEXT["cost_weight"]] = 0
+    endpoints[..., _COST_PENALTIES] = 0
     return context, endpoints
 
 
@@ -129,8 +129,8 @@ def _decider(net: DeciderNet) -> DeciderNet:
     scale = np.float32(2 * _KAPPA * _UNIT)
     linear = ("skip_context", "skip_endpoint", "skip_name", "bias", "out")
     arrays = {name: parameters(net)[name] * scale for name in linear}
-    arrays["skip_endpoint"][_ENDPOINT["toll"].start] = -_KAPPA
+    arrays["skip_endpoint"][_ENDPOINT["cost_penalty"].start] = -_KAPPA
     arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST
-    arrays["hidden_context"] = zeroed(net.hidden_context, _CONTEXT["price_of_money"])
-    arrays["hidden_endpoint"] = zeroed(net.hidden_endpoint, _TOLLS)
+    arrays["hidden_context"] = zeroed(net.hidden_context, _CONTEXT["cost_weight"])
+    arrays["hidden_endpoint"] = zeroed(net.hidden_endpoint, _COST_PENALTIES)
     return replace(net, **arrays)

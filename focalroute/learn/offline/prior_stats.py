@@ -15,7 +15,7 @@ from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
 from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
 from focalroute.observe.memory import CAPACITY, SHRINK, cosines, kernel, mean_text, shrunk
-from focalroute.observe.pool_stats import Rows, rows_of, standings, table_of
+from focalroute.observe.pool_stats import Rows, relative_skills, rows_of, table_of
 
 F64 = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class LongRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Hindsight:
+class PriorStats:
     """Before each of T queries.
 
     Attributes:
@@ -62,7 +62,7 @@ class Hindsight:
 
 def look_back(
     recorded: Recorded, first: Bools, later: Bools, long_run: LongRun, *, window: int, every: int = _EVERY
-) -> Hindsight:
+) -> PriorStats:
     """Look back from every query on the ``window`` queries before it.
 
     Args:
@@ -90,12 +90,12 @@ def look_back(
     pairs, together, ahead = _pairs(recorded, known, window, every)
     size = len(recorded.names)
     focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), every, axis=0)[: len(recorded)]
-    standing = standings(together, ahead, long_run.offsets, long_run.strengths)
-    standing = np.repeat(standing, every, axis=0)[: len(recorded)]
+    relative_skill = relative_skills(together, ahead, long_run.offsets, long_run.strengths)
+    relative_skill = np.repeat(relative_skill, every, axis=0)[: len(recorded)]
     order = ("n", "right", "n", "usd", "timed", "latency")
     table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
-    rows = rows_of(table, focal, standing, long_run.offsets, long_run.strengths)
-    return Hindsight(rows, _lengths(recorded, seen), pairs, every)
+    rows = rows_of(table, focal, relative_skill, long_run.offsets, long_run.strengths)
+    return PriorStats(rows, _lengths(recorded, seen), pairs, every)
 
 
 def similar(recorded: Recorded) -> F32:
@@ -223,7 +223,8 @@ def _pairs(recorded: Recorded, known: Bools, window: int, every: int) -> tuple[F
     """Of all pairs, every so many rows; no value between right and wrong counts.
 
     Returns:
-        `focalroute.observe.focal.pair_focal` (T', N, N), and for `standings` the rows in common (T', N, N) and the wins
+        `focalroute.observe.focal.pair_focal` (T', N, N), and for `relative_skills` the rows in common (T', N, N) and
+        the wins
         (T', N).
     """
     sure = known & ((recorded.value == 0) | (recorded.value == 1))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backend import Passes
+from focalroute.learn.backend import Backend
 from focalroute.learn.likelihood import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.recorded import I64
@@ -21,22 +21,22 @@ from focalroute.learn.offline.rollout import Played, roll
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.learn.offline.views import Views, drawn_price, nearest
 
-#: The prices of money at which a policy is measured.
+#: The cost weights at which a policy is measured.
 GRID = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A policy at one price of money, on queries that it was not trained on.
+    """A policy at one cost weight, on queries that it was not trained on.
 
     Attributes:
-        price_of_money: lambda.
+        cost_weight: lambda.
         accuracy: mean worth of the answers.
         cost_ratio: paid / what asking everybody costs.
         calls: a query.
     """
 
-    price_of_money: float
+    cost_weight: float
     accuracy: float
     cost_ratio: float
     calls: float
@@ -61,11 +61,11 @@ class PolicyGradient:
     fusion: FusionNet
     everybody: float
     settings: OfflineSettings
-    passes: Passes
+    passes: Backend
     advance: Callable[[int], object]
 
     def gradients(self, decider: DeciderNet, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
-        """Of the mean reward of one batch, at one price of money, its sign turned."""
+        """Of the mean reward of one batch, at one cost weight, its sign turned."""
         rows = rng.choice(self.rows, min(self.settings.queries, len(self.rows)), replace=False)
         view, price = drawn_price(rng)
         played = self.roll(decider, view, rows, price, self.settings.samples, rng)
@@ -85,12 +85,12 @@ class PolicyGradient:
     def roll(
         self, decider: DeciderNet, view: int, rows: I64, price: float, samples: int, rng: np.random.Generator | None
     ) -> Played:
-        """These queries answered at one price of money; without ``rng`` greedily."""
+        """These queries answered at one cost weight; without ``rng`` greedily."""
         return roll(
             decider,
             self.fusion,
             self.views.at(view, rows),
-            price_of_money=np.full(len(rows), price, np.float32),
+            cost_weight=np.full(len(rows), price, np.float32),
             everybody=self.everybody,
             rounds=self.settings.rounds,
             samples=samples,
@@ -147,7 +147,6 @@ def improved(
 def score_of(curve: tuple[Point, ...]) -> float:
     """Mean over prices of the reward, (u - lambda c / C) / (1 + lambda)."""
     rewards = [
-        (2 * point.accuracy - 1 - point.price_of_money * point.cost_ratio) / (1 + point.price_of_money)
-        for point in curve
+        (2 * point.accuracy - 1 - point.cost_weight * point.cost_ratio) / (1 + point.cost_weight) for point in curve
     ]
     return float(np.mean(rewards))

@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.constants import PRICE_RANGE
-from focalroute.learn.backend import NUMPY, Passes
+from focalroute.core.constants import COST_WEIGHT_RANGE
+from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.backward import Pull
 from focalroute.learn.likelihood import Heads, raised
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import Hindsight, log_masses
+from focalroute.learn.offline.prior_stats import PriorStats, log_masses
 from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
 from focalroute.observe import layout
 from focalroute.observe.ask_view import signal_column, vote_weight
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
-from focalroute.observe.pool_stats import tolls
+from focalroute.observe.pool_stats import cost_penalties
 from focalroute.policy.decider import EXPLORATION
 
 _CONTEXT = layout.slices(layout.CONTEXT)
 _ENDPOINT = layout.slices(layout.ENDPOINT)
 _MEMBER = layout.slices(layout.MEMBER)
 _CANDIDATE = layout.slices(layout.CANDIDATE)
-_TOLLS = slice(_ENDPOINT["toll"].start, _ENDPOINT["log_toll"].stop)
+_COST_PENALTIES = slice(_ENDPOINT["cost_penalty"].start, _ENDPOINT["log_cost_penalty"].stop)
 _OPEN = 8
 _FAR = np.float32(-1e9)
 _STEEP = 80  # logits beyond it are far beyond the clip of the probabilities, and would overflow
@@ -102,7 +102,7 @@ class Played:
 
 def seen_by(
     recorded: Recorded,
-    hindsight: Hindsight,
+    hindsight: PriorStats,
     similar: F32,
     rows: I64,
     ids: I64,
@@ -142,7 +142,7 @@ def _features(part: Recorded, columns: F32, skill: NDArray[np.float64], level: F
     a = np.clip(skill, 1 / choices + 0.02, 0.98)
     weight = np.minimum(np.log((choices - 1) * a / (1 - a)), vote_weight(0.98, 1000))
     put("evidence", votes * weight[:, None, :])
-    put("standing", columns[..., _ENDPOINT["standing"].start][:, None, :])
+    put("relative_skill", columns[..., _ENDPOINT["relative_skill"].start][:, None, :])
     put("similar", columns[..., _ENDPOINT["similar"].start][:, None, :])
     put("level", level[:, None, None])
     put("length", length[:, None, :])
@@ -152,7 +152,7 @@ def _features(part: Recorded, columns: F32, skill: NDArray[np.float64], level: F
 
 
 def _calibrate(features: F32, part: Recorded, known: Corrections, apt: Bools) -> None:
-    """Let probabilities speak, and votes the less, as `Sight` does."""
+    """Let probabilities speak, and votes the less, as `AskView` does."""
     logs = log_masses(part)[..., :MOST_CHOICES]
     given = features[..., _MEMBER["log_probability"].start].any(axis=1) & apt[:, None]
     ratios = likelihoods(logs, known.means[..., : logs.shape[2]], known.weights) * given[:, :, None]
@@ -245,12 +245,12 @@ def roll(
     fusion: FusionNet,
     seen: Seen,
     *,
-    price_of_money: F32,
+    cost_weight: F32,
     everybody: float,
     rounds: int,
     samples: int,
     rng: np.random.Generator | None,
-    passes: Passes = NUMPY,
+    passes: Backend = NUMPY,
 ) -> Played:
     """Answer every query ``samples`` times.
 
@@ -258,7 +258,7 @@ def roll(
         decider: decides.
         fusion: fuses.
         seen: B queries.
-        price_of_money: (B,) lambda of each query.
+        cost_weight: (B,) lambda of each query.
         everybody: C, mean USD of asking all; 0 where nobody costs anything.
         rounds: the most rounds; where nobody has answered by then it goes on until somebody does.
         samples: S.
@@ -280,7 +280,7 @@ def roll(
         number = len(steps)
         asked = (first | later)[active]
         context, endpoints = observed(
-            seen, of[active], number, price_of_money, asked, asked & usable[active], posterior[active], offered[active]
+            seen, of[active], number, cost_weight, asked, asked & usable[active], posterior[active], offered[active]
         )
         logits, pull = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
         eligible = there[active] & ~asked
@@ -309,13 +309,13 @@ def observed(
     seen: Seen,
     of: I64,
     number: int,
-    price_of_money: F32,
+    cost_weight: F32,
     asked: Bools,
     replied: Bools,
     posterior: F32,
     offered: Bools,
 ) -> tuple[F32, F32]:
-    """Context (R', Dc) and endpoints (R', N, De), as `Sight.observe` makes them."""
+    """Context (R', Dc) and endpoints (R', N, De), as `AskView.observe` makes them."""
     n = asked.shape[1]
     context = np.zeros((len(of), layout.width(layout.CONTEXT)), np.float32)
 
@@ -331,8 +331,8 @@ def observed(
     entropy = -(posterior * np.log(np.maximum(posterior, 1e-30))).sum(axis=1) / np.log(np.maximum(count, 2))
     put("first", np.full(len(of), float(number == 0)))
     put("round", np.full(len(of), number / 4))
-    price = price_of_money[of].clip(*PRICE_RANGE)
-    put("price_of_money", np.log10(price))
+    price = cost_weight[of].clip(*COST_WEIGHT_RANGE)
+    put("cost_weight", np.log10(price))
     put("budget_left", np.ones(len(of)))
     put("log_pool", np.full(len(of), np.log(n) / 4))
     put("asked", asked.mean(axis=1))
@@ -343,7 +343,7 @@ def observed(
     put("choices", np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)) / 4, 0)[of])
     put("level", seen.level[of])
     endpoints = seen.columns[of].copy()
-    endpoints[..., _TOLLS] = tolls((price[:, None] * seen.shares[of]).astype(np.float64))
+    endpoints[..., _COST_PENALTIES] = cost_penalties((price[:, None] * seen.shares[of]).astype(np.float64))
     endpoints[..., _ENDPOINT["asked"].start] = asked
     endpoints[..., _ENDPOINT["replied"].start] = replied
     leader = posterior.argmax(axis=1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import FusionNet, parameters
 from focalroute.learn.offline.recorded import F32, I64, Bools
@@ -70,7 +70,7 @@ def fit(
     rate: float,
     rng: np.random.Generator,
     batch: int = 256,
-    passes: Passes = NUMPY,
+    passes: Backend = NUMPY,
     advance: Callable[[int], object] = lambda _: None,
 ) -> FusionNet:
     """Some epochs of Adam, its rate falling to a twentieth along a cosine.
@@ -98,7 +98,9 @@ def fit(
     return descend(net, lessons(), steps=epochs * parts, rate=rate, passes=passes)
 
 
-def descend(net: FusionNet, lessons: Iterable[Lesson], *, steps: int, rate: float, passes: Passes = NUMPY) -> FusionNet:
+def descend(
+    net: FusionNet, lessons: Iterable[Lesson], *, steps: int, rate: float, passes: Backend = NUMPY
+) -> FusionNet:
     """A step of Adam for each of so many lessons; its rate as for `fit`."""
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=5.0)
     for step, (seen, at, asked) in enumerate(lessons):

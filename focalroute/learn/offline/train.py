@@ -28,7 +28,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from focalroute.learn.adam import Moments
-from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
@@ -81,7 +81,7 @@ def train(
     *,
     seed: int = 0,
     settings: OfflineSettings | None = None,
-    passes: Passes = NUMPY,
+    passes: Backend = NUMPY,
     advance: Callable[[int], object] = lambda _: None,
     progress: Progress | None = None,
     keep: Callable[[Progress], object] = lambda _: None,
@@ -167,7 +167,7 @@ class _Training:
     views: Views
     everybody: float
     settings: OfflineSettings
-    passes: Passes
+    passes: Backend
     advance: Callable[[int], object]
 
     @property
@@ -194,7 +194,7 @@ def _training(
     recorded: Recorded,
     progress: Progress,
     settings: OfflineSettings,
-    passes: Passes,
+    passes: Backend,
     advance: Callable[[int], object],
 ) -> _Training:
     size = len(recorded)

@@ -21,22 +21,22 @@ from focalroute.observe import layout
 
 _OBSERVED = layout.width(layout.CONTEXT) + layout.width(layout.ENDPOINT)
 _MEMBERS = layout.width(layout.MEMBER)
-_BATCHES = 24  # batches of rollouts, each at a price of money of its own
+_BATCHES = 24  # batches of rollouts, each at a cost weight of its own
 _SAMPLES = 2  # rollouts of a query
 _MINIBATCH, _RATE = 256, 5e-3
 
 
-def valued(played: Played, seen: Seen, price_of_money: float) -> tuple[F32, F32]:
+def valued(played: Played, seen: Seen, cost_weight: float) -> tuple[F32, F32]:
     """States (S, Ds) of all steps of the rollouts that have an answer, and their rewards to go (S,).
 
     Args:
         played: the rollouts.
         seen: what they were rolled out on.
-        price_of_money: lambda, the same for all.
+        cost_weight: lambda, the same for all.
     """
     answered = played.answer >= 0
     size = len(played.answer)
-    rewards = -price_of_money * played.shares
+    rewards = -cost_weight * played.shares
     to_go = rewards[::-1].cumsum(axis=0)[::-1] + (2 * played.worth - 1)
     states, targets = [], []
     last = np.zeros((size, STATE), np.float32)

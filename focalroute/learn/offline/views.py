@@ -1,4 +1,4 @@
-"""A log as the policy would have seen it in service, at several prices of money: who it asks decides what it knows.
+"""A log as the policy would have seen it in service, at several cost weights: who it asks decides what it knows.
 
 A policy that is stingy knows little of most endpoints. So training looks at each query through windows that hold only
 what the current policy would have asked before it, and renews them as the policy changes.
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.backend import NUMPY, Passes
+from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import Hindsight, LongRun, calibration, look_back, similar
+from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, look_back, similar
 from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
 from focalroute.learn.offline.rollout import Seen, roll, seen_by
 from focalroute.observe.pool_stats import PRIOR_LONG_RUN
 
-#: The prices of money (lambda) that windows are kept for.
+#: The cost weights (lambda) that windows are kept for.
 PRICES = (0.01, 0.05, 0.2, 0.8)
 
 _RATES = (0.4, 0.3, 0.2, 0.12)
@@ -76,7 +76,7 @@ class Views:
         *,
         window: int,
         probed: float,
-        passes: Passes = NUMPY,
+        passes: Backend = NUMPY,
     ) -> None:
         self.recorded = recorded
         self.ids = ids
@@ -85,7 +85,7 @@ class Views:
         self._calibration = calibration(recorded)
         self._everyone = np.arange(len(recorded))
         self.masks: list[Masks] = []
-        self._hindsight: list[Hindsight] = []
+        self._hindsight: list[PriorStats] = []
         self.see(masks)
 
     def see(self, masks: Sequence[Masks]) -> None:
@@ -109,7 +109,7 @@ class Views:
                     decider,
                     fusion,
                     self.at(view, rows),
-                    price_of_money=np.full(len(rows), price, np.float32),
+                    cost_weight=np.full(len(rows), price, np.float32),
                     everybody=everybody,
                     rounds=rounds,
                     samples=1,
@@ -130,13 +130,13 @@ class Views:
             self.masks[view], self._hindsight[view] = (first, later), hindsight
 
 
-def nearest(price_of_money: float) -> int:
+def nearest(cost_weight: float) -> int:
     """The view whose price is nearest, on a logarithmic scale."""
-    distance: NDArray[np.float64] = np.abs(np.log(PRICES) - np.log(max(price_of_money, 1e-6)))
+    distance: NDArray[np.float64] = np.abs(np.log(PRICES) - np.log(max(cost_weight, 1e-6)))
     return int(distance.argmin())
 
 
 def drawn_price(rng: np.random.Generator) -> tuple[int, float]:
-    """A view by chance, and a price of money not far from its own."""
+    """A view by chance, and a cost weight not far from its own."""
     view = int(rng.integers(len(PRICES)))
     return view, PRICES[view] * 10 ** float(rng.uniform(-_SPREAD, _SPREAD))

@@ -18,7 +18,7 @@ import numpy as np
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import F32, HASHED, Failure
-from focalroute.money.budget import Purse
+from focalroute.money.budget import AskBudget
 from focalroute.observe.agreement import Reader
 from focalroute.observe.features import clipped, name_of, text_features
 from focalroute.serving.embedders.sources import Source, TextEmbedder, source_of
@@ -69,7 +69,7 @@ class Embedding:
         self._pause_s = 0.0
         self._paused_until = 0.0
 
-    async def read(self, text: str, purse: Purse, deadline: float) -> TextRead:
+    async def read(self, text: str, ask_budget: AskBudget, deadline: float) -> TextRead:
         """The features of a text; none, and why, where the embedder does not give them in time.
 
         Args:
@@ -81,27 +81,27 @@ class Embedding:
             StoreError: a limit cannot be kept, as the store fails.
         """
         try:
-            return await self._read(text, purse, deadline)
+            return await self._read(text, ask_budget, deadline)
         except BaseException:
-            self._store.write(*purse.unwritten)
+            self._store.write(*ask_budget.unwritten)
             raise
 
-    def reader(self, purse: Purse, deadline: float) -> Reader | None:
+    def reader(self, ask_budget: AskBudget, deadline: float) -> Reader | None:
         """Reads several texts at once, on the terms of `read`; None: the built-in features do.
 
         The bills of what it raises are the ask's to write.
         """
-        return None if self._source is None else partial(self._read_all, purse=purse, deadline=deadline)
+        return None if self._source is None else partial(self._read_all, ask_budget=ask_budget, deadline=deadline)
 
-    async def _read_all(self, texts: Sequence[str], purse: Purse, deadline: float) -> list[TextRead]:
+    async def _read_all(self, texts: Sequence[str], ask_budget: AskBudget, deadline: float) -> list[TextRead]:
         """All have ended when it returns or raises: their bills are there."""
-        made = await asyncio.gather(*(self._read(one, purse, deadline) for one in texts), return_exceptions=True)
+        made = await asyncio.gather(*(self._read(one, ask_budget, deadline) for one in texts), return_exceptions=True)
         failed = next((one for one in made if isinstance(one, BaseException)), None)
         if failed is not None:
             raise failed
         return [one for one in made if isinstance(one, TextRead)]
 
-    async def _read(self, text: str, purse: Purse, deadline: float) -> TextRead:
+    async def _read(self, text: str, ask_budget: AskBudget, deadline: float) -> TextRead:
         source = self._source
         if source is None:
             return TextRead(text_features(text))
@@ -117,20 +117,20 @@ class Embedding:
         left_s = max(0.0, _SHARE * (deadline - loop.time()))
         try:
             async with asyncio.timeout(left_s), self._turns.setdefault((loop, key), asyncio.Lock()):
-                return TextRead(await self._made(source, key, text, purse, left_s))
+                return TextRead(await self._made(source, key, text, ask_budget, left_s))
         except CallFailed as error:
             return self._without(error.failure)
         except TimeoutError:
             return self._without(Failure("timeout", f"no vector within {left_s:.2g} s"))
 
-    async def _made(self, source: Source, key: bytes, text: str, purse: Purse, left_s: float) -> F32:
+    async def _made(self, source: Source, key: bytes, text: str, ask_budget: AskBudget, left_s: float) -> F32:
         """By the first of several asks with one text; the others find it here."""
         found = self._known(key)
         if found is not None:
             return found
         if time.monotonic() < self._paused_until:
             raise CallFailed(Failure("unavailable", "it failed lately"))
-        (made,) = await source.vectors((text,), purse, left_s)
+        (made,) = await source.vectors((text,), ask_budget, left_s)
         self._pause_s = 0.0
         with self._lock:
             self._kept[key] = made

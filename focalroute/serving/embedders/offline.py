@@ -15,7 +15,7 @@ from focalroute.core.config import Endpoint, validate_pool
 from focalroute.core.errors import CallFailed, PoolError
 from focalroute.core.records import F32, Query
 from focalroute.endpoints.retries import Terms, retrying
-from focalroute.money.budget import BudgetGuard, Purse
+from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.money.cost import total
 from focalroute.observe.features import clipped, name_of
 from focalroute.serving.embedders.sources import Source, TextEmbedder, source_of
@@ -65,13 +65,13 @@ def embedded(
 
 async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable[[int], object]) -> Vectors:
     guard = BudgetGuard(None, (embedder,) if isinstance(embedder, Endpoint) else ())
-    purse, source = guard.open_purse("embedding"), source_of(embedder)
+    ask_budget, source = guard.open_ask_budget("embedding"), source_of(embedder)
     made: dict[str, F32] = {}
     places = asyncio.Semaphore(_AT_A_TIME)
 
     async def some(texts: Sequence[str]) -> None:
         async with places:
-            made.update(zip(texts, await _repeated(texts, source, purse), strict=True))
+            made.update(zip(texts, await _repeated(texts, source, ask_budget), strict=True))
         advance(len(texts))
 
     try:
@@ -86,9 +86,9 @@ async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable
     finally:
         await source.aclose()
     width = next(iter(made.values())).size if made else 1
-    return Vectors(name_of(embedder), total(bill.cost for bill in purse.bills), made, np.zeros(width, np.float32))
+    return Vectors(name_of(embedder), total(bill.cost for bill in ask_budget.bills), made, np.zeros(width, np.float32))
 
 
-async def _repeated(texts: Sequence[str], source: Source, purse: Purse) -> list[F32]:
-    terms = Terms(Query("embedding", ()), purse, math.inf, _ATTEMPTS)
-    return await retrying(lambda: source.vectors(texts, purse, math.inf), terms, _ATTEMPTS, lambda: False)
+async def _repeated(texts: Sequence[str], source: Source, ask_budget: AskBudget) -> list[F32]:
+    terms = Terms(Query("embedding", ()), ask_budget, math.inf, _ATTEMPTS)
+    return await retrying(lambda: source.vectors(texts, ask_budget, math.inf), terms, _ATTEMPTS, lambda: False)

@@ -17,7 +17,7 @@ from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.paid_call import reserved
 from focalroute.endpoints.rate_limits import Throttle
 from focalroute.endpoints.wire import Embedded, Request, broken
-from focalroute.money.budget import Purse
+from focalroute.money.budget import AskBudget
 from focalroute.observe.features import unit_vector
 
 #: What may be given as an embedder.
@@ -30,7 +30,7 @@ class Source(Protocol):
     def prepare(self) -> None:
         """Load what the first call needs, for which no time limit shall pay. Quick from then on."""
 
-    async def vectors(self, texts: Sequence[str], purse: Purse, left_s: float) -> list[F32]:
+    async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
         """One for each text, float32 (D,) of norm 1, always of the same length.
 
         Raises:
@@ -70,13 +70,13 @@ class Service:
         """See `Source`."""
         self._client.prepare()
 
-    async def vectors(self, texts: Sequence[str], purse: Purse, left_s: float) -> list[F32]:
+    async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
         """See `Source`."""
         turn = await self._throttle.enter(sum(map(len, texts)) / 4, left_s)
         failure: Failure | None = Failure("cancelled", "given up before it answered")
         usage: Usage | None = None
         try:
-            reply = await self._paid(texts, purse)
+            reply = await self._paid(texts, ask_budget)
             failure, usage = None, reply.usage
         except CallFailed as error:
             failure, usage = error.failure, error.usage
@@ -85,13 +85,13 @@ class Service:
             self._throttle.leave(turn, None if usage is None else usage.prompt_tokens, failure)
         return self._checked(reply)
 
-    async def _paid(self, texts: Sequence[str], purse: Purse) -> Embedded:
+    async def _paid(self, texts: Sequence[str], ask_budget: AskBudget) -> Embedded:
         request = Request([{"role": "user", "content": text} for text in texts], max_tokens=0)
-        async with reserved(purse, self._endpoint, request) as outlay:
-            if outlay is None:
+        async with reserved(ask_budget, self._endpoint, request) as paid_call:
+            if paid_call is None:
                 raise CallFailed(Failure("unavailable", "not affordable"))
             reply = await self._client.embed(texts)
-            outlay.usage = reply.usage
+            paid_call.usage = reply.usage
             return reply
 
     def _checked(self, reply: Embedded) -> list[F32]:
@@ -125,7 +125,7 @@ class Function:
     def prepare(self) -> None:
         """See `Source`; there is nothing to load."""
 
-    async def vectors(self, texts: Sequence[str], purse: Purse, left_s: float) -> list[F32]:
+    async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
         """See `Source`."""
         return [await self._vector(text) for text in texts]
 

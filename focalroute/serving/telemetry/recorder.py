@@ -109,7 +109,7 @@ class Recorder:
     @_harmless
     def failed(self, ask: Ask, error: BaseException) -> None:
         """An ask ended without an answer."""
-        spent = total(bill.cost for bill in ask.purse.bills)
+        spent = total(bill.cost for bill in ask.ask_budget.bills)
         self._ended(ask, {names.ERROR_TYPE: type(error).__name__}, spent, error=error)
 
     @_harmless
@@ -147,7 +147,7 @@ class Recorder:
             self._steps(ask, context, clock, fused_at)
         for reply in _made(ask):
             self._measure(reply, context)
-        for bill in ask.purse.bills:  # of calls that were cut off, too
+        for bill in ask.ask_budget.bills:  # of calls that were cut off, too
             if bill.cost:
                 self._cost.add(float(bill.cost), {names.ENDPOINT: bill.endpoint}, context)
         if error is not None and not isinstance(error, asyncio.CancelledError):

@@ -15,7 +15,7 @@ from focalroute.store.redis.connection import Away, Link
 from focalroute.store.redis.jobs import Job, Read, Script, Write
 from focalroute.store.redis.journal import Entry, Journal
 from focalroute.store.redis.rows import packed, refusal
-from focalroute.store.redis.subscription import Hearing
+from focalroute.store.redis.subscription import FeedbackSubscription
 
 _AGAIN_S = 0.1  # between two tries to reach Redis
 _BATCH = 500
@@ -33,7 +33,9 @@ class Sender:
         patience_s: how long others then wait before they fail.
     """
 
-    def __init__(self, link: Link, hearing: Hearing, writer: str, journal: Journal | None, patience_s: float) -> None:
+    def __init__(
+        self, link: Link, hearing: FeedbackSubscription, writer: str, journal: Journal | None, patience_s: float
+    ) -> None:
         self._link = link
         self._hearing = hearing
         self._writer = writer

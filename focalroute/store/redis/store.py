@@ -29,8 +29,8 @@ from focalroute.store.redis.journal import Journal
 from focalroute.store.redis.keys import POLICY
 from focalroute.store.redis.rows import packed, read_balances, read_grant, reservation_words
 from focalroute.store.redis.sender import Sender
-from focalroute.store.redis.subscription import Hearing
-from focalroute.store.writer_queue import Desk
+from focalroute.store.redis.subscription import FeedbackSubscription
+from focalroute.store.writer_queue import WriterQueue
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class RedisStore:
         self._poll_s = poll_s
         self._patience_s = patience_s
         self._link = Link(self._address)
-        self._hearing = Hearing()
+        self._hearing = FeedbackSubscription()
         self._untrimmed = _TRIM_EVERY  # an earlier process may have left some
         self._followers: list[Callable[[int], None]] = []
         self._version = 0
@@ -82,7 +82,7 @@ class RedisStore:
         folder = self._address.journal
         self._journal = None if folder is None else Journal(folder, writer, sync=self._full)
         self._sender = Sender(self._link, self._hearing, writer, self._journal, patience_s)
-        self._desk: Desk[Job] = Desk(
+        self._desk: WriterQueue[Job] = WriterQueue(
             self.name, self._work, keep=self.keep, trouble="is Redis away, or too slow?", held=self._sender.__len__
         )
         self._first()

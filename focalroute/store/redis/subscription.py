@@ -21,7 +21,7 @@ _log = logging.getLogger("focalroute.store")
 _Rows = list[tuple[StoredAnswer, Feedback]]
 
 
-class Hearing:
+class FeedbackSubscription:
     """The listeners of one process, and how far they have heard. Belongs to the store's thread."""
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ class _Amounts(NamedTuple):
     reserved: int
 
 
-class Books:
+class AccountBalances:
     """The balances within one transaction: read once, changed in memory, written by `save`.
 
     So a commit that many calls share holds the database for a few statements, not for a few of each call.
@@ -144,7 +144,7 @@ class Books:
         self._changed.add(account)
 
 
-def settle_overdue(db: sqlite3.Connection, books: Books, now: float) -> None:
+def settle_overdue(db: sqlite3.Connection, books: AccountBalances, now: float) -> None:
     """Turn what dead processes had reserved into estimated rows of the ledger."""
     overdue = "SELECT id, at, pico, tags FROM reservations WHERE coalesce(until, at + ?) < ? ORDER BY at"
     for held, at, amount, tags in db.execute(overdue, (_LONGEST_S + _GRACE_S, now)).fetchall():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from focalroute.core.errors import FocalrouteError
 from focalroute.store.base import Row
-from focalroute.store.sqlite.accounts import Books
+from focalroute.store.sqlite.accounts import AccountBalances
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,7 +19,7 @@ class Unit(NamedTuple):
     """What one call has done; its rows can be read before it is."""
 
     rows: Sequence[Row]
-    work: Callable[[sqlite3.Connection, Books], Any]
+    work: Callable[[sqlite3.Connection, AccountBalances], Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from focalroute.store import base
 from focalroute.store.base import Account, Balance, Listener, Reservation, Row, StoredAnswer, StoredProbe
 from focalroute.store.listeners import tell
 from focalroute.store.sqlite import ledger, tables
-from focalroute.store.sqlite.accounts import Books, settle_overdue
+from focalroute.store.sqlite.accounts import AccountBalances, settle_overdue
 from focalroute.store.sqlite.jobs import Read, Unit, Write
 from focalroute.store.sqlite.locking import begin_writing, patient, roll_back
 from focalroute.store.sqlite.schema import check_ours, check_path, migrate
-from focalroute.store.writer_queue import Desk
+from focalroute.store.writer_queue import WriterQueue
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class SqliteStore:
         self._left_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
         self._unchecked = 0  # rows written since the last checkpoint
         self._restarted = False  # whether there was one since: whatever is written next waits for the disk
-        self._desk: Desk[Write | Read] = Desk(
+        self._desk: WriterQueue[Write | Read] = WriterQueue(
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
         )
         self._listeners: list[Listener] = []
@@ -142,14 +142,14 @@ class SqliteStore:
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
         """See `Store.reserve`."""
 
-        def work(_: sqlite3.Connection, books: Books) -> base.Grant:
+        def work(_: sqlite3.Connection, books: AccountBalances) -> base.Grant:
             return books.reserve(reservation, limits, time.time())
 
         return self._soon(Write([Unit((), work)], alone=True))
 
     def balances(self, opened: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
         """See `Store.balances`."""
-        return self._look_up(lambda db: Books(db).balances(opened, time.time()))
+        return self._look_up(lambda db: AccountBalances(db).balances(opened, time.time()))
 
     def ledger(self, by: base.Grouping) -> Sequence[base.LedgerSum]:
         """See `Store.ledger`."""
@@ -235,7 +235,7 @@ class SqliteStore:
         self._desk.submit(Read(work, future))
         return future
 
-    def _change(self, work: Callable[[sqlite3.Connection, Books], T]) -> Future[T]:
+    def _change(self, work: Callable[[sqlite3.Connection, AccountBalances], T]) -> Future[T]:
         """Queue work that writes no rows."""
         return self._queue(Write([Unit((), work)], alone=True))
 
@@ -370,7 +370,7 @@ class SqliteStore:
         """
         db = self._connection
         try:
-            books = Books(db)
+            books = AccountBalances(db)
             alone = len(units) == 1  # then the transaction is its own
             results = [self._unit(unit, books, apart=not (alone or _whole(unit.rows))) for unit in units]
             if alone and isinstance(results[0], FocalrouteError):
@@ -385,7 +385,7 @@ class SqliteStore:
             results = [self._broken(error) for _ in units]
         return results
 
-    def _unit(self, unit: Unit, books: Books, *, apart: bool) -> Any:
+    def _unit(self, unit: Unit, books: AccountBalances, *, apart: bool) -> Any:
         """Do what one call wants; if it cannot be done, why.
 
         Args:

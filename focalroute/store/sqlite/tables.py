@@ -23,7 +23,7 @@ from focalroute.store.base import (
 )
 from focalroute.store.codec import from_pico, pack, read_answer, to_pico, write_answer, write_probe, write_tags
 from focalroute.store.sqlite import accounts
-from focalroute.store.sqlite.accounts import Books
+from focalroute.store.sqlite.accounts import AccountBalances
 
 if TYPE_CHECKING:
     import sqlite3
@@ -100,7 +100,7 @@ def _insert(db: sqlite3.Connection, row: Row) -> None:
         )
 
 
-def insert_all(db: sqlite3.Connection, books: Books, rows: Sequence[Row]) -> None:
+def insert_all(db: sqlite3.Connection, books: AccountBalances, rows: Sequence[Row]) -> None:
     """Insert the rows of one call, and count what they cost.
 
     Raises:
