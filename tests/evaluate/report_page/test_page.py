@@ -20,8 +20,8 @@ from focalroute.evaluate.report_page.page import SECTIONS, html
 from focalroute.evaluate.store_report.command import report_command
 from focalroute.policy.bundle import cold
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
-from tests.page.browsing import browser, fits_a_phone
-from tests.page.reading import Checked
+from tests.evaluate.report_page.browsing import browser, fits_a_phone
+from tests.evaluate.report_page.reading import Checked
 from tests.policies import ask_the_affordable
 
 ODD = 'a < b & "c" $x_1$'

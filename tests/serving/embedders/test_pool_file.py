@@ -13,8 +13,8 @@ from focalroute.core.config import load_pool
 from focalroute.serving.embedders import embedder_of
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
-from tests.embedders.encoder import write_encoder
-from tests.test_cli import focalroute
+from tests.cli.test_cli import focalroute
+from tests.serving.embedders.encoder import write_encoder
 
 ENDPOINT = '[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://localhost:1/v1"\n'
 

@@ -27,8 +27,8 @@ from focalroute.policy.publish import publish
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.embeddings import vector
 from tests.by_hand import linear_decider
-from tests.embedders.encoder import write_encoder
 from tests.loopback import Server, json_reply, serving
+from tests.serving.embedders.encoder import write_encoder
 
 QUESTION = "What is 17 + 25?"
 CHOICES = ["32", "42", "44", "52"]

@@ -18,10 +18,10 @@ from focalroute.evaluate.report import evaluate
 from focalroute.policy.bundle import cold, load
 from focalroute.serving.embedders import embedded
 from focalroute.sim.embeddings import embeddings, vector
-from tests.embedders.encoder import write_encoder
+from tests.cli.test_cli import focalroute
 from tests.evaluate.logs import stream, table_of, write_log, write_pool
 from tests.loopback import Handler, Server, json_reply, serving
-from tests.test_cli import focalroute
+from tests.serving.embedders.encoder import write_encoder
 
 TEXTS = [f"text number {n}" for n in range(70)]
 

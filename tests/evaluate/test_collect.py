@@ -25,9 +25,9 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
+from tests.cli.test_cli import focalroute
 from tests.evaluate.logs import billed, paid_for
 from tests.loopback import Server, completion, json_reply, serving
-from tests.test_cli import focalroute
 
 ROWS: list[dict[str, Any]] = [
     {"id": q.id, "prompt": q.text, "choices": list(q.choices), "label": q.label, "task": q.topic} for q in stream(40)

@@ -32,8 +32,8 @@ from focalroute.sim import Question, SimulatedPool, stream
 from focalroute.store.base import StoredAnswer
 from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
-from tests.page.browsing import PHONE, browse, browser, fits_a_phone, on_a_phone
-from tests.page.reading import Checked
+from tests.evaluate.report_page.browsing import PHONE, browse, browser, fits_a_phone, on_a_phone
+from tests.evaluate.report_page.reading import Checked
 
 ODD = 'a < b & "c" $x_1$'
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 
 from focalroute import ConfigError, OnnxEmbedder
-from tests.embedders.encoder import WORDS, table, write_encoder
+from tests.serving.embedders.encoder import WORDS, table, write_encoder
 
 
 def mean_of(*words: str) -> np.ndarray:
@@ -93,7 +93,7 @@ except ValueError as error:
     print(error)
 """
     files = map(str, write_encoder(tmp_path))
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", code, *files]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(root)})
     assert "pip install 'focalroute[embed]'" in done.stdout

@@ -16,7 +16,7 @@ from focalroute.core.config import Budget, Endpoint, Settings, load_pool, valida
 from focalroute.core.errors import ConfigError
 
 SECRET = "sk-live-4f9a7c1e8b2d"
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 SETTINGS: dict[str, Any] = {
     "max_rounds": 3,
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_text_or_not_there_or_a_folder_is_a_config_error(tmp_
 def test_the_example_pool_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOGETHER_API_KEY", SECRET)
     monkeypatch.setenv("DEEPINFRA_API_KEY", SECRET)
-    example = Path(__file__).resolve().parents[1] / "examples" / "pool.toml"
+    example = Path(__file__).resolve().parents[2] / "examples" / "pool.toml"
     assert validate_pool(load_pool(example).endpoints, askable=True)
 
 

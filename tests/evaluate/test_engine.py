@@ -24,17 +24,17 @@ from focalroute.evaluate.train_command import train_command
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import folder_of
 from focalroute.sim import SimulatedPool, stream
+from tests.cli.test_cli import focalroute
 from tests.engine_jobs import die, refuse, times, where
 from tests.evaluate import logs
 from tests.redis_server import free_port
-from tests.test_cli import focalroute
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster for all
     pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning"),  # Ray's own
 ]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BRIEF = OfflineSettings(iterations=2, fusion_epochs=1, lookahead_steps=2, finish=1, critic_steps=1)
 
 

@@ -75,7 +75,7 @@ def test_one_variable_goes_to_one_service(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_dependencies_are_few_and_bounded() -> None:
     """At most thirteen, each from a version on and below the next one that may break; extras too."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     bounded = re.compile(r"[a-z0-9-]+(\[[a-z]+\])?>=\d+(\.\d+)*,<\d+(\.\d+)*")
     optional = [requirement for name in extras.keys() - {"dev"} for requirement in extras[name]]
@@ -87,7 +87,7 @@ def test_dependencies_are_few_and_bounded() -> None:
 def test_nothing_in_the_package_can_execute_what_it_reads() -> None:
     """No pickle or its like, no eval, and no array file that is read with pickles allowed."""
     banned = re.compile(r"\b(import|from) (pickle|marshal|shelve|dill|joblib|cloudpickle)|(?<![\w.])(eval|exec)\(")
-    package = Path(__file__).parents[1] / "focalroute"
+    package = Path(__file__).parents[2] / "focalroute"
     for file in package.rglob("*.py"):
         text = file.read_text("utf-8")
         assert not banned.search(text), file
