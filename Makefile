@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs package bench bench-long money chaos hostile fleet evaluate paper real tiny-pool verify clean
+.PHONY: help demo test lint docs package bench bench-long money chaos hostile fleet evaluate paper real tiny-pool slow verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -72,8 +72,11 @@ tiny-pool: $(READY) real ## five small language models, trained and served on th
 	rm -rf build/tiny-pool
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
+slow: $(READY) ## the tests that `make test` leaves out
+	$(PYTEST) -m slow
+
 verify: export FOCALROUTE_REAL = 1
-verify: real test package evaluate money chaos hostile fleet tiny-pool bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
+verify: real test slow package evaluate money chaos hostile fleet tiny-pool bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
