@@ -6,7 +6,7 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/
 from __future__ import annotations
 
 # Spans; that of a call is called "chat {model}".
-ASK = "focalroute.serving.ask"
+ASK = "focalroute.ask"
 DECIDE = "focalroute.decide"
 FUSE = "focalroute.fuse"
 
@@ -25,7 +25,7 @@ SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
 # Of a call, ours.
-ENDPOINT = "focalroute.endpoints.client"
+ENDPOINT = "focalroute.endpoint"
 ROUND = "focalroute.round"
 ATTEMPTS = "focalroute.attempts"
 HEDGE_OF = "focalroute.hedge_of"
@@ -33,7 +33,7 @@ COST_USD = "focalroute.cost_usd"
 
 # Of an ask; its id is RESPONSE_ID, too, which links it to what is said of it.
 ANSWER_ID = "focalroute.answer.id"
-ROUNDS = "focalroute.serving.rounds"
+ROUNDS = "focalroute.rounds"
 MEMBERS = "focalroute.members"
 POLICY = "focalroute.policy.name"
 POLICY_VERSION = "focalroute.policy.version"
@@ -52,13 +52,13 @@ PROBABILITY = "focalroute.probability"
 EVALUATION = "gen_ai.evaluation.result"
 EVALUATION_NAME = "gen_ai.evaluation.name"
 EVALUATION_SCORE = "gen_ai.evaluation.score.value"
-SOURCE = "focalroute.serving.feedback.source"
+SOURCE = "focalroute.feedback.source"
 
 # Metrics, and the bounds that the conventions advise for their buckets.
 CALL_SECONDS = "gen_ai.client.operation.duration"
 TOKENS = "gen_ai.client.token.usage"
 TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - no secret
-ASK_SECONDS = "focalroute.serving.ask.duration"
-COST = "focalroute.money.cost"
+ASK_SECONDS = "focalroute.ask.duration"
+COST = "focalroute.cost"
 SECONDS_BOUNDS = tuple(0.01 * 2**i for i in range(14))
 TOKENS_BOUNDS = tuple(float(4**i) for i in range(14))

@@ -304,3 +304,13 @@ except ConfigError as error:
     print(error)
 """
     assert python(code) == "telemetry: needs OpenTelemetry; pip install 'focalroute[otel]'"
+
+
+def test_recorded_names_stay_as_dashboards_know_them() -> None:
+    """Names on spans and metrics are an interface of their own: moving a module must not change them."""
+    ours = {value for name, value in vars(names).items() if name.isupper() and str(value).startswith("focalroute.")}
+    expected = (
+        "ask decide fuse endpoint round attempts hedge_of cost_usd answer.id rounds members policy.name "
+        "policy.version candidates confidence degraded considered picked probability feedback.source ask.duration cost"
+    )
+    assert ours == {f"focalroute.{name}" for name in expected.split()}
