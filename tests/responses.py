@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from decimal import Decimal
 
-from focalroute.money.pacing import HIGHEST, LOWEST, Pacer
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT, Pacer
 
 QUERIES = 5000
 
@@ -35,7 +35,7 @@ class Response:
     @property
     def middle(self) -> float:
         dearest = math.log((4 - 1 / 3) / (1 / 3 - 0.1)) / self.steepness  # above it: costs the target at three prices
-        low, high = math.log(LOWEST) + 1.25, math.log(HIGHEST) - 1.25 - dearest
+        low, high = math.log(LOWEST_WEIGHT) + 1.25, math.log(HIGHEST_WEIGHT) - 1.25 - dearest
         return low + self.where * (high - low)
 
     def cost(self, number: int, cost_weight: float, rng: random.Random) -> float:
@@ -55,7 +55,7 @@ class Response:
             total += waiting[-1]
             if len(waiting) == under_way:
                 pacer.end(Decimal(repr(waiting.popleft())))
-            assert LOWEST * 0.999 <= pacer.price <= HIGHEST * 1.001
+            assert LOWEST_WEIGHT * 0.999 <= pacer.cost_weight <= HIGHEST_WEIGHT * 1.001
         return total / QUERIES
 
 
@@ -69,7 +69,7 @@ def drawn(count: int, seed: int) -> list[Response]:
             price=rng.uniform(0.5, 3),
             drift=rng.uniform(-1, 1),
             noise=rng.random(),
-            start=rng.uniform(0.01, HIGHEST),
+            start=rng.uniform(0.01, HIGHEST_WEIGHT),
             seed=number,
         )
         for number in range(count)

@@ -373,13 +373,13 @@ def ledger(
     """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
     from focalroute.cli.ledger import read_savings, show_savings, show_spending
     from focalroute.core.config import load_pool
-    from focalroute.store import existing, open_store
+    from focalroute.store import open_store, require_existing
 
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
     form: Literal["csv", "json", "text"] = "csv" if as_csv else "json" if as_json else "text"
     pool = None if saved is None else load_pool(saved)
-    with closing(open_store(existing(store))) as opened:
+    with closing(open_store(require_existing(store))) as opened:
         if pool is not None:
             typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
         else:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from focalroute.core.config import Endpoint
 from focalroute.core.records import Feedback
 from focalroute.learn.reward import credit, outranks
-from focalroute.money.cost import typical_cost
-from focalroute.money.savings import Saving, savings
+from focalroute.money.cost import Saving, savings, typical_cost
 from focalroute.observe import Observer
 from focalroute.store.base import LedgerSum, Store, StoredAnswer
 

@@ -25,7 +25,7 @@ from focalroute.money.prices import NotListed, fetch_models
 from focalroute.serving.ensemble import AsyncEnsemble
 from focalroute.serving.pool_file import pool_arguments
 from focalroute.serving.sync import Ensemble
-from focalroute.store import existing, open_store
+from focalroute.store import open_store, require_existing
 from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
 
 _TIMEOUT_S = 10.0
@@ -107,7 +107,7 @@ def check_command(pool: Path, store: str | None = None, *, as_json: bool = False
         StoreError: the store cannot be read.
     """
     if store is not None:
-        existing(store)
+        require_existing(store)
     endpoints = load_pool(pool).endpoints
     pool_arguments(AsyncEnsemble, pool, {})
     if store is None:

@@ -19,7 +19,7 @@ from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy.catalogue import chosen
 from focalroute.serving.updates import learned_folder
-from focalroute.store import Store, existing, open_store
+from focalroute.store import Store, open_store, require_existing
 from focalroute.store.redis.store import RedisStore
 
 _PAUSE_S = 0.5  # between two looks for feedback
@@ -44,7 +44,7 @@ def update_command(
         FocalrouteError: an update that was to be the only one failed.
     """
     folder = learned_folder(chosen(policy, ()))
-    existing(store)
+    require_existing(store)
     with ExitStack() as stack:
         opened = stack.enter_context(closing(open_store(store)))
         if archive is not None and not (follow and isinstance(opened, RedisStore)):

@@ -20,7 +20,7 @@ from focalroute.evaluate.offpolicy import (
 )
 from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.names import named
-from focalroute.store import existing, open_store, shown
+from focalroute.store import display_name, open_store, require_existing
 
 #: How many of a store's latest answers are looked at.
 LATEST = 10_000
@@ -39,14 +39,14 @@ def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool 
         StoreError: the store cannot be read.
     """
     first, second = named(a), named(b)
-    with closing(open_store(existing(store))) as opened:
+    with closing(open_store(require_existing(store))) as opened:
         found = compare_policies(opened.recent(LATEST), first, second, seed=seed)
     names = {"a": f"{a} (version {first.version})", "b": f"{b} (version {second.version})"}
     if as_json:
-        said = {"store": shown(store), "seed": seed, "policies": names, "verdict": _verdict(found)}
+        said = {"store": display_name(store), "seed": seed, "policies": names, "verdict": _verdict(found)}
         print(json.dumps({**said, **dataclasses.asdict(found)}, indent=2, allow_nan=False))
     else:
-        _show(shown(store), names, found)
+        _show(display_name(store), names, found)
 
 
 def _show(store: str, names: dict[str, str], found: PolicyComparison) -> None:

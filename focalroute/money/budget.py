@@ -23,7 +23,7 @@ from focalroute.core.config import Budget, Endpoint
 from focalroute.core.errors import BudgetExceeded, ConfigError
 from focalroute.core.receipts import Limit
 from focalroute.money.cost import Bill
-from focalroute.store.base import Account, Balance, Grant, LedgerRow, Outcomes, Release, Reservation, Store
+from focalroute.store.base import Account, Balance, LedgerRow, Outcomes, Release, Reservation, ReservationResult, Store
 
 _log = logging.getLogger("focalroute")
 
@@ -31,7 +31,7 @@ _LOOK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldAmount:
     """What is held back for one call, USD; ``reservation`` None: no limit of the store concerns it."""
 
     endpoint: str
@@ -171,7 +171,7 @@ class BudgetGuard:
         self._held.add(reservation.id)
         return grant.at
 
-    def _let_go(self, done: Future[Grant], reservation: Reservation) -> None:
+    def _let_go(self, done: Future[ReservationResult], reservation: Reservation) -> None:
         if done.exception() is None and done.result().granted:
             self._kept.write_calls([(Release(reservation, done.result().at),)]).add_done_callback(_warn)
 
@@ -265,7 +265,7 @@ class AskBudget:
         """Share of the cap not yet spent nor reserved; 1 without a cap."""
         return 1.0 if self.cap is None else max(0.0, float(1 - (self.spent + self.reserved) / self.cap))
 
-    async def reserve(self, endpoint: str, amount: Decimal) -> Hold | None:
+    async def reserve(self, endpoint: str, amount: Decimal) -> HeldAmount | None:
         """Hold ``amount`` back for a call; None, and nothing held, if it does not fit.
 
         Raises:
@@ -275,7 +275,7 @@ class AskBudget:
             return None
         if not self._limits:
             self.reserved += amount
-            return Hold(endpoint, amount, time.time())
+            return HeldAmount(endpoint, amount, time.time())
         self.reserved += amount  # before waiting: the ask's other members reserve meanwhile
         hold = None
         try:
@@ -284,13 +284,13 @@ class AskBudget:
             at = await self._guard.reserve(held, self._limits)
             while at is None and self._room_comes([amount]) and await self._room([amount]):
                 at = await self._guard.reserve(held, self._limits)
-            hold = None if at is None else Hold(endpoint, amount, at, held)
+            hold = None if at is None else HeldAmount(endpoint, amount, at, held)
         finally:
             if hold is None:
                 self.reserved -= amount
         return hold
 
-    def settle(self, hold: Hold, bill: Bill) -> None:
+    def settle(self, hold: HeldAmount, bill: Bill) -> None:
         """Turn what is held into what was really spent."""
         self.bills.append(bill)
         self.reserved -= hold.amount

@@ -29,7 +29,7 @@ from focalroute.learn.fleet import Follower, fetch
 from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
-from focalroute.money.pacing import paced
+from focalroute.money.pacing import make_pacer
 from focalroute.money.prices import warn_if_stale
 from focalroute.observe import Observer
 from focalroute.policy.catalogue import chosen
@@ -54,7 +54,7 @@ from focalroute.serving.telemetry import Telemetry, recorder_of
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
 from focalroute.store.base import Row
-from focalroute.store.commits import Commits
+from focalroute.store.write_batcher import WriteBatcher
 
 if TYPE_CHECKING:
     from focalroute.learn.update_report import UpdateReport
@@ -172,11 +172,11 @@ class AsyncEnsemble:
         self._recorder = recorder_of(telemetry, self.endpoints)
         self._store = open_store(store, durability=durability)
         try:
-            self._commits = Commits(self._store)
+            self._write_batcher = WriteBatcher(self._store)
             self._embedding = Embedding(embedder, self._store)
             paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
             self._guard = BudgetGuard(budget, paid, self._store)
-            self._pacer = paced(budget, self._store, cost_weight)
+            self._pacer = make_pacer(budget, self._store, cost_weight)
             prices = [typical_cost(e) for e in self.endpoints]
             self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
             fetch(self._store, serving)
@@ -186,7 +186,7 @@ class AsyncEnsemble:
             self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
             told = None if self._recorder is None else self._recorder.heard
             self._listener = Listener(
-                self._store, self._commits, self._observer, self._slot, self._updater, window=window, told=told
+                self._store, self._write_batcher, self._observer, self._slot, self._updater, window=window, told=told
             )
             self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
             rules = Rules(attempts, hedge_after, early_stop)
@@ -371,7 +371,7 @@ class AsyncEnsemble:
     async def _record(self, answer: Answer, *rows: Row) -> Answer:
         """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
         try:
-            await self._commits.write(rows)
+            await self._write_batcher.write(rows)
         except StoreError as error:
             _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
             return replace(answer, durable=False)

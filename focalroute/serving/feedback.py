@@ -16,7 +16,7 @@ from focalroute.observe import Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.updates import Updater
 from focalroute.store.base import Store, StoredAnswer
-from focalroute.store.commits import Commits
+from focalroute.store.write_batcher import WriteBatcher
 
 _log = logging.getLogger("focalroute")
 
@@ -34,7 +34,7 @@ class Listener:
     def __init__(
         self,
         store: Store,
-        commits: Commits,
+        write_batcher: WriteBatcher,
         observer: Observer,
         slot: PolicySlot,
         updater: Updater,
@@ -43,7 +43,7 @@ class Listener:
         told: Callable[[Feedback], None] | None = None,
     ) -> None:
         self._store = store
-        self._commits = commits
+        self._write_batcher = write_batcher
         self._given: OrderedDict[str, StoredAnswer] = OrderedDict()
         self._observer = observer
         self._slot = slot
@@ -66,7 +66,7 @@ class Listener:
             )
         said, key = judged(stored, reward=reward, label=label)
         feedback = Feedback(answer_id, said, key, source, time.time())
-        await self._commits.write((feedback,))
+        await self._write_batcher.write((feedback,))
         if self._told is not None:
             self._told(feedback)
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from focalroute.core.config import Endpoint
 from focalroute.endpoints.rate_limits import Health
-from focalroute.money.savings import Saving, savings
+from focalroute.money.cost import Saving, savings
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.serving.judge import JudgeStats
@@ -55,7 +55,7 @@ class Stats:
         cost: USD of all calls with a known cost.
         endpoints: by name, in pool order.
         asks: how many asks they were for.
-        if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.money.savings`); None
+        if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.money.cost`); None
         if that
             is unknown for any.
         if_best_single: USD if each had asked only ``best_single``, likewise.

@@ -13,7 +13,7 @@ from focalroute.store.redis.address import RedisAddress, is_redis
 if TYPE_CHECKING:
     from focalroute.store.redis.store import RedisStore
 
-__all__ = ["Store", "existing", "is_redis", "is_shared", "open_store", "shown"]
+__all__ = ["Store", "display_name", "is_redis", "is_shared", "open_store", "require_existing"]
 
 
 def open_store(where: str | Path | None, *, durability: Literal["normal", "full"] = "normal") -> Store:
@@ -38,7 +38,7 @@ def is_shared(store: Store) -> TypeGuard[RedisStore]:
     return module is not None and isinstance(store, module.RedisStore)
 
 
-def existing(where: str) -> str:
+def require_existing(where: str) -> str:
     """The same, if it is an address or a file that is there.
 
     Raises:
@@ -49,6 +49,6 @@ def existing(where: str) -> str:
     return where
 
 
-def shown(where: str) -> str:
+def display_name(where: str) -> str:
     """As it may be printed: an address without its password."""
     return RedisAddress.of(where).name if is_redis(where) else where

@@ -141,7 +141,7 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class ReservationResult:
     """What became of a reservation.
 
     Attributes:
@@ -219,7 +219,7 @@ Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | Health
 #: What became of each of some calls; None: it is done.
 Outcomes = Sequence[BaseException | None]
 Grouping = Literal["endpoint", "tag", "day", "all"]
-Listener = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
+OnFeedback = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
 
 
 class Store(Protocol):
@@ -246,7 +246,7 @@ class Store(Protocol):
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """The stored answer, rows still queued included."""
 
-    def subscribe(self, listener: Listener, *, last: int) -> None:
+    def subscribe(self, listener: OnFeedback, *, last: int) -> None:
         """Call ``listener`` with feedback and its answer, in the order it was committed, by any process.
 
         The ``last`` latest ones are delivered before this returns; then every new one, before its `write` future
@@ -257,7 +257,7 @@ class Store(Protocol):
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
         """Keep these accounts' balances from now on, what the ledger holds already included; the balances now."""
 
-    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[Grant]:
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
         """Hold an amount back if spent + reserved + amount stays within all limits; else nothing happens.
 
         Atomic over all processes on this store. A `LedgerRow` or a `Release` with it ends it. The accounts must be

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from focalroute.core.records import Feedback
-from focalroute.store.base import Listener, StoredAnswer
+from focalroute.store.base import OnFeedback, StoredAnswer
 
 _log = logging.getLogger("focalroute.store")
 
 
-def tell(listeners: Iterable[Listener], rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+def tell(listeners: Iterable[OnFeedback], rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
     """Call each listener with these rows, if there are any; one that fails is logged, and harms nobody."""
     for listener in listeners if rows else ():
         try:

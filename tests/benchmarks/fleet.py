@@ -41,7 +41,7 @@ from focalroute.learn.fleet.learner import FleetLearner
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store.base import PROBE, Account
-from focalroute.store.redis.board import Board
+from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 from tests.benchmarks.budgets import _wait_until_idle
 from tests.benchmarks.harness import machine
@@ -212,7 +212,7 @@ class Fleet:
             nonlocal seen
             while not end.wait(0.1):
                 try:
-                    state = Board(store).state()
+                    state = FleetPolicy(store).state()
                 except StoreError:
                     continue
                 if state.current != seen:
@@ -281,7 +281,7 @@ def last(store: RedisStore) -> None:
     """Learn from what is left."""
     learner = FleetLearner(store, every=1, seed=0)
     give_up = time.monotonic() + 60
-    while Board(store).state().learned < len_of(store, "feedback"):
+    while FleetPolicy(store).state().learned < len_of(store, "feedback"):
         assert time.monotonic() < give_up
         learner.step()
         time.sleep(0.05)
@@ -311,7 +311,7 @@ def measured(
     kept = {answer.id: feedback for answer, feedback in store.recent(10**6)}
     acknowledged = {key for one in said for key in one["acknowledged"]}
     balance = store.balances([Account()]).result()[Account()]
-    state = Board(store).state()
+    state = FleetPolicy(store).state()
     lags = [
         max(0.0, min((at for at, version in one["versions"] if version >= number), default=float("inf")) - when)
         for when, number in published
@@ -322,7 +322,7 @@ def measured(
         lost=sum(not kept.get(key) for key in acknowledged),
         doubled=sum(len(feedback) > 1 for feedback in kept.values()),
         learned=state.learned,
-        left=len(Board(store).unlearned(10**6)),
+        left=len(FleetPolicy(store).unlearned(10**6)),
         versions=state.current,
         lags=tuple(lags),
         billed=sum((stats.usd for stats in pool.stats().values()), Decimal(0)),

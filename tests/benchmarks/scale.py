@@ -18,7 +18,7 @@ from typing import Any
 
 from focalroute.learn.fleet.learner import FleetLearner
 from focalroute.store.base import Account, LedgerRow, Reservation
-from focalroute.store.redis.board import Board
+from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
@@ -83,10 +83,12 @@ def learned(store: RedisStore, folder: Path) -> None:
     for number in range(3):
         fill(store, play(linear_learner(), 1000, number, version=1))
         measured(store, "updates of 1,000 feedbacks", 1, learner.step)
-    current = Board(store).state().current
-    files = Board(store).files(current, ("learner.npz",))
+    current = FleetPolicy(store).state().current
+    files = FleetPolicy(store).files(current, ("learner.npz",))
     print(f"| bytes of a bundle that a worker fetches | {sum(map(len, files.values()))} | | | |")
-    measured(store, "bundles fetched", 200, lambda: [Board(store).files(current, ("learner.npz",)) for _ in range(200)])
+    measured(
+        store, "bundles fetched", 200, lambda: [FleetPolicy(store).files(current, ("learner.npz",)) for _ in range(200)]
+    )
 
 
 def main() -> None:

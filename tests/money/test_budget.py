@@ -16,7 +16,7 @@ import pytest
 
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.errors import BudgetExceeded, ConfigError, StoreError
-from focalroute.money.budget import AskBudget, BudgetGuard, Hold
+from focalroute.money.budget import AskBudget, BudgetGuard, HeldAmount
 from focalroute.money.cost import Bill
 from focalroute.store.base import Account, Balance
 from focalroute.store.sqlite.store import SqliteStore
@@ -37,7 +37,7 @@ def guard(store: SqliteStore, **limits: Any) -> BudgetGuard:
     return BudgetGuard(Budget(**limits), [PRICED], store)
 
 
-def hold(ask_budget: AskBudget, amount: str | int) -> Hold | None:
+def hold(ask_budget: AskBudget, amount: str | int) -> HeldAmount | None:
     return asyncio.run(ask_budget.reserve("a", Decimal(amount)))
 
 
@@ -268,7 +268,7 @@ def test_a_purse_keeps_its_cap_even_where_the_budget_has_more(store: SqliteStore
 def test_members_that_reserve_at_a_time_stay_within_the_cap_together(store: SqliteStore) -> None:
     ask_budget = guard(store, usd_total=9).ask_budget(1, "x")
 
-    async def run() -> list[Hold | None]:
+    async def run() -> list[HeldAmount | None]:
         return await asyncio.gather(*(ask_budget.reserve("a", Decimal("0.4")) for _ in range(5)))
 
     assert [held is not None for held in asyncio.run(run())] == [True, True, False, False, False]

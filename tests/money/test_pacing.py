@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute import Budget, Ensemble
-from focalroute.money.pacing import HIGHEST, LOWEST, Pacer
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT, Pacer
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from tests.policies import thrifty
 from tests.responses import Response, drawn
@@ -32,7 +32,7 @@ def paid(pacer: Pacer, cost: float) -> None:
         price=st.floats(0.5, 3),
         drift=st.floats(-1, 1),
         noise=st.floats(0, 1),
-        start=st.floats(0.01, HIGHEST),
+        start=st.floats(0.01, HIGHEST_WEIGHT),
         seed=st.integers(0, 99),
     ),
     under_way=st.sampled_from([1, 2, 4]),
@@ -49,7 +49,7 @@ def test_with_64_asks_under_way_nearly_all_responses_are_held_too() -> None:
     assert off[-1] <= 0.05
 
 
-def test_prices_of_asks_under_way_are_spread_evenly_around_the_one_that_is_learned() -> None:
+def test_weights_of_asks_under_way_are_spread_evenly_around_the_learned_one() -> None:
     pacer = Pacer(Decimal(1), 0.1)
     assert pacer.begin() == pytest.approx(0.1)
     given = [math.log10(pacer.begin() / 0.1) for _ in range(399)]
@@ -57,7 +57,7 @@ def test_prices_of_asks_under_way_are_spread_evenly_around_the_one_that_is_learn
     latest = given[-100:]
     assert sum(latest) / 100 == pytest.approx(0, abs=0.02)
     assert [round(f * math.log10(math.e), 1) for f in (-1, 1)] == [round(f(latest), 1) for f in (min, max)]
-    assert pacer.price == pytest.approx(0.1)
+    assert pacer.cost_weight == pytest.approx(0.1)
     fixed = Pacer(None, 0.1)
     assert {fixed.begin() for _ in range(64)} == {0.1}
 
@@ -67,46 +67,46 @@ def test_what_a_probe_cost_is_made_up_for() -> None:
     probed.add(30.0)
     paid(plain, 1.0)
     paid(probed, 1.0)
-    assert plain.price == pytest.approx(0.1)
-    assert probed.price == pytest.approx(0.1 * math.exp(0.1 * 30 / 300))
+    assert plain.cost_weight == pytest.approx(0.1)
+    assert probed.cost_weight == pytest.approx(0.1 * math.exp(0.1 * 30 / 300))
     without = Pacer(None, 0.1)
     without.add(30.0)
     paid(without, 1.0)
-    assert without.price == pytest.approx(0.1)
+    assert without.cost_weight == pytest.approx(0.1)
 
 
-def test_without_a_target_the_price_stays() -> None:
+def test_without_a_target_the_weight_stays() -> None:
     pacer = Pacer(None, 0.3)
     paid(pacer, 100.0)
-    assert pacer.price == pytest.approx(0.3)
+    assert pacer.cost_weight == pytest.approx(0.3)
 
 
 def test_what_was_refused_tells_nothing() -> None:
     pacer = Pacer(Decimal(1), 0.3)
     pacer.begin()
     pacer.end(None)
-    assert pacer.price == pytest.approx(0.3)
+    assert pacer.cost_weight == pytest.approx(0.3)
 
 
 def test_a_target_that_cannot_be_met_for_a_while_leaves_a_debt_of_1000_queries_at_most() -> None:
-    """It is paid back at half the target a query; the price itself does not wind up."""
+    """It is paid back at half the target a query; the weight itself does not wind up."""
     pacer = Pacer(Decimal(1), 1.0)
     for _ in range(20_000):
         paid(pacer, 50.0)
-    assert pacer.price == pytest.approx(HIGHEST)
+    assert pacer.cost_weight == pytest.approx(HIGHEST_WEIGHT)
     for _ in range(1700):
         paid(pacer, 0.5)
-    assert pacer.price == pytest.approx(HIGHEST)  # half the target is what is wanted now
+    assert pacer.cost_weight == pytest.approx(HIGHEST_WEIGHT)  # half the target is what is wanted now
     for _ in range(200):
         paid(pacer, 0.5)
-    assert HIGHEST / 100 < pacer.price < HIGHEST / 2  # nearly paid back
+    assert HIGHEST_WEIGHT / 100 < pacer.cost_weight < HIGHEST_WEIGHT / 2  # nearly paid back
     for _ in range(400):
         paid(pacer, 0.0)
-    assert pacer.price == pytest.approx(LOWEST)
+    assert pacer.cost_weight == pytest.approx(LOWEST_WEIGHT)
 
 
 def test_a_long_tail_of_costs_does_not_bias_the_mean() -> None:
-    """One query in twenty costs ten times the mean; at a price of 1 the mean is the target."""
+    """One query in twenty costs ten times the mean; at a weight of 1 the mean is the target."""
     pacer, rng, total = Pacer(Decimal(1), 0.1), random.Random(0), 0.0
     for _ in range(5000):
         mean = pacer.begin() ** -0.5
@@ -116,10 +116,10 @@ def test_a_long_tail_of_costs_does_not_bias_the_mean() -> None:
     assert total / 5000 == pytest.approx(1, rel=0.02)
 
 
-def test_one_dear_query_moves_the_price_by_a_bounded_step() -> None:
+def test_one_dear_query_moves_the_weight_by_a_bounded_step() -> None:
     pacer = Pacer(Decimal(1), 1.0)
     paid(pacer, 1e6)
-    assert pacer.price == pytest.approx(math.e)
+    assert pacer.cost_weight == pytest.approx(math.e)
 
 
 def test_with_many_asks_under_way_steps_are_smaller() -> None:
@@ -128,11 +128,11 @@ def test_with_many_asks_under_way_steps_are_smaller() -> None:
         crowded.begin()
     paid(alone, 2.0)
     paid(crowded, 2.0)
-    assert 1 < crowded.price < alone.price ** (1 / 8)
+    assert 1 < crowded.cost_weight < alone.cost_weight ** (1 / 8)
 
 
-def test_an_ensemble_holds_its_mean_cost_and_remembers_the_price(tmp_path: Path) -> None:
-    """Real asks with a policy that asks fewer as lambda rises; the price starts far too low."""
+def test_an_ensemble_holds_its_mean_cost_and_remembers_the_weight(tmp_path: Path) -> None:
+    """Real asks with a policy that asks fewer as lambda rises; the weight starts far too low."""
     models = [SimulatedModel(name, skill=0.7) for name in "abcd"]
     with SimulatedPool(models) as pool:
         target = Decimal("0.000015")
@@ -143,11 +143,11 @@ def test_an_ensemble_holds_its_mean_cost_and_remembers_the_price(tmp_path: Path)
         ) as ensemble:
             answers = [ensemble.ask(question.text, choices=question.choices) for question in stream(120, seed=5)]
         costs = [float(answer.cost or 0) for answer in answers]
-        prices = [answer.receipt.cost_weight for answer in answers]
-        assert prices[0] == pytest.approx(0.1)
+        weights = [answer.receipt.cost_weight for answer in answers]
+        assert weights[0] == pytest.approx(0.1)
         assert sum(costs[:10]) / 10 > 1.2 * float(target)
         assert sum(costs[60:]) / 60 == pytest.approx(float(target), rel=0.25)
         with Ensemble(pool.endpoints, policy=folder, store=store, budget=budget, cost_weight=0.1) as ensemble:
             again = ensemble.ask("What is 17 + 25?", choices=["32", "42"])
-        latest = [math.log(price) for price in prices[-16:]]
+        latest = [math.log(weight) for weight in weights[-16:]]
         assert again.receipt.cost_weight == pytest.approx(math.exp(sum(latest) / 16))

@@ -15,10 +15,10 @@ import pytest
 
 from focalroute.core.errors import ConfigError, FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.core.records import Usage
-from focalroute.store import existing, open_store
+from focalroute.store import open_store, require_existing
 from focalroute.store.base import Account, CapabilityRow, HealthRow, LedgerRow, Row
 from focalroute.store.redis.address import RedisAddress
-from focalroute.store.redis.connection import Link
+from focalroute.store.redis.connection import RedisConnection
 from focalroute.store.redis.journal import Entry
 from focalroute.store.redis.keys import FIXED, Keys
 from focalroute.store.redis.rows import packed, refusal
@@ -80,9 +80,9 @@ def test_a_password_is_nowhere_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_address_counts_as_a_store_that_is_there(tmp_path: Path) -> None:
-    assert existing("redis://host/0") == "redis://host/0"
+    assert require_existing("redis://host/0") == "redis://host/0"
     with pytest.raises(ConfigError, match="there is no such store"):
-        existing(str(tmp_path / "s.db"))
+        require_existing(str(tmp_path / "s.db"))
 
 
 # -- who may use it ----------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_a_password_and_an_access_list_are_kept_to(tmp_path: Path, monkeypatch: 
             open_store(server.url)
         with pytest.raises(StoreError, match="refuses the user or the password"):
             open_store(f"redis://:wrong@127.0.0.1:{server.port}/0")
-        link = Link(RedisAddress.of(f"{server.url}?password_env=FLEET_PASSWORD"))
+        link = RedisConnection(RedisAddress.of(f"{server.url}?password_env=FLEET_PASSWORD"))
         rights = ("on", ">s ecret/%", "~{fleet}:*", "+@read", "+@write", "+@stream", "+@scripting", "+time", "+ping")
         link.one("ACL", "SETUSER", "worker", "reset", *rights)
         link.drop()
@@ -261,7 +261,7 @@ def test_a_refused_call_leaves_nothing(where: str) -> None:
 
 def test_what_is_sent_twice_is_done_once_and_answered_alike(where: str) -> None:
     """As after a reply that was lost: each call again, in order, as it was."""
-    link = Link(RedisAddress.of(where))
+    link = RedisConnection(RedisAddress.of(where))
     link.connect()
     calls: list[list[Row]] = [
         [answer("x"), bill()],

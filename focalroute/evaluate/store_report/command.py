@@ -14,7 +14,7 @@ from focalroute.evaluate.store_report.history import read_history
 from focalroute.evaluate.store_report.stored import store_page
 from focalroute.evaluate.store_report.updates import updates_section
 from focalroute.policy import bundle
-from focalroute.store import existing, is_redis, open_store, shown
+from focalroute.store import display_name, is_redis, open_store, require_existing
 
 #: How many of a store's latest answers are read.
 LATEST = 10_000
@@ -77,8 +77,8 @@ def _page(evaluation: Path | None, store: str | None, last: int, updates: Sectio
     if evaluation is not None:
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - one of both is there
-    with closing(open_store(existing(store))) as opened:
-        name = shown(store) if is_redis(store) else Path(store).name
+    with closing(open_store(require_existing(store))) as opened:
+        name = display_name(store) if is_redis(store) else Path(store).name
         return store_page(read_history(opened.recent(last)), name, updates)
 
 

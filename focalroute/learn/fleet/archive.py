@@ -17,9 +17,9 @@ from focalroute.core.records import Usage
 from focalroute.store import Store, open_store
 from focalroute.store.base import CapabilityRow, LedgerRow
 from focalroute.store.codec import from_pico
-from focalroute.store.redis.board import Board
-from focalroute.store.redis.bounds import Bill, drop_answers, drop_bills, oldest_answers, oldest_bills
-from focalroute.store.redis.rows import Stored, place
+from focalroute.store.redis.fleet_policy import FleetPolicy
+from focalroute.store.redis.reads import LedgerEntry, drop_answers, drop_bills, oldest_answers, oldest_bills
+from focalroute.store.redis.rows import AnswerHash, place
 from focalroute.store.redis.store import RedisStore
 
 #: In the archive, under this key stands how far the ledger was taken over; in the same transaction as its rows.
@@ -43,7 +43,7 @@ class Archive:
         self._store = store
         self._keep = store.keep if keep is None else keep
         self._kept: Store = open_store(path)
-        Board(store).keep_archive(True)
+        FleetPolicy(store).keep_archive(True)
 
     def take(self) -> int:
         """Take over everything beyond what Redis keeps; how many answers.
@@ -64,7 +64,7 @@ class Archive:
             taken += len(answers)
         return taken
 
-    def _take_answer(self, one: Stored) -> None:
+    def _take_answer(self, one: AnswerHash) -> None:
         try:
             answer = one.answer
         except StoreError as error:
@@ -73,7 +73,7 @@ class Archive:
         if self._kept.answer(answer.id) is None:
             self._kept.write(answer, *answer.probes, *(said for _, said in one.feedback())).result()
 
-    def _take_bills(self, bills: Sequence[Bill]) -> None:
+    def _take_bills(self, bills: Sequence[LedgerEntry]) -> None:
         mark = self._kept.capabilities(_MARK)
         before = place(b"0-0" if mark is None else str(mark.values["entry"]).encode())
         rows = [_ledger_row(bill) for bill in bills if place(bill.entry) > before]
@@ -85,7 +85,7 @@ class Archive:
         self._kept.close()
 
 
-def _ledger_row(bill: Bill) -> LedgerRow:
+def _ledger_row(bill: LedgerEntry) -> LedgerRow:
     answer_id, endpoint, *used, cost, source = bill.row
     return LedgerRow(answer_id, endpoint, bill.at, _usage(used), _usd(cost), source, tuple(bill.tags))
 

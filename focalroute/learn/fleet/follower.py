@@ -38,11 +38,11 @@ def fetch(store: Store, policy: str | Path | Named | None) -> None:
 
 def _files(store: RedisStore, version: int | None = None) -> tuple[int, dict[str, bytes]]:
     """A version, the current one unless said, and its files as workers need them; none where nothing is published."""
-    from focalroute.store.redis.board import Board  # only a fleet needs anything of Redis
+    from focalroute.store.redis.fleet_policy import FleetPolicy  # only a fleet needs anything of Redis
 
-    board = Board(store)
-    version = board.state().current if version is None else version
-    return version, board.files(version, without=_LEARNERS_OWN) if version else {}
+    fleet_policy = FleetPolicy(store)
+    version = fleet_policy.state().current if version is None else version
+    return version, fleet_policy.files(version, without=_LEARNERS_OWN) if version else {}
 
 
 class Follower:

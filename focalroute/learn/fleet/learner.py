@@ -22,7 +22,7 @@ from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.publish import install
-from focalroute.store.redis.board import Board
+from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 
 _MOST = 10_000  # feedbacks that one update takes off the list
@@ -53,7 +53,7 @@ class FleetLearner:
         archive: Archive | None = None,
     ) -> None:
         self._store = store
-        self._board = Board(store)
+        self._fleet_policy = FleetPolicy(store)
         self._start = start
         self._every = every
         self._seed = seed
@@ -72,13 +72,13 @@ class FleetLearner:
             StoreError: Redis is away.
             PolicyError: the fleet's policy is damaged.
         """
-        token = self._board.lease("take", self._who, self._lease_s)
+        token = self._fleet_policy.lease("take", self._who, self._lease_s)
         if not token:
             return None
         with self._kept():
             self._begin()
             self._tidy()
-            entries = self._board.unlearned(_MOST)
+            entries = self._fleet_policy.unlearned(_MOST)
             if len(entries) < (self._every if at_least is None else at_least):
                 return None
             return self._update(token, entries)
@@ -88,24 +88,26 @@ class FleetLearner:
         report = self.step(at_least=0)
         if report is not None:
             return report
-        current = self._board.state().current
+        current = self._fleet_policy.state().current
         return UpdateReport("insufficient", current, current, 0, 0, "another process learns for this fleet now")
 
     def close(self) -> None:
         """Give the lease up, so that the next one need not wait for its end."""
         with suppress(StoreError):
-            self._board.lease("give up", self._who, self._lease_s)
+            self._fleet_policy.lease("give up", self._who, self._lease_s)
 
     def _update(self, token: int, entries: list[str]) -> UpdateReport | None:
-        parent = self._board.state()
+        parent = self._fleet_policy.state()
         seed = None if self._seed is None else self._seed + parent.current
         with TemporaryDirectory() as name:
             folder = Path(name)
             for version in sorted({max(parent.versions, default=0), parent.current} - {0}, reverse=True):
-                install(folder, version, self._board.files(version))  # the current one last
+                install(folder, version, self._fleet_policy.files(version))  # the current one last
             report = update_policy(self._store, folder, seed=seed)
             files = _read(bundle.folder_of(folder, report.version)) if report.status == "published" else {}
-        done = self._board.publish(files, version=report.version, parent=parent.current, token=token, learned=entries)
+        done = self._fleet_policy.publish(
+            files, version=report.version, parent=parent.current, token=token, learned=entries
+        )
         if done == "done":
             return report
         said = "its lease was over" if done == "fenced" else "another version serves by now"
@@ -114,16 +116,16 @@ class FleetLearner:
 
     def _begin(self) -> None:
         """Give a fleet that has no policy yet the one that it is to begin with."""
-        if self._start is None or self._board.state().current or not bundle.versions(self._start):
+        if self._start is None or self._fleet_policy.state().current or not bundle.versions(self._start):
             return
         version = bundle.load(self._start).version
-        self._board.publish(_read(bundle.folder_of(self._start, version)), version=version, parent=0)
+        self._fleet_policy.publish(_read(bundle.folder_of(self._start, version)), version=version, parent=0)
 
     def _tidy(self) -> None:
         if time.monotonic() < self._next_tidy:
             return
         self._next_tidy = time.monotonic() + _TIDY_EVERY_S
-        self._board.tidy(time.time())
+        self._fleet_policy.tidy(time.time())
         if self._archive is not None:
             self._archive.take()
 
@@ -135,7 +137,7 @@ class FleetLearner:
         def keep() -> None:
             while not over.wait(self._lease_s / 3):
                 with suppress(StoreError):  # then it ends, and what is published under it is refused
-                    self._board.lease("keep", self._who, self._lease_s)
+                    self._fleet_policy.lease("keep", self._who, self._lease_s)
 
         thread = threading.Thread(target=keep, name="focalroute-lease", daemon=True)
         thread.start()

@@ -6,7 +6,7 @@ import json
 from contextlib import closing
 
 from focalroute.core.errors import ConfigError
-from focalroute.store.redis.board import Board
+from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 
 
@@ -17,18 +17,18 @@ def rollback_fleet_command(where: str, version: int | None, *, as_json: bool = F
         ConfigError: there is no such version, or none to go back to.
     """
     with closing(RedisStore(where)) as store:
-        board = Board(store)
-        state = board.state()
+        fleet_policy = FleetPolicy(store)
+        state = fleet_policy.state()
         if not state.current:
             raise ConfigError(f"{store.name}: holds no policy; publish one first (focalroute update)")
         if version is None:
-            version = json.loads(board.files(state.current)["manifest.json"])["parent"]
+            version = json.loads(fleet_policy.files(state.current)["manifest.json"])["parent"]
             if not version:
                 raise ConfigError(
                     f"{store.name}: version {state.current} was learned from the shipped policy; name a version to go "
                     "back to"
                 )
-        if not board.roll_back(version):
+        if not fleet_policy.roll_back(version):
             kept = ", ".join(map(str, state.versions))
             raise ConfigError(f"{store.name}: version {version} is not kept; give one of {kept}")
         said = f"{store.name}: version {version} serves now"

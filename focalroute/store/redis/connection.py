@@ -1,7 +1,7 @@
 """The connection to Redis, and its scripts. The only module that imports redis-py.
 
-Whatever is wrong with the connection or the server is `Away`: the same call may succeed later. In a cluster all keys
-are on one node; whichever node is named in the address, its answer tells where they are.
+Any trouble with the connection or the server is `RedisUnavailable`: the same call may succeed later. In a cluster all
+keys are on one node; the address may name any node, as its answer tells where they are.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ADVICE = {
 _FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT"}
 
 
-class Away(Exception):
+class RedisUnavailable(Exception):
     """Redis cannot be reached, or cannot do anything now."""
 
 
-class Link:
+class RedisConnection:
     """One connection, made again whenever it is lost. Not thread-safe.
 
     Raises:
@@ -150,7 +150,7 @@ class Link:
         for reply in replies:
             if isinstance(reply, self._redis.exceptions.NoScriptError):
                 self.drop()
-                raise Away("its scripts were flushed")
+                raise RedisUnavailable("its scripts were flushed")
         return replies
 
     def _sent(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
@@ -169,14 +169,14 @@ class Link:
         finally:
             self._pool.release(connection)
 
-    def trouble(self, error: Exception) -> FocalrouteError | Away:
+    def trouble(self, error: Exception) -> FocalrouteError | RedisUnavailable:
         """What is wrong, in words that hold nothing of what was sent."""
-        if isinstance(error, Away | FocalrouteError):
+        if isinstance(error, RedisUnavailable | FocalrouteError):
             return error
         code = _code(error)
         said = f"{self._address.name}: {_ADVICE.get(code, _plain(error))}"
         wrong = isinstance(error, self._redis.exceptions.ResponseError) and not code
-        return StoreError(said) if wrong or code in _FOR_GOOD else Away(said)
+        return StoreError(said) if wrong or code in _FOR_GOOD else RedisUnavailable(said)
 
 
 def _reply(connection: Any, refused: type[Exception]) -> Any:

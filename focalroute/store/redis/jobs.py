@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from focalroute.store.base import Release, Row
-from focalroute.store.redis.connection import Link
+from focalroute.store.redis.connection import RedisConnection
 
 
 @dataclass(eq=False, slots=True)
@@ -57,4 +57,4 @@ class Script(Job):
 class Read(Job):
     """Work that only reads, or that is safe to do again."""
 
-    work: Callable[[Link], Any]
+    work: Callable[[RedisConnection], Any]

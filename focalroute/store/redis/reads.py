@@ -21,13 +21,17 @@ from focalroute.store.base import (
     UsageTotal,
 )
 from focalroute.store.codec import from_pico
-from focalroute.store.redis.connection import Link
+from focalroute.store.redis.connection import RedisConnection
 from focalroute.store.redis.keys import ANSWERS, CAPABILITIES, HEALTH, LEDGER, POLICY, RESERVATIONS, TOTALS
-from focalroute.store.redis.rows import Stored, read_capabilities, read_health
+from focalroute.store.redis.rows import AnswerHash, read_capabilities, read_health
 
 #: Of a stream: its entries with their fields.
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
+#: Set while somebody keeps an archive; until that has them, twice as many rows are kept.
+ARCHIVED = "archived"
+
+_LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 _AT_ONCE = 500
 
 _log = logging.getLogger("focalroute.store")
@@ -43,7 +47,7 @@ def pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
-def durability(link: Link) -> str:
+def durability(link: RedisConnection) -> str:
     """When Redis writes a call to its disk: "always", "everysec", "no", "none": never; "" where it does not say."""
     try:
         found = pairs(link.one("CONFIG", "GET", "append*"))
@@ -55,28 +59,28 @@ def durability(link: Link) -> str:
 # -- answers -------------------------------------------------------------------------------------------------------
 
 
-def stored(link: Link, ids: Sequence[str]) -> list[Stored]:
+def stored(link: RedisConnection, ids: Sequence[str]) -> list[AnswerHash]:
     """The hashes of these answers, empty ones of those that are not there."""
-    found: list[Stored] = []
+    found: list[AnswerHash] = []
     for start in range(0, len(ids), _AT_ONCE):
         commands = [("HGETALL", link.keys.answer(answer_id)) for answer_id in ids[start : start + _AT_ONCE]]
-        found += [Stored(reply) for reply in link.all(commands)]
+        found += [AnswerHash(reply) for reply in link.all(commands)]
     return found
 
 
-def answer(link: Link, answer_id: str) -> StoredAnswer | None:
+def answer(link: RedisConnection, answer_id: str) -> StoredAnswer | None:
     """The answer with this id; StoreError if it is damaged."""
     (found,) = stored(link, [answer_id])
     return found.answer if found else None
 
 
-def latest(link: Link, limit: int) -> list[str]:
+def latest(link: RedisConnection, limit: int) -> list[str]:
     """The ids of the ``limit`` latest answers, oldest first."""
     found = entries(link.one("XREVRANGE", link.keys[ANSWERS], "+", "-", "COUNT", limit))[::-1]
     return [fields[b"id"].decode() for _, fields in found]
 
 
-def judged(found: Sequence[Stored]) -> Iterator[tuple[StoredAnswer, tuple[Feedback, ...]]]:
+def judged(found: Sequence[AnswerHash]) -> Iterator[tuple[StoredAnswer, tuple[Feedback, ...]]]:
     """These answers with their feedback; a damaged one is no reason to learn nothing from the others."""
     for one in found:
         try:
@@ -89,7 +93,7 @@ def judged(found: Sequence[Stored]) -> Iterator[tuple[StoredAnswer, tuple[Feedba
 # -- endpoints -----------------------------------------------------------------------------------------------------
 
 
-def capabilities(link: Link, key: str) -> CapabilityRow | None:
+def capabilities(link: RedisConnection, key: str) -> CapabilityRow | None:
     """The probe under this key; a damaged one counts as none, so that the endpoint is probed again."""
     text = link.one("HGET", link.keys[CAPABILITIES], key)
     try:
@@ -98,7 +102,7 @@ def capabilities(link: Link, key: str) -> CapabilityRow | None:
         return None
 
 
-def health(link: Link) -> dict[str, HealthRow]:
+def health(link: RedisConnection) -> dict[str, HealthRow]:
     """What is known of the endpoints, by key; damaged rows are none."""
     found = {}
     for key, text in pairs(link.one("HGETALL", link.keys[HEALTH])).items():
@@ -112,7 +116,7 @@ def health(link: Link) -> dict[str, HealthRow]:
 # -- the ledger ----------------------------------------------------------------------------------------------------
 
 
-def totals(link: Link) -> dict[str, UsageTotal]:
+def totals(link: RedisConnection) -> dict[str, UsageTotal]:
     """The ledger summed by endpoint, dropped rows included."""
     sums: dict[str, dict[str, int]] = {}
     for name, value in pairs(link.one("HGETALL", link.keys[TOTALS])).items():
@@ -145,7 +149,7 @@ class _Sum:
         return LedgerSum(key, len(self.asks), *counts, *money)
 
 
-def _bills(link: Link) -> Iterator[tuple[float, list[str], list[Any]]]:
+def _bills(link: RedisConnection) -> Iterator[tuple[float, list[str], list[Any]]]:
     """The ledger's entries: the moment, the tags, and the row as it is kept."""
     after = b"-"
     while True:
@@ -157,7 +161,7 @@ def _bills(link: Link) -> Iterator[tuple[float, list[str], list[Any]]]:
         after = b"(" + found[-1][0]
 
 
-def ledger(link: Link, by: Grouping) -> list[LedgerSum]:
+def ledger(link: RedisConnection, by: Grouping) -> list[LedgerSum]:
     """See `Store.ledger`."""
     sums: dict[str, _Sum] = {}
 
@@ -190,10 +194,62 @@ def ledger(link: Link, by: Grouping) -> list[LedgerSum]:
     return [one.row(key) for key, one in sorted(sums.items())]
 
 
+# -- keeping it bounded -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """An entry of the ledger's stream; ``row`` as `focalroute.store.redis.rows` writes it."""
+
+    entry: bytes
+    at: float
+    tags: Sequence[str]
+    row: Sequence[Any]
+
+
+def trim(link: RedisConnection, keep: int) -> None:
+    """Drop what is beyond the latest ``keep`` answers and their share of the ledger; twice that, for an archive."""
+    if link.one("HGET", link.keys[POLICY], ARCHIVED):
+        keep *= 2
+    while bills := _oldest(link, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep):
+        drop_bills(link, bills[-1][0], keep)
+    while answers := _oldest(link, ANSWERS, keep):
+        drop_answers(link, [(entry, fields[b"id"].decode()) for entry, fields in answers], keep)
+
+
+def oldest_bills(link: RedisConnection, keep: int) -> list[LedgerEntry]:
+    """Up to 500 of the oldest bills beyond those that go with ``keep`` answers."""
+    found = _oldest(link, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep)
+    return [LedgerEntry(e, float(f[b"at"]), json.loads(f[b"tags"]), json.loads(f[b"row"])) for e, f in found]
+
+
+def oldest_answers(link: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
+    """Up to 500 of the oldest answers beyond ``keep``: the entry in the stream, the id and the hash."""
+    found = _oldest(link, ANSWERS, keep)
+    ids = [fields[b"id"].decode() for _, fields in found]
+    return [(entry, name, one) for (entry, _), name, one in zip(found, ids, stored(link, ids), strict=True)]
+
+
+def drop_bills(link: RedisConnection, last: bytes, keep: int) -> None:
+    """Drop the ledger up to this entry."""
+    link.script("trim", (), (last, 2 * keep))
+
+
+def drop_answers(link: RedisConnection, rows: Sequence[tuple[bytes, str]], keep: int) -> None:
+    """Drop answers, each given as its entry and its id."""
+    keys = [link.keys.answer(answer_id) for _, answer_id in rows]
+    link.script("trim", keys, ("", 2 * keep, *(entry for entry, _ in rows)))
+
+
+def _oldest(link: RedisConnection, stream: str, keep: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    beyond = min(int(link.one("XLEN", link.keys[stream])) - keep, _AT_ONCE)
+    return entries(link.one("XRANGE", link.keys[stream], "-", "+", "COUNT", beyond)) if beyond > 0 else []
+
+
 # -- integrity -----------------------------------------------------------------------------------------------------
 
 
-def problems(link: Link) -> tuple[str, ...]:
+def problems(link: RedisConnection) -> tuple[str, ...]:
     """Everything that is wrong with what is kept, in words; reads all of it."""
     found: list[str] = []
     for check in (_damaged_answers, _wrong_balances):
@@ -204,7 +260,7 @@ def problems(link: Link) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _damaged_answers(link: Link) -> Iterator[str]:
+def _damaged_answers(link: RedisConnection) -> Iterator[str]:
     after = b"-"
     while True:
         found = entries(link.one("XRANGE", link.keys[ANSWERS], after, "+", "COUNT", _AT_ONCE))
@@ -216,7 +272,7 @@ def _damaged_answers(link: Link) -> Iterator[str]:
             yield from _damage(entry, name, one)
 
 
-def _damage(entry: bytes, name: str, one: Stored) -> Iterator[str]:
+def _damage(entry: bytes, name: str, one: AnswerHash) -> Iterator[str]:
     if not one or one.entry != entry:
         yield f"answer {name}: stands in the stream of answers but nowhere else"
         return
@@ -228,7 +284,7 @@ def _damage(entry: bytes, name: str, one: Stored) -> Iterator[str]:
         yield str(error) if isinstance(error, StoreError) else f"answer {name}: not JSON"
 
 
-def _wrong_balances(link: Link) -> Iterator[str]:
+def _wrong_balances(link: RedisConnection) -> Iterator[str]:
     dropped = link.one("HGET", link.keys[POLICY], "ledger_dropped") or b""
     wrong = [word.decode() for word in link.script("verify", (), (dropped,))]
     for account, kept, true in zip(wrong[::3], wrong[1::3], wrong[2::3], strict=True):

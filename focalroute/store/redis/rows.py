@@ -14,11 +14,11 @@ from focalroute.store.base import (
     Account,
     Balance,
     CapabilityRow,
-    Grant,
     HealthRow,
     LedgerRow,
     Release,
     Reservation,
+    ReservationResult,
     Row,
     StoredAnswer,
     StoredProbe,
@@ -142,9 +142,9 @@ def refusal(reply: Sequence[bytes]) -> FocalrouteError | None:
     return None
 
 
-def read_grant(reply: Sequence[Any], limits: Sequence[Account]) -> Grant:
+def read_grant(reply: Sequence[Any], limits: Sequence[Account]) -> ReservationResult:
     """What became of a reservation."""
-    return Grant(reply[0] == 1, float(reply[1]), read_balances(reply[2:], limits))
+    return ReservationResult(reply[0] == 1, float(reply[1]), read_balances(reply[2:], limits))
 
 
 def read_balances(reply: Sequence[bytes], accounts: Sequence[Account]) -> dict[Account, Balance]:
@@ -172,7 +172,7 @@ def read_health(key: str, text: bytes) -> HealthRow:
     return HealthRow(key, None if open_until is None else float(open_until), int(ejections), float(at))
 
 
-class Stored:
+class AnswerHash:
     """An answer's hash: the answer, and what was said of it.
 
     Args:

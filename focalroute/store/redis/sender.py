@@ -11,7 +11,7 @@ from typing import Any
 from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.base import StoredProbe
-from focalroute.store.redis.connection import Away, Link
+from focalroute.store.redis.connection import RedisConnection, RedisUnavailable
 from focalroute.store.redis.jobs import Job, Read, Script, Write
 from focalroute.store.redis.journal import Entry, Journal
 from focalroute.store.redis.rows import packed, refusal
@@ -34,7 +34,12 @@ class Sender:
     """
 
     def __init__(
-        self, link: Link, hearing: FeedbackSubscription, writer: str, journal: Journal | None, patience_s: float
+        self,
+        link: RedisConnection,
+        hearing: FeedbackSubscription,
+        writer: str,
+        journal: Journal | None,
+        patience_s: float,
     ) -> None:
         self._link = link
         self._hearing = hearing
@@ -68,7 +73,7 @@ class Sender:
                 self._catch_up(self._journal)
             while self._waiting:
                 self._round()
-        except (Away, StoreError) as trouble:
+        except (RedisUnavailable, StoreError) as trouble:
             self.lost(trouble)
             self._make_do()
         else:
@@ -129,7 +134,7 @@ class Sender:
         for job, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
                 trouble = self._link.trouble(reply)
-                if isinstance(trouble, Away):
+                if isinstance(trouble, RedisUnavailable):
                     away = trouble
                     continue
                 self._refuse(job, trouble)
@@ -190,7 +195,7 @@ class Sender:
         """Tell the listeners what is new; what cannot be read now is told later."""
         try:
             self._hearing.deliver(self._link)
-        except (Away, StoreError) as trouble:
+        except (RedisUnavailable, StoreError) as trouble:
             _log.warning("feedback could not be read, it is tried again: %s", trouble)
 
     def _look(self, job: Job) -> None:
@@ -199,7 +204,7 @@ class Sender:
             return
         try:
             result = job.work(self._link)
-        except Away:
+        except RedisUnavailable:
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised where the reader waits
             job.future.set_exception(error)

@@ -19,11 +19,10 @@ from typing import Any, Literal, TypeVar
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
 from focalroute.store import base
-from focalroute.store.base import Account, Balance, Listener, Release, Reservation, Row, StoredAnswer
-from focalroute.store.redis import bounds as redis_bounds
+from focalroute.store.base import Account, Balance, OnFeedback, Release, Reservation, Row, StoredAnswer
 from focalroute.store.redis import reads as redis_reads
 from focalroute.store.redis.address import RedisAddress
-from focalroute.store.redis.connection import Away, Link
+from focalroute.store.redis.connection import RedisConnection, RedisUnavailable
 from focalroute.store.redis.jobs import Job, Read, Script, Write
 from focalroute.store.redis.journal import Journal
 from focalroute.store.redis.keys import POLICY
@@ -73,7 +72,7 @@ class RedisStore:
         self._full = durability == "full"
         self._poll_s = poll_s
         self._patience_s = patience_s
-        self._link = Link(self._address)
+        self._link = RedisConnection(self._address)
         self._hearing = FeedbackSubscription()
         self._untrimmed = _TRIM_EVERY  # an earlier process may have left some
         self._followers: list[Callable[[int], None]] = []
@@ -95,7 +94,7 @@ class RedisStore:
             self._check()
             while self._link.script("overdue", (), ()) == 1000:
                 pass
-        except Away as away:
+        except RedisUnavailable as away:
             if self._journal is None:
                 raise StoreError(str(away)) from None
             self._sender.lost(away)
@@ -141,7 +140,7 @@ class RedisStore:
         """See `Store.answer`."""
         return self._desk.answer(answer_id) or self._read(lambda link: redis_reads.answer(link, answer_id))
 
-    def subscribe(self, listener: Listener, *, last: int) -> None:
+    def subscribe(self, listener: OnFeedback, *, last: int) -> None:
         """See `Store.subscribe`. Of news that come faster than they are looked for, the latest 1,000 are told."""
         try:
             self._read(lambda link: self._hearing.join(link, listener, last))
@@ -154,7 +153,7 @@ class RedisStore:
         """See `Store.open_accounts`."""
         return self._balances(accounts, "1").result()
 
-    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.ReservationResult]:
         """See `Store.reserve`; the moment is Redis's, so that all machines have one clock."""
         accounts = tuple(limits)
         return self._script(
@@ -206,7 +205,7 @@ class RedisStore:
 
     # -- for the fleet -----------------------------------------------------------------------------------------------
 
-    def run(self, work: Callable[[Link], T]) -> T:
+    def run(self, work: Callable[[RedisConnection], T]) -> T:
         """Do something with the connection, on the store's thread, after all that was queued; it must be quick.
 
         Raises:
@@ -229,15 +228,15 @@ class RedisStore:
         job.until = time.monotonic() + self._patience_s
         self._desk.submit(job, rows)
 
-    def _read(self, work: Callable[[Link], T]) -> T:
+    def _read(self, work: Callable[[RedisConnection], T]) -> T:
         if self._desk.inside:
             try:
                 return work(self._link)
-            except Away as away:
+            except RedisUnavailable as away:
                 raise StoreError(str(away)) from None
         return self._look_up(work).result()
 
-    def _look_up(self, work: Callable[[Link], T]) -> Future[T]:
+    def _look_up(self, work: Callable[[RedisConnection], T]) -> Future[T]:
         job = Read(work)
         self._submit(job)
         return job.future
@@ -289,9 +288,9 @@ class RedisStore:
             version = int(self._link.one("HGET", self._link.keys[POLICY], "current") or 0)
             self._hearing.deliver(self._link)
             if self._untrimmed >= min(_TRIM_EVERY, self._address.keep):
-                redis_bounds.trim(self._link, self._address.keep)
+                redis_reads.trim(self._link, self._address.keep)
                 self._untrimmed = 0
-        except (Away, StoreError) as trouble:
+        except (RedisUnavailable, StoreError) as trouble:
             self._sender.lost(trouble)
             return
         if version != self._version:

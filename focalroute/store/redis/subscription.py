@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.base import Listener, StoredAnswer
+from focalroute.store.base import OnFeedback, StoredAnswer
 from focalroute.store.listeners import tell
-from focalroute.store.redis.connection import Link
+from focalroute.store.redis.connection import RedisConnection
 from focalroute.store.redis.keys import FEEDBACK, PROBED
 from focalroute.store.redis.reads import Entries, entries, stored
-from focalroute.store.redis.rows import Stored, place
+from focalroute.store.redis.rows import AnswerHash, place
 
 _MOST = 1000  # news at a time; of more, the latest count
 
@@ -25,12 +25,12 @@ class FeedbackSubscription:
     """The listeners of one process, and how far they have heard. Belongs to the store's thread."""
 
     def __init__(self) -> None:
-        self._listeners: list[Listener] = []
-        self._late: list[tuple[Listener, int]] = []
+        self._listeners: list[OnFeedback] = []
+        self._late: list[tuple[OnFeedback, int]] = []
         self._heard = b"0-0"
         self._probes_heard = b"0-0"
 
-    def join(self, link: Link, listener: Listener, last: int) -> None:
+    def join(self, link: RedisConnection, listener: OnFeedback, last: int) -> None:
         """Tell a listener the latest, and from now on every new one."""
         self.deliver(link)  # now every listener has heard the same
         if not self._listeners:
@@ -39,11 +39,11 @@ class FeedbackSubscription:
         tell([listener], _judged(link, entries(link.one(*words))[::-1]) if last else [])
         self._listeners.append(listener)
 
-    def join_later(self, listener: Listener, last: int) -> None:
+    def join_later(self, listener: OnFeedback, last: int) -> None:
         """Let it join with the next delivery, as Redis is away."""
         self._late.append((listener, last))
 
-    def deliver(self, link: Link) -> None:
+    def deliver(self, link: RedisConnection) -> None:
         """Tell what feedback was committed, or probed after it was, since the last time, by anybody."""
         late, self._late = self._late, []
         while late:
@@ -64,12 +64,12 @@ class FeedbackSubscription:
         tell(tuple(self._listeners), rows)
 
 
-def _newest(link: Link, name: str) -> bytes:
+def _newest(link: RedisConnection, name: str) -> bytes:
     found = entries(link.one("XREVRANGE", link.keys[name], "+", "-", "COUNT", 1))
     return found[0][0] if found else b"0-0"
 
 
-def _judged(link: Link, said: Entries) -> _Rows:
+def _judged(link: RedisConnection, said: Entries) -> _Rows:
     """Entries of the feedback stream with their answers; those whose answer is gone are left out."""
     found = dict(_answers(link, dict.fromkeys(fields[b"id"] for _, fields in said)))
     rows: _Rows = []
@@ -80,14 +80,16 @@ def _judged(link: Link, said: Entries) -> _Rows:
     return rows
 
 
-def _probed(link: Link, probes: Entries, heard: bytes) -> _Rows:
+def _probed(link: RedisConnection, probes: Entries, heard: bytes) -> _Rows:
     """The feedback, heard already, of answers that were probed."""
     found = _answers(link, dict.fromkeys(fields[b"id"] for _, fields in probes))
     rows = [(at, answer, one) for _, (answer, said) in found for at, one in said if place(at) <= place(heard)]
     return [(answer, one) for _, answer, one in sorted(rows, key=lambda row: place(row[0]))]
 
 
-def _answers(link: Link, ids: Iterable[bytes]) -> list[tuple[bytes, tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]]:
+def _answers(
+    link: RedisConnection, ids: Iterable[bytes]
+) -> list[tuple[bytes, tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]]:
     """The answers with these ids and what was said of them; a damaged one is no reason not to hear of the others."""
     wanted: Sequence[bytes] = tuple(ids)
     found = []
@@ -100,5 +102,5 @@ def _answers(link: Link, ids: Iterable[bytes]) -> list[tuple[bytes, tuple[Stored
     return found
 
 
-def _parts(kept: Stored) -> tuple[StoredAnswer, list[tuple[bytes, Feedback]]]:
+def _parts(kept: AnswerHash) -> tuple[StoredAnswer, list[tuple[bytes, Feedback]]]:
     return kept.answer, kept.feedback()

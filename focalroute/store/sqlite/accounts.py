@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
-from focalroute.store.base import Account, Balance, Grant, LedgerRow, Reservation
+from focalroute.store.base import Account, Balance, LedgerRow, Reservation, ReservationResult
 from focalroute.store.codec import from_pico, pico_above, to_pico
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class AccountBalances:
         """The balances of open accounts."""
         return {account: _balance(account, self._current(account, at)) for account in accounts}
 
-    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal], at: float) -> Grant:
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal], at: float) -> ReservationResult:
         """Hold the amount back from every account it concerns, if it fits all limits."""
         amount = pico_above(reservation.amount)
         begun = (self._current(account, 0.0).period * account.period_s for account in limits)
@@ -76,7 +76,7 @@ class AccountBalances:
                 (*held, until, json.dumps(reservation.tags)),
             )
             self._move(reservation.tags, at, reserved=amount)
-        return Grant(granted, at, self.balances(limits, at))
+        return ReservationResult(granted, at, self.balances(limits, at))
 
     def charge(self, row: LedgerRow) -> None:
         """Count a row of the ledger, and end the reservation that it settles."""

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
 from focalroute.store import base
-from focalroute.store.base import Account, Balance, Listener, Reservation, Row, StoredAnswer, StoredProbe
+from focalroute.store.base import Account, Balance, OnFeedback, Reservation, Row, StoredAnswer, StoredProbe
 from focalroute.store.listeners import tell
 from focalroute.store.sqlite import ledger, tables
 from focalroute.store.sqlite.accounts import AccountBalances, settle_overdue
@@ -101,7 +101,7 @@ class SqliteStore:
         self._desk: WriterQueue[Write | Read] = WriterQueue(
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
         )
-        self._listeners: list[Listener] = []
+        self._listeners: list[OnFeedback] = []
         self._heard = 0  # number of the last feedback that was delivered
         self._probes_heard = 0  # number of the last probe that was
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left some
@@ -123,7 +123,7 @@ class SqliteStore:
         """See `Store.answer`."""
         return self._desk.answer(answer_id) or self._read(lambda db: tables.find_answer(db, answer_id))
 
-    def subscribe(self, listener: Listener, *, last: int) -> None:
+    def subscribe(self, listener: OnFeedback, *, last: int) -> None:
         """See `Store.subscribe`."""
 
         def join(db: sqlite3.Connection) -> None:
@@ -139,10 +139,10 @@ class SqliteStore:
         """See `Store.open_accounts`."""
         return self._change(lambda _, books: books.open(opened, time.time())).result()
 
-    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.Grant]:
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[base.ReservationResult]:
         """See `Store.reserve`."""
 
-        def work(_: sqlite3.Connection, books: AccountBalances) -> base.Grant:
+        def work(_: sqlite3.Connection, books: AccountBalances) -> base.ReservationResult:
             return books.reserve(reservation, limits, time.time())
 
         return self._soon(Write([Unit((), work)], alone=True))

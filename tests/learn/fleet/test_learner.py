@@ -30,8 +30,8 @@ from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import open_store
 from focalroute.store.base import LedgerRow, UsageTotal
-from focalroute.store.redis.board import Board
-from focalroute.store.redis.bounds import oldest_answers, oldest_bills
+from focalroute.store.redis.fleet_policy import FleetPolicy
+from focalroute.store.redis.reads import oldest_answers, oldest_bills
 from focalroute.store.redis.store import RedisStore
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
@@ -76,16 +76,16 @@ def published(report: UpdateReport | None) -> int:
 
 
 def test_it_learns_once_there_is_enough_and_notes_every_feedback_once(store: RedisStore, start: Path) -> None:
-    learner, board = FleetLearner(store, start=start, every=400, seed=0), Board(store)
+    learner, fleet_policy = FleetLearner(store, start=start, every=400, seed=0), FleetPolicy(store)
     fill(store, played(399, 0))
     assert learner.step() is None
-    assert (board.state().current, board.state().learned) == (1, 0)
+    assert (fleet_policy.state().current, fleet_policy.state().learned) == (1, 0)
     fill(store, played(101, 1))
     assert published(learner.step()) == 2
-    state = board.state()
+    state = fleet_policy.state()
     assert (state.current, state.versions, state.learned) == (2, (1, 2), 500)
     assert learner.step() is None
-    assert board.unlearned(10_000) == []
+    assert fleet_policy.unlearned(10_000) == []
 
 
 def test_the_same_seed_and_feedback_give_the_same_policy_as_one_file_does(store: RedisStore, start: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_same_seed_and_feedback_give_the_same_policy_as_one_file_does(store:
     with closing(open_store(None)) as alone:
         fill(alone, rows)
         update_policy(alone, start, seed=4)  # in a fleet the seed counts from the version
-    shared = Board(store).files(2)
+    shared = FleetPolicy(store).files(2)
     here = bundle.folder_of(start, 2)
     assert shared["decider.onnx"] == (here / "decider.onnx").read_bytes()
     assert shared["fusion.onnx"] == (here / "fusion.onnx").read_bytes()
@@ -112,36 +112,36 @@ def test_of_two_candidates_one_learns_and_the_other_takes_over_when_its_lease_en
     assert other.step() is None
     assert "another process learns" in other.run().reason
     until(lambda: other.step() is not None)
-    assert Board(store).state().learned == 510
+    assert FleetPolicy(store).state().learned == 510
     other.close()
     assert one.run().reason != "another process learns for this fleet now"
 
 
 def test_who_lost_the_lease_publishes_nothing_and_its_feedback_is_left(store: RedisStore, start: Path) -> None:
-    board = Board(store)
+    fleet_policy = FleetPolicy(store)
     fill(store, played(5, 0))
-    token = board.lease("take", "asleep", 0.01)
-    entries = board.unlearned(100)
-    until(lambda: bool(board.lease("take", "awake", 5.0)))
+    token = fleet_policy.lease("take", "asleep", 0.01)
+    entries = fleet_policy.unlearned(100)
+    until(lambda: bool(fleet_policy.lease("take", "awake", 5.0)))
     files = {path.name: path.read_bytes() for path in bundle.folder_of(start, 1).iterdir()}
-    assert board.publish(files, version=1, parent=0, token=token, learned=entries) == "fenced"
-    assert (board.state().current, board.state().learned) == (0, 0)
-    assert board.unlearned(100) == entries
-    assert board.state().token == token + 1
+    assert fleet_policy.publish(files, version=1, parent=0, token=token, learned=entries) == "fenced"
+    assert (fleet_policy.state().current, fleet_policy.state().learned) == (0, 0)
+    assert fleet_policy.unlearned(100) == entries
+    assert fleet_policy.state().token == token + 1
 
 
 def test_a_policy_rolled_back_under_an_update_stays_so(store: RedisStore, start: Path) -> None:
-    learner, board = FleetLearner(store, start=start, every=1, seed=0), Board(store)
+    learner, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
     fill(store, played(500, 0))
     assert published(learner.step()) == 2
     fill(store, played(500, 1, version=2))
-    token = board.lease("keep", learner._who, 5.0)
-    entries = board.unlearned(1000)
-    assert board.roll_back(1)
-    assert board.publish({"manifest.json": b""}, version=3, parent=2, token=token, learned=entries) == "moved"
-    assert (board.state().current, board.unlearned(1000)) == (1, entries)
+    token = fleet_policy.lease("keep", learner._who, 5.0)
+    entries = fleet_policy.unlearned(1000)
+    assert fleet_policy.roll_back(1)
+    assert fleet_policy.publish({"manifest.json": b""}, version=3, parent=2, token=token, learned=entries) == "moved"
+    assert (fleet_policy.state().current, fleet_policy.unlearned(1000)) == (1, entries)
     assert published(learner.step()) == 3
-    assert board.state().versions == (1, 2, 3)
+    assert fleet_policy.state().versions == (1, 2, 3)
 
 
 DYING = """
@@ -165,8 +165,8 @@ def test_a_learner_killed_in_its_update_is_replaced_and_nothing_is_lost(where: s
         assert (done.returncode, done.stdout) == (-signal.SIGKILL, "dies\n"), done.stderr
     successor = FleetLearner(store, every=1, seed=0)
     until(lambda: successor.step() is not None)
-    assert Board(store).state().learned == 500
-    assert Board(store).unlearned(10) == []
+    assert FleetPolicy(store).state().learned == 500
+    assert FleetPolicy(store).unlearned(10) == []
 
 
 def test_workers_follow_what_is_published_and_rolled_back(store: RedisStore, where: str, tmp_path: Path) -> None:
@@ -237,14 +237,14 @@ def test_a_version_serves_before_it_is_kept_and_where_it_cannot_be(start: Path, 
 
 
 def test_redis_says_since_when_a_version_serves(store: RedisStore, start: Path) -> None:
-    board = Board(store)
-    assert board.state().since == 0
+    fleet_policy = FleetPolicy(store)
+    assert fleet_policy.state().since == 0
     before = time.time()
     FleetLearner(store, start=start, every=10**6).step()
-    published = board.state().since
+    published = fleet_policy.state().since
     assert before <= published <= time.time()
-    assert board.roll_back(1)
-    assert board.state().since > published
+    assert fleet_policy.roll_back(1)
+    assert fleet_policy.state().since > published
 
 
 def test_the_command_follows_until_it_is_told_to_end(where: str, store: RedisStore, start: Path) -> None:
@@ -252,14 +252,14 @@ def test_the_command_follows_until_it_is_told_to_end(where: str, store: RedisSto
     with subprocess.Popen([*command, "--every", "500", "--seed", "0"], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            until(lambda: Board(store).state().current == 1)
+            until(lambda: FleetPolicy(store).state().current == 1)
             fill(store, played(500, 0))
             assert process.stdout.readline().startswith("published: version 2; ")
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         finally:
             process.kill()
-    assert Board(store).lease("take", "next", 5.0)  # it gave it up
+    assert FleetPolicy(store).lease("take", "next", 5.0)  # it gave it up
 
 
 def test_what_redis_does_not_keep_is_in_the_archive_once(where: str, tmp_path: Path) -> None:
@@ -294,5 +294,5 @@ def test_threads_of_one_process_may_all_be_candidates(store: RedisStore, start: 
         thread.start()
     for thread in threads:
         thread.join()
-    state = Board(store).state()
+    state = FleetPolicy(store).state()
     assert (state.current, state.learned) == (2, 500)

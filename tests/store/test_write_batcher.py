@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from focalroute.core.errors import StoreError
-from focalroute.store.commits import Commits
 from focalroute.store.sqlite.store import SqliteStore
+from focalroute.store.write_batcher import WriteBatcher
 from tests.store.made import answer
 
 
@@ -19,7 +19,7 @@ def test_each_write_of_a_turn_succeeds_or_fails_by_itself(tmp_path: Path) -> Non
     store = SqliteStore(tmp_path / "store.db")
 
     async def write() -> list[BaseException | None]:
-        commits = Commits(store)
+        commits = WriteBatcher(store)
         waiting = [commits.write((answer(name),)) for name in ("a", "b", "a", "c")]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -33,7 +33,7 @@ def test_a_write_whose_waiter_gave_up_is_committed(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
 
     async def give_up() -> None:
-        commits = Commits(store)
+        commits = WriteBatcher(store)
         waiting = commits.write((answer("a"),))
         waiting.cancel()
         await commits.write((answer("b"),))
@@ -57,7 +57,7 @@ def test_company_shares_a_transaction(tmp_path: Path, durability: Literal["norma
     store._transact = counted  # type: ignore[method-assign]
 
     async def write() -> list[list[int]]:
-        writes, seen = Commits(store), []
+        writes, seen = WriteBatcher(store), []
         for part in range(3):
             await asyncio.gather(*(writes.write((answer(f"{part}-{number}"),)) for number in range(50)))
             await asyncio.sleep(0.05)  # what is queued is done
@@ -78,7 +78,7 @@ def test_company_shares_a_transaction(tmp_path: Path, durability: Literal["norma
 
 def test_loops_one_after_the_other_have_their_own_writes(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
-    commits = Commits(store)
+    commits = WriteBatcher(store)
 
     async def write(name: str) -> None:
         await commits.write((answer(name),))

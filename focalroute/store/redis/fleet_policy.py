@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from focalroute.store.redis.bounds import ARCHIVED
-from focalroute.store.redis.connection import Link
+from focalroute.store.redis.connection import RedisConnection
 from focalroute.store.redis.keys import BUNDLES, FEEDBACK, GROUP, POLICY, WRITERS
-from focalroute.store.redis.reads import pairs
+from focalroute.store.redis.reads import ARCHIVED, pairs
 from focalroute.store.redis.store import RedisStore
 
 _FORGET_S = 7 * 24 * 3600.0  # a writer that has said nothing for so long is dead
 
 
 @dataclass(frozen=True, slots=True)
-class BoardState:
+class FleetPolicyState:
     """Where the policy of a fleet stands.
 
     Attributes:
@@ -35,7 +34,7 @@ class BoardState:
     token: int
 
 
-class Board:
+class FleetPolicy:
     """The policy of the fleet on this store. Safe to use from any thread but the store's own.
 
     All of it raises StoreError while Redis is away.
@@ -44,21 +43,21 @@ class Board:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
 
-    def state(self) -> BoardState:
+    def state(self) -> FleetPolicyState:
         """Where it stands now."""
 
-        def read(link: Link) -> BoardState:
+        def read(link: RedisConnection) -> FleetPolicyState:
             kept = pairs(link.one("HGETALL", link.keys[POLICY]))
             versions = tuple(int(version) for version, _ in json.loads(kept.get("versions", b"[]")))
             current, learned, token = (int(kept.get(name, 0)) for name in ("current", "learned", "token"))
-            return BoardState(current, float(kept.get("since", 0)), versions, learned, token)
+            return FleetPolicyState(current, float(kept.get("since", 0)), versions, learned, token)
 
         return self._store.run(read)
 
     def files(self, version: int, without: Sequence[str] = ()) -> dict[str, bytes]:
         """The files of a version by name; none if it is not kept."""
 
-        def read(link: Link) -> dict[str, bytes]:
+        def read(link: RedisConnection) -> dict[str, bytes]:
             versions = dict(json.loads(link.one("HGET", link.keys[POLICY], "versions") or b"[]"))
             names = [name for name in versions.get(str(version), ()) if name not in without]
             if not names:
@@ -78,7 +77,7 @@ class Board:
         They stay so until `publish` is given them.
         """
 
-        def read(link: Link) -> list[str]:
+        def read(link: RedisConnection) -> list[str]:
             stream = ("STREAMS", link.keys[FEEDBACK])
             found: list[str] = []
             for after in ("0", ">"):
@@ -128,7 +127,7 @@ class Board:
     def tidy(self, now: float) -> None:
         """Settle what dead processes had reserved, and forget dead writers."""
 
-        def work(link: Link) -> None:
+        def work(link: RedisConnection) -> None:
             while int(link.script("overdue", (), ())) == 1000:
                 pass
             for writer, text in pairs(link.one("HGETALL", link.keys[WRITERS])).items():

@@ -17,7 +17,7 @@ from focalroute.store.base import Outcomes, Row, Store
 Waiters = list[asyncio.Future[None]]
 
 
-class Commits:
+class WriteBatcher:
     """What the asks of an ensemble write, in any number of event loops."""
 
     def __init__(self, store: Store) -> None:
