@@ -1,28 +1,26 @@
-"""What belongs to one event loop: an ensemble may be used by several, in threads of their own or one after another."""
+"""Objects and background tasks kept for each event loop.
+
+An ensemble may be used by several loops, in threads of their own or one after another.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
-from collections.abc import Callable, Collection
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-#: So many begin in one turn of a loop. More wait longer for each other, fewer do every step of an ask with cold caches.
-AT_ONCE = 8
-
 
 class PerLoop(Generic[T]):
-    """One of something for each running event loop; those of closed loops are let go."""
+    """Holds one object for each running event loop; those of closed loops are dropped."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: dict[asyncio.AbstractEventLoop, T] = {}
 
     def here(self) -> T:
-        """The running loop's, made on first use."""
+        """Return the running loop's object, made on first use."""
         loop = asyncio.get_running_loop()
         found = self._made.get(loop)
         if found is None:
@@ -32,65 +30,40 @@ class PerLoop(Generic[T]):
         return found
 
     def known(self) -> T | None:
-        """The running loop's, if it was made."""
+        """Return the running loop's object; None if none was made."""
         return self._made.get(asyncio.get_running_loop())
 
     def pop(self) -> T | None:
-        """Likewise, and let go of it."""
+        """Remove and return the running loop's object; None if none was made."""
         return self._made.pop(asyncio.get_running_loop(), None)
 
     def all(self) -> Collection[T]:
-        """Those of all loops."""
+        """Return the objects of all loops."""
         return list(self._made.values())
 
 
-class StartGate:
-    """Lets a few begin in one turn of a loop, the others in the next ones, in their order.
-
-    Where many begin at once, all would take each step together: all would send their calls late, then wait for the
-    service with nobody left to use the time, and then be answered together. Who is under way is so within its ``with``.
-    """
+class Background:
+    """Holds tasks of any number of event loops until they end."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._under_way = 0
-        self._quiet = asyncio.Event()  # set where nobody is who was waited for
-        self._begun = 0  # in this turn
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def __enter__(self) -> None:
-        self._under_way += 1
+    def __len__(self) -> int:
+        """How many tasks are running, in all loops."""
+        return len(self._tasks)
 
-    def __exit__(self, *_: object) -> None:
-        self._under_way -= 1
-        if not self._under_way:
-            self._quiet.set()
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task in the running loop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def quiet(self, within_s: float) -> None:
-        """Wait until nobody is under way, but no longer than that."""
-        if self._under_way:
-            self._quiet.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), within_s)
-
-    def enter(self) -> asyncio.Future[None] | None:
-        """What to wait for before one begins; None: nothing."""
-        if not self._begun:
-            self._loop.call_soon(self._next)
-        self._begun += 1
-        if self._begun <= AT_ONCE:
-            return None
-        waiter = self._loop.create_future()
-        self._waiting.append(waiter)
-        return waiter
-
-    def _next(self) -> None:
-        self._begun = 0
-        while self._waiting and self._begun < AT_ONCE:
-            waiter = self._waiting.popleft()
-            if not waiter.done():  # it was not given up
-                waiter.set_result(None)
-                self._begun += 1
-        if self._begun:
-            self._begun = AT_ONCE  # they go on in the next turn: who comes in this one is not to overtake them
-            self._loop.call_soon(self._next)
+    async def cancel(self, *, grace_s: float = 0.0) -> None:
+        """Cancel the running loop's tasks that do not end within ``grace_s``; returns once all have ended."""
+        here = [task for task in tuple(self._tasks) if task.get_loop() is asyncio.get_running_loop()]
+        if here and grace_s:
+            await asyncio.wait(here, timeout=grace_s)
+        for task in here:
+            task.cancel()
+        await asyncio.gather(*here, return_exceptions=True)

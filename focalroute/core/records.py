@@ -19,6 +19,9 @@ F32 = NDArray[np.float32]
 #: The name of the built-in features of a text (`focalroute.observe.features.text_features`).
 HASHED = "text_features"
 
+#: The cost weights (lambda) that policies are trained for; any other is shown as the nearest of them.
+COST_WEIGHT_RANGE = (0.003, 4.0)
+
 FailureKind = Literal[
     "connection",  # no answer: refused, reset, DNS, TLS
     "timeout",  # this call, or the whole ask, ran out of time

@@ -10,9 +10,9 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from focalroute.core.background import Background
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, FocalrouteError
+from focalroute.core.event_loops import Background
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.breaker import Breaker
@@ -144,7 +144,7 @@ class PoolMember:
         if self.breaker.allows:
             return self.throttle.ready
         if self.breaker.claim_probe():
-            self._looking.begin(self._look())
+            self._looking.start(self._look())
         return False
 
     @property
@@ -192,7 +192,7 @@ class PoolMember:
         if probe is not None:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
-        await self._looking.give_up()
+        await self._looking.cancel()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.eval_page import eval_page, read_eval
+from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.job_engine import open_engine
 from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.report import evaluate, show

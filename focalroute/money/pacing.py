@@ -26,7 +26,7 @@ from decimal import Decimal
 
 from focalroute.core.amounts import usd
 from focalroute.core.config import Budget
-from focalroute.core.constants import COST_WEIGHT_RANGE
+from focalroute.core.records import COST_WEIGHT_RANGE
 from focalroute.store.base import Store
 
 # Policies ignore differences beyond these.

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
-from focalroute.core.constants import COST_WEIGHT_RANGE
-from focalroute.core.records import HASHED, Evidence, Member, Observation, Query, Reply
+from focalroute.core.records import COST_WEIGHT_RANGE, HASHED, Evidence, Member, Observation, Query, Reply
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, slices, width

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
-from focalroute.core.background import Background
 from focalroute.core.config import Budget, Endpoint, Settings, validate_pool
 from focalroute.core.errors import StoreError
-from focalroute.core.event_loops import PerLoop, StartGate
+from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Combine, Query
 from focalroute.endpoints.pool import Pool
@@ -47,6 +46,7 @@ from focalroute.serving.pool_file import pool_arguments
 from focalroute.serving.query import Prompt, QueryOptions, make_query
 from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import begin
+from focalroute.serving.start_gate import StartGate
 from focalroute.serving.stats import Stats, stats_of
 from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
@@ -478,10 +478,10 @@ class AsyncEnsemble:
         self._follower.close()
         self._slot.close()
         try:
-            await self._streams.give_up()  # what they consumed is in the ledger
+            await self._streams.cancel()  # what they consumed is in the ledger
             await self._prober.aclose()
             await self._embedding.aclose()
             await self._pool.aclose()
-            await self._turns.here().quiet(_CLOSING_S)
+            await self._turns.here().wait_idle(_CLOSING_S)
         finally:
             self._store.close()

@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from focalroute.answers import candidate_key, reply_form
-from focalroute.core.background import Background
 from focalroute.core.errors import FocalrouteError
+from focalroute.core.event_loops import Background
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.features import needs
 from focalroute.endpoints.pool import Pool
@@ -51,7 +51,7 @@ class Prober:
             return
         probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._candidates(ask))
         if probe is not None:
-            self._tasks.begin(self._probe(probe, ask.query, ask.ask_budget))
+            self._tasks.start(self._probe(probe, ask.query, ask.ask_budget))
 
     def _candidates(self, ask: Ask) -> set[int]:
         """Who was not asked, and can be."""
@@ -78,7 +78,7 @@ class Prober:
     async def aclose(self) -> None:
         """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""
         self._closed = True
-        await self._tasks.give_up()
+        await self._tasks.cancel()
 
 
 def probed(query: Query, reply: Reply) -> StoredProbe | None:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.core.background import Background
 from focalroute.core.config import Endpoint, validate_pool
 from focalroute.core.errors import ConfigError, FocalrouteError
+from focalroute.core.event_loops import Background
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.pool import Pool
@@ -172,7 +172,7 @@ class Judging:
             self._count(left_out=1)
             return
         worst_first = ask.rng.random() < 0.5
-        self._tasks.begin(self._judged(judge, ask.query, answer, worst_first))
+        self._tasks.start(self._judged(judge, ask.query, answer, worst_first))
 
     async def _judged(self, judge: Judge, query: Query, answer: Answer, worst_first: bool) -> None:
         room = self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(judge.concurrency))
@@ -219,7 +219,7 @@ class Judging:
         """Wait for the judgements under way in the running loop, and give up those that take too long."""
         self._closed = True
         if self._judge is not None:
-            await self._tasks.give_up(patience_s=self._judge.patience_s)
+            await self._tasks.cancel(grace_s=self._judge.patience_s)
         if self._pool is not None:
             await self._pool.aclose()
 

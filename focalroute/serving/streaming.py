@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from focalroute.core.background import Background
+from focalroute.core.event_loops import Background
 from focalroute.core.receipts import Answer
 from focalroute.endpoints.stream_sink import StreamSink
 
@@ -86,7 +86,7 @@ class AsyncAnswerStream:
     def _begun(self) -> _Flow:
         if self._flow is None:
             self._flow = _Flow()
-            self._task = self._background.begin(self._flow.write(self._writer))
+            self._task = self._background.start(self._flow.write(self._writer))
             weakref.finalize(self, _drop, self._task).atexit = False
         return self._flow
 

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from focalroute.core.event_loops import AT_ONCE, PerLoop, StartGate
+from focalroute.core.event_loops import PerLoop
+from focalroute.serving.start_gate import MOST_ADMITTED, StartGate
 
 
 def test_every_loop_has_its_own_and_closed_ones_are_forgotten() -> None:
@@ -56,18 +57,18 @@ async def begin(turns: StartGate, count: int) -> list[tuple[int, int]]:
 
 def test_a_few_begin_in_a_turn_and_all_in_their_order() -> None:
     async def main() -> list[tuple[int, int]]:
-        return await begin(StartGate(), 5 * AT_ONCE + 3)
+        return await begin(StartGate(), 5 * MOST_ADMITTED + 3)
 
     begun = asyncio.run(main())
-    assert [number for number, _ in begun] == list(range(5 * AT_ONCE + 3))
-    assert sorted(Counter(turn for _, turn in begun).values()) == [3, *[AT_ONCE] * 5]
+    assert [number for number, _ in begun] == list(range(5 * MOST_ADMITTED + 3))
+    assert sorted(Counter(turn for _, turn in begun).values()) == [3, *[MOST_ADMITTED] * 5]
 
 
 def test_who_comes_later_does_not_overtake_and_need_not_wait_when_it_is_quiet() -> None:
     async def main() -> None:
         turns = StartGate()
-        first = [turns.enter() for _ in range(2 * AT_ONCE)]
-        assert [wait is None for wait in first] == [True] * AT_ONCE + [False] * AT_ONCE
+        first = [turns.enter() for _ in range(2 * MOST_ADMITTED)]
+        assert [wait is None for wait in first] == [True] * MOST_ADMITTED + [False] * MOST_ADMITTED
         await asyncio.sleep(0)  # the others begin in this turn, and take all of its places
         late = turns.enter()
         assert late is not None
@@ -81,7 +82,7 @@ def test_who_comes_later_does_not_overtake_and_need_not_wait_when_it_is_quiet() 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("first", range(1, 3 * AT_ONCE))
+@pytest.mark.parametrize("first", range(1, 3 * MOST_ADMITTED))
 def test_the_order_is_kept_though_some_come_while_others_are_let_in(first: int) -> None:
     async def main() -> list[int]:
         turns, begun = StartGate(), []
@@ -105,8 +106,8 @@ def test_the_order_is_kept_though_some_come_while_others_are_let_in(first: int) 
 def test_who_gives_up_takes_no_place() -> None:
     async def main() -> None:
         turns = StartGate()
-        waits = [turns.enter() for _ in range(3 * AT_ONCE)]
-        for wait in waits[AT_ONCE : 2 * AT_ONCE]:
+        waits = [turns.enter() for _ in range(3 * MOST_ADMITTED)]
+        for wait in waits[MOST_ADMITTED : 2 * MOST_ADMITTED]:
             assert wait is not None
             wait.cancel()
         await asyncio.sleep(0)
@@ -119,11 +120,11 @@ def test_quiet_is_when_all_have_left_or_the_time_is_over() -> None:
     async def main() -> None:
         turns, loop = StartGate(), asyncio.get_running_loop()
         for _ in range(2):  # also once it was quiet
-            await turns.quiet(60)
+            await turns.wait_idle(60)
             turns.__enter__()
             turns.__enter__()
-            await turns.quiet(0.01)
-            waiting = [asyncio.ensure_future(turns.quiet(60)) for _ in range(2)]
+            await turns.wait_idle(0.01)
+            waiting = [asyncio.ensure_future(turns.wait_idle(60)) for _ in range(2)]
             loop.call_soon(turns.__exit__)
             await asyncio.sleep(0.01)
             assert not any(one.done() for one in waiting)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from focalroute.core.config import Endpoint, load_pool
 from focalroute.core.errors import ConfigError
-from focalroute.core.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.core.progress import progress_bar
+from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.live.asking import in_process, over_http
 from focalroute.evaluate.live.playing import LivePlayed, joined
 from focalroute.evaluate.live.queries import LiveQuery, Quality, read_queries

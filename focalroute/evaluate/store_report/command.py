@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.eval_page import eval_page, read_eval
+from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.report_page.page import Page, Section, check_extra, html, pngs
 from focalroute.evaluate.store_report.history import read_history
 from focalroute.evaluate.store_report.stored import store_page

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.constants import COST_WEIGHT_RANGE
+from focalroute.core.records import COST_WEIGHT_RANGE
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.backward import Pull
 from focalroute.learn.likelihood import Heads, raised

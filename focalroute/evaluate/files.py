@@ -1,4 +1,4 @@
-"""Files that a command was told to write."""
+"""Writes the output files of commands."""
 
 from __future__ import annotations
 
