@@ -20,13 +20,13 @@ import numpy as np
 from focalroute.core.config import load_pool
 from focalroute.evaluate.baselines import best_in_hindsight
 from focalroute.evaluate.metrics import compare, score
-from focalroute.evaluate.online import Online
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import FeedbackKind, Played, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table, join
 from focalroute.policy.bundle import cold
 from focalroute.policy.publish import publish
+from tests.benchmarks.learning_replay import Online
 
 BEFORE: dict[FeedbackKind, int] = {"label": 500, "reward": 2000}
 ROWS = 4000

@@ -30,7 +30,6 @@ import numpy as np
 
 from focalroute.core.config import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare, interval
-from focalroute.evaluate.online import Online, Refitted
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.points import price_at
 from focalroute.evaluate.recording import publish_trained, train_on
@@ -39,6 +38,7 @@ from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import I64, Table, join, split
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import load
+from tests.benchmarks.learning_replay import Online, Refitted
 
 WARM = 500
 WAYS = ("still", "frozen", "refitted", "online")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.evaluate.online import Online, Refitted
 from focalroute.evaluate.replay import Played, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import Table
@@ -17,6 +16,7 @@ from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.trajectory import grown
 from focalroute.policy.bundle import cold, load, versions
 from focalroute.policy.publish import publish
+from tests.benchmarks.learning_replay import Online, Refitted
 from tests.benchmarks.online import WAYS, served
 from tests.by_hand import linear_decider
 from tests.evaluate.logs import stream, table_of
