@@ -23,8 +23,8 @@ from examples.paper.common import Benchmark, benchmarks, mean_se, options, show,
 from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.evaluate.presets.rl_focal import rl_focal
-from focalroute.evaluate.replay import Played, play
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.replay import ReplayResult, play
+from focalroute.evaluate.table import LogTable
 
 SHARES = (0.0, 0.1, 0.3, 0.5, 1.0)
 _WAYS = ("best-single-train", "plurality", "log-linear-online")
@@ -36,7 +36,7 @@ _KINDS = ("noisy", "adversarial")
 
 
 @lru_cache(len(_KINDS) * len(SHARES))
-def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> Table:
+def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> LogTable:
     """The log with this share of the test queries changed."""
     table, rng = benchmark.table, np.random.default_rng(seed)
     struck = {table.queries[row].id for row in benchmark.parts.test.tolist() if rng.random() < share}
@@ -72,7 +72,7 @@ def _moved(output: Output, to: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Ou
     return replace(output, answer=answer, probabilities=tuple(mass.tolist()))
 
 
-def player(benchmark: Benchmark, name: str, seed: int) -> Callable[[Table], Played]:
+def player(benchmark: Benchmark, name: str, seed: int) -> Callable[[LogTable], ReplayResult]:
     """What plays the test part of any log as it was trained on the benchmark's own."""
     if name == _OURS:
         return partial(benchmark.served, seed, _TARGET)

@@ -24,8 +24,8 @@ from focalroute.evaluate.presets.agents import Agents, Settings
 from focalroute.evaluate.presets.catalogue import PRESETS
 from focalroute.evaluate.presets.recorded import recorded
 from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
-from focalroute.evaluate.replay import Played, Strategy, play
-from focalroute.evaluate.table import Split, Table, join, split
+from focalroute.evaluate.replay import ReplayResult, Strategy, play
+from focalroute.evaluate.table import LogTable, Split, join, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import Policy
@@ -102,14 +102,14 @@ class Options:
         with np.load(path) as arrays:
             return dict(arrays)
 
-    def played(self, key: str, make: Callable[[], Played]) -> Played:
+    def played(self, key: str, make: Callable[[], ReplayResult]) -> ReplayResult:
         """A run, likewise."""
 
         def arrays() -> Mapping[str, NDArray[Any]]:
             found = make()
             return {"worth": found.worth, "usd": found.usd, "asked": found.asked}
 
-        return Played(**self.kept(key, arrays))
+        return ReplayResult(**self.kept(key, arrays))
 
     def rl_focal(self, **changed: Any) -> Settings:
         """RL-Focal as published but for what is changed."""
@@ -156,7 +156,7 @@ class Benchmark:
     """
 
     name: str
-    table: Table
+    table: LogTable
     parts: Split
     options: Options
 
@@ -174,25 +174,25 @@ class Benchmark:
         """The training part."""
         return Training(self.table, self.parts.train, seed)
 
-    def published(self, **changed: Any) -> dict[str, list[Played]]:
+    def published(self, **changed: Any) -> dict[str, list[ReplayResult]]:
         """RL-Focal, unless it is to be left out."""
         return {} if "rl-focal" in self.options.without else {"rl-focal": self.rl_focal(**changed)}
 
-    def defaults(self, *targets: float) -> dict[str, list[Played]]:
+    def defaults(self, *targets: float) -> dict[str, list[ReplayResult]]:
         """focalroute at these cost ratios, unless it is to be left out."""
         left_out = "default" in self.options.without
         return {} if left_out else {f"focalroute @ {target:g}": self.ours(target) for target in targets}
 
-    def run(self, name: str, seed: int = 0) -> Played:
+    def run(self, name: str, seed: int = 0) -> ReplayResult:
         """A baseline or preset on the test part."""
         return self.once(name, {**BASELINES, **PRESETS}[name], seed)
 
-    def runs(self, name: str) -> list[Played]:
+    def runs(self, name: str) -> list[ReplayResult]:
         """As many as there are seeds; one where chance has no part in it."""
         alike = name in BASELINES and name not in BY_CHANCE
         return [self.run(name, seed) for seed in range(1 if alike else self.options.seeds)]
 
-    def rl_focal(self, **changed: Any) -> list[Played]:
+    def rl_focal(self, **changed: Any) -> list[ReplayResult]:
         """RL-Focal as published but for what is changed: pools are drawn, in service too, and it goes on learning."""
         settings = self.options.rl_focal(**changed)
 
@@ -202,22 +202,22 @@ class Benchmark:
 
         return [self.once(rl_focal_name(**changed), make, seed) for seed in range(self.options.seeds)]
 
-    def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> Played:
+    def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> ReplayResult:
         """Any strategy on the test part; ``name`` is what it is kept as."""
 
-        def run() -> Played:
+        def run() -> ReplayResult:
             return play(make(self.training(seed)), self.table, self.parts.test)
 
         return self.options.played(f"{self.name}/{name}/{seed}", run)
 
-    def ours(self, target: float) -> list[Played]:
+    def ours(self, target: float) -> list[ReplayResult]:
         """focalroute as it is: trained on the training part, then served at a cost ratio to hold."""
         return [
             self.options.played(f"{self.name}/focalroute {target:g}/{seed}", partial(self.served, seed, target))
             for seed in range(self.options.seeds)
         ]
 
-    def served(self, seed: int, target: float, on: Table | None = None) -> Played:
+    def served(self, seed: int, target: float, on: LogTable | None = None) -> ReplayResult:
         """Once; ``on`` another log of the same queries, of which the policy was not trained."""
         served = Served(
             _policy(self, seed),
@@ -265,7 +265,7 @@ def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
             yield Benchmark(name, found, split(found, per_task=name in _PER_TASK, fraction=0.8), asked)
 
 
-def _table(name: str, data: Path) -> Table | None:
+def _table(name: str, data: Path) -> LogTable | None:
     with tempfile.TemporaryDirectory() as folder:
         if name == _SIMULATED:
             return simulated_log(0, Path(folder))
@@ -279,7 +279,7 @@ def _table(name: str, data: Path) -> Table | None:
     return join(queries, load_pool(data / f"{file}.pool.toml"), log)
 
 
-def members(table: Table, chosen: Sequence[int]) -> Table:
+def members(table: LogTable, chosen: Sequence[int]) -> LogTable:
     """The log with these endpoints only; one that is named twice is there twice, under two names."""
     names = [f"{table.names[i]} ({n})" if i in chosen[:n] else table.names[i] for n, i in enumerate(chosen)]
     endpoints = tuple(replace(table.endpoints[i], name=name) for i, name in zip(chosen, names, strict=True))
@@ -290,7 +290,7 @@ def members(table: Table, chosen: Sequence[int]) -> Table:
     return join(taken, PoolFile(endpoints, {}, None), "log")
 
 
-def with_outputs(table: Table, changed: Callable[[LoggedQuery], Mapping[str, Output]]) -> Table:
+def with_outputs(table: LogTable, changed: Callable[[LoggedQuery], Mapping[str, Output]]) -> LogTable:
     """The log with other outputs."""
     queries = [replace(query, outputs=changed(query)) for query in table.queries]
     return join(queries, PoolFile(table.endpoints, {}, None), "log")
@@ -309,12 +309,12 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-def accuracy(runs: Sequence[Played]) -> str:
+def accuracy(runs: Sequence[ReplayResult]) -> str:
     """In percent."""
     return mean_se([run.worth.mean() for run in runs])
 
 
-def cost(runs: Sequence[Played], everybody: float) -> str:
+def cost(runs: Sequence[ReplayResult], everybody: float) -> str:
     """What was paid, relative to asking everybody."""
     return f"{statistics.fmean(float(run.usd.sum()) for run in runs) / everybody:.3f}"
 
@@ -350,7 +350,7 @@ def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
 
 
 def two_scales(
-    axes: Axes, name: str, played: Mapping[float, Sequence[Played]], others: Sequence[float], label: str
+    axes: Axes, name: str, played: Mapping[float, Sequence[ReplayResult]], others: Sequence[float], label: str
 ) -> None:
     """Accuracy with its standard error, and dashed something else from 0 up, over values that are evenly spaced."""
     at = range(len(played))

@@ -22,7 +22,7 @@ import numpy as np
 from examples.paper.common import mean_se, parser_of, show
 from focalroute.answers import AnswerKind
 from focalroute.evaluate.live.asking import in_process
-from focalroute.evaluate.live.playing import LivePlayed, joined
+from focalroute.evaluate.live.playing import LiveResult, joined
 from focalroute.evaluate.live.queries import of_questions
 from focalroute.evaluate.live.report import live_report, show_live
 from focalroute.evaluate.live.strategies import Plan, play_all
@@ -75,7 +75,7 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def played(task: Task, train: int, test: int, seed: int, plan: Plan) -> dict[str, LivePlayed]:
+def played(task: Task, train: int, test: int, seed: int, plan: Plan) -> dict[str, LiveResult]:
     """Every strategy on the test queries of one seed."""
     questions = list(stream(train + test, seed=1000 + seed, topics=task.topics))
     asked = of_questions(questions, answer=task.answer, quality=metric(task.quality) if task.quality else None)
@@ -84,13 +84,13 @@ def played(task: Task, train: int, test: int, seed: int, plan: Plan) -> dict[str
         return play_all(pool.endpoints, asked[:train], asked[train:], ask, plan=plan, seed=seed)
 
 
-def tera_flops(run: LivePlayed) -> float:
+def tera_flops(run: LiveResult) -> float:
     """2 x parameters x tokens of a query, the mean, in 10^12."""
     billions = {name: float(name.rpartition("-")[2].removesuffix("b")) for name in run.tokens}
     return sum(2e-3 * billions[name] * float(tokens.mean()) for name, tokens in run.tokens.items())
 
 
-def rows_of(parts: Sequence[Mapping[str, LivePlayed]]) -> list[list[str]]:
+def rows_of(parts: Sequence[Mapping[str, LiveResult]]) -> list[list[str]]:
     """A row for each strategy, means and standard errors over the seeds, the best first."""
     rows = []
     best_first = sorted(parts[0], key=lambda name: -float(np.mean([part[name].worth.mean() for part in parts])))

@@ -18,14 +18,14 @@ from focalroute.evaluate.presets.agents import Step
 from focalroute.evaluate.presets.diversities import METRICS
 from focalroute.evaluate.presets.recorded import recorded
 from focalroute.evaluate.presets.rl_focal import RlFocal, train
-from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.replay import ReplayResult, play
 
 VARIANTS: dict[str, tuple[str, ...]] = {"no metric": (), "all": METRICS, **{name: (name,) for name in METRICS}}
 _CURVES = ("no metric", "all", "focal", "fleiss_kappa")
 _POINTS = 40
 
 
-def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[Played, NDArray[np.float64]]:
+def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[ReplayResult, NDArray[np.float64]]:
     """What it plays on the test part, and (`_POINTS`,) its share right in equal parts of its training."""
     settings, training = benchmark.options.rl_focal(metrics=metrics), benchmark.training(seed)
 
@@ -43,7 +43,7 @@ def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[Play
         return {"worth": played.worth, "usd": played.usd, "asked": played.asked, "curve": curve}
 
     found = benchmark.options.kept(f"{benchmark.name}/{rl_focal_name(metrics=metrics)}/{seed}-watched", watched)
-    return Played(found["worth"], found["usd"], found["asked"]), found["curve"]
+    return ReplayResult(found["worth"], found["usd"], found["asked"]), found["curve"]
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from examples.paper.common import (
     options,
     show,
 )
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 
 _WAYS = ("best-single-train", "plurality", "log-linear-online")
 _GREEDY = ("random-select", "latest-correct", "best-single-train", "plurality")
@@ -29,14 +29,14 @@ _SIZES = (2, 4, 6, 8, 10, 12)
 _TARGET = 0.5
 
 
-def when_right(benchmark: Benchmark, runs: list[Played]) -> list[float]:
+def when_right(benchmark: Benchmark, runs: list[ReplayResult]) -> list[float]:
     """Share right, of the test queries that exactly n members have right, n = 0 to N; NaN where there is none."""
     n = (benchmark.fails[benchmark.parts.test] == 0).sum(axis=1)
     worth = np.mean([run.worth for run in runs], axis=0)
     return [float(worth[n == k].mean()) if (n == k).any() else np.nan for k in range(len(benchmark.table.names) + 1)]
 
 
-def corrected(benchmark: Benchmark, runs: list[Played]) -> list[str]:
+def corrected(benchmark: Benchmark, runs: list[ReplayResult]) -> list[str]:
     """Of the best single endpoint's errors, the share that is put right; of its right answers, the share lost."""
     single = benchmark.run("best-single-train").worth >= 0.5
     won = [float((run.worth >= 0.5)[~single].mean()) for run in runs]

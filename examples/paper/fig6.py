@@ -26,7 +26,7 @@ from examples.paper.common import (
     two_scales,
 )
 from focalroute.evaluate.presets.rl_focal import rl_focal
-from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.replay import ReplayResult, play
 
 _BASE = 8
 _COPIES = (1, 2, 4, 8)
@@ -46,7 +46,7 @@ def main() -> None:
     asked = options(__doc__ or "")
     for benchmark in benchmarks(["ZeroEval"], asked):
         base = list(range(min(_BASE, len(benchmark.table.names))))
-        played: dict[float, list[Played]] = {}
+        played: dict[float, list[ReplayResult]] = {}
         seconds: list[list[float]] = []
         rows = []
         for copies in _COPIES[: 2 if asked.quick else None]:
@@ -56,7 +56,7 @@ def main() -> None:
                 asked.kept(f"{benchmark.name}/replicated {size}/{seed}", partial(timed, pool, seed))
                 for seed in range(asked.seeds)
             ]
-            played[size] = [Played(run["worth"], run["usd"], run["asked"]) for run in runs]
+            played[size] = [ReplayResult(run["worth"], run["usd"], run["asked"]) for run in runs]
             seconds.append([float(run["seconds"]) for run in runs])
             ratio = cost(played[size], pool.everybody)
             rows.append([str(size), accuracy(played[size]), ratio, mean_se(seconds[-1], scale=1, digits=1)])

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.config import load_pool
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.table import LogTable, join
 from focalroute.sim import SimulatedModel, default_models, stream
 from focalroute.sim.models import distribution
 
@@ -59,7 +59,7 @@ MUSR = Shape((2, 3, 5), train=200, test=50, skill=1.0)
 GPQA = Shape((4,), train=954, test=238, skill=0.6)
 
 
-def biased_log(seed: int, folder: Path, shape: Shape = BBH) -> Table:
+def biased_log(seed: int, folder: Path, shape: Shape = BBH) -> LogTable:
     """The log of one seed, written as the format says, and read again."""
     rng = np.random.default_rng(seed)
     count = shape.train + shape.test
@@ -70,7 +70,7 @@ def biased_log(seed: int, folder: Path, shape: Shape = BBH) -> Table:
     return _read(folder, f"biased{seed}", "".join(next(queues[task]) for task in order), pool)
 
 
-def _read(folder: Path, name: str, lines: str, endpoints: str) -> Table:
+def _read(folder: Path, name: str, lines: str, endpoints: str) -> LogTable:
     log, pool = folder / f"{name}.jsonl", folder / f"{name}.pool.toml"
     log.write_text(lines, "utf-8")
     pool.write_text(endpoints, "utf-8")
@@ -105,7 +105,7 @@ def _line(name: str, task: str, choices: int, label: int, logits: NDArray[np.flo
     return json.dumps({"id": name, "task": task, "choices": names, "label": label, "outputs": outputs}) + "\n"
 
 
-def simulated_log(seed: int, folder: Path, count: int = 3000) -> Table:
+def simulated_log(seed: int, folder: Path, count: int = 3000) -> LogTable:
     """So many questions of `focalroute.sim.stream` as `focalroute.sim.default_models` answer them, one letter each."""
     models = default_models(seed)
     unique = {question.id: question for question in stream(count, seed)}

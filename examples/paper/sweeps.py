@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, mean_se, options, show, two_scales
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 
 SWEPT: Mapping[str, Sequence[float]] = {
     "window": (10, 100, 300, 500, 1000),
@@ -27,14 +27,14 @@ PUBLISHED: dict[str, dict[float, str]] = {
 }
 
 
-def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[Played]) -> list[str]:
+def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[ReplayResult]) -> list[str]:
     """What came of one setting."""
     calls = mean_se([run.asked.sum(axis=1).mean() for run in runs], scale=1)
     published = PUBLISHED.get(name, {}).get(value, "")
     return [f"{value:g}", accuracy(runs), cost(runs, benchmark.everybody), calls, published]
 
 
-def swept(benchmark: Benchmark, name: str, values: Sequence[float]) -> dict[float, list[Played]]:
+def swept(benchmark: Benchmark, name: str, values: Sequence[float]) -> dict[float, list[ReplayResult]]:
     """Play these values of one setting, and print what came of them."""
     played = {value: benchmark.rl_focal(**{name: value}) for value in values}
     rows = [row(benchmark, name, value, runs) for value, runs in played.items()]

@@ -6,7 +6,7 @@ python -m examples.paper.table1 [--seeds 5] [--keep FOLDER]
 from __future__ import annotations
 
 from examples.paper.common import Benchmark, accuracy, benchmarks, cost, options, show
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 
 #: What the paper reports, in percent: the best single model, and RL-Focal.
 PUBLISHED = {
@@ -30,7 +30,7 @@ def members_of(benchmark: Benchmark) -> list[list[str]]:
     return [[table.names[i], f"{100 * alone[i]:.2f}", f"{share[i]:.3f}"] for i in table.rank(test)]
 
 
-def ways_of(benchmark: Benchmark) -> dict[str, list[Played]]:
+def ways_of(benchmark: Benchmark) -> dict[str, list[ReplayResult]]:
     """What is set beside the members."""
     names = [name for name in _BASELINES if any(benchmark.table.texts) or name != "query-weights"]
     names += [] if "der" in benchmark.options.without else ["der"]

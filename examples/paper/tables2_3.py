@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from examples.paper.common import Benchmark, Options, accuracy, benchmarks, cost, options, show
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.singles import First
 from focalroute.evaluate.textual import Rerank, has_text, threshold_pair
 from focalroute.evaluate.training import Training
@@ -47,7 +47,7 @@ def pairs(asked: Options) -> None:
     show(f"Two endpoints and a threshold; published: {PUBLISHED_PAIRS}", ["", "", "accuracy %", "cost ratio"], rows)
 
 
-def more_agents(benchmark: Benchmark, member: int, samples: int, seed: int) -> Played:
+def more_agents(benchmark: Benchmark, member: int, samples: int, seed: int) -> ReplayResult:
     """The plurality of so many samples of one endpoint, ties to the first drawn."""
     table, test = benchmark.table, benchmark.parts.test
     rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def more_agents(benchmark: Benchmark, member: int, samples: int, seed: int) -> P
         drawn = rng.choice(len(mass), size=samples, p=mass / mass.sum())
         votes = np.bincount(drawn, minlength=len(mass))
         worth[n] = table.worth(row, next(choice for choice in drawn.tolist() if votes[choice] == votes.max()))
-    return Played(worth, samples * table.usd[test, member], asked)
+    return ReplayResult(worth, samples * table.usd[test, member], asked)
 
 
 def _alone(member: int, _: Training) -> First:

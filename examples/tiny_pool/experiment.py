@@ -24,8 +24,8 @@ from focalroute.core.config import load_pool
 from focalroute.evaluate.baselines import baselines, best_in_hindsight, oracle
 from focalroute.evaluate.collect.command import collect_command
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.replay import Played, play
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.replay import ReplayResult, play
+from focalroute.evaluate.table import LogTable, join
 from focalroute.evaluate.train_command import train_command
 from focalroute.evaluate.training import Training
 from focalroute.sim import Question
@@ -126,7 +126,7 @@ class Seed:
         await live.serve([*pool, *self.servers.start([self.roster.newcomer])], self.stream[joined:])
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> LogTable:
         """All that was collected."""
         log = self.folder / "log.jsonl"
         return join(read_log(log), load_pool(self.folder / "pool.toml"), log)
@@ -136,7 +136,7 @@ class Seed:
         """Of the stream, in the table."""
         return np.arange(self.sizes.training, self.sizes.training + self.sizes.stream)
 
-    def beside(self) -> dict[str, Played]:
+    def beside(self) -> dict[str, ReplayResult]:
         """The baselines on the stream; what they learn before it is from the training questions."""
         training = Training(self.table, np.arange(self.sizes.training), self.seed)
         made = baselines(training)

@@ -12,7 +12,7 @@ import numpy as np
 
 from focalroute import AsyncEnsemble, Budget, Endpoint
 from focalroute.core.errors import PoolError
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 from focalroute.sim import Question, stream
 
 __all__ = ["UPDATE_EVERY", "Feedback", "Live", "fresh"]
@@ -76,9 +76,9 @@ class Live:
                 await self._one(ensemble, question)
             self.ledger_usd = float(ensemble.stats().cost)
 
-    def played(self) -> Played:
+    def played(self) -> ReplayResult:
         """In the form that strategies are compared in."""
-        return Played(np.array(self.right), np.array(self.usd), np.array(self.asked))
+        return ReplayResult(np.array(self.right), np.array(self.usd), np.array(self.asked))
 
     async def _one(self, ensemble: AsyncEnsemble, question: Question) -> None:
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from examples.tiny_pool.elicited import Calibration
 from examples.tiny_pool.experiment import CHANGING, STEADY, Seed, elicited
 from focalroute.evaluate.metrics import compare, score
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 
 __all__ = ["draw", "tables"]
 
@@ -41,7 +41,7 @@ def _models(seeds: Sequence[Seed]) -> str:
     return "Share right on the streams, by topic.\n\n" + _table(lines)
 
 
-def _methods(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str:
+def _methods(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) -> str:
     everybody = float(np.mean([seed.table.usd[seed.rows].sum() for seed in seeds]))
     lines = [["method", "accuracy", "95 %", "cost of asking all", "with probes", "calls", "by seed"]]
     for name in STEADY:
@@ -53,7 +53,7 @@ def _methods(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> s
     return _table(lines)
 
 
-def _row(name: str, runs: Sequence[Played], everybody: float, ledger: str) -> list[str]:
+def _row(name: str, runs: Sequence[ReplayResult], everybody: float, ledger: str) -> list[str]:
     cell = score(name, runs, everybody)
     low, high = cell.accuracy_ci95
     by_seed = ", ".join(f"{run.worth.mean():.3f}" for run in runs)
@@ -68,7 +68,7 @@ def _row(name: str, runs: Sequence[Played], everybody: float, ledger: str) -> li
     ]
 
 
-def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str:
+def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) -> str:
     lines = [
         ["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500", "ahead from"]
     ]
@@ -87,7 +87,7 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, Played]]) -> str
     )
 
 
-def _ahead(runs: Sequence[Played], others: Sequence[Played]) -> str:
+def _ahead(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
     """The question from which on more of all so far were right, to the end."""
     lead = np.cumsum([run.worth - other.worth for run, other in zip(runs, others, strict=True)], axis=1).sum(axis=0)
     behind = np.flatnonzero(lead <= 0)
@@ -96,13 +96,13 @@ def _ahead(runs: Sequence[Played], others: Sequence[Played]) -> str:
     return "never" if behind[-1] + 1 == len(lead) else str(behind[-1] + 2)
 
 
-def _points(runs: Sequence[Played], others: Sequence[Played]) -> str:
+def _points(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
     gain = compare(runs, others)
     return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * x for x in (gain.difference, *gain.ci95)))
 
 
-def _part(run: Played, part: slice) -> Played:
-    return Played(run.worth[part], run.usd[part], run.asked[part])
+def _part(run: ReplayResult, part: slice) -> ReplayResult:
+    return ReplayResult(run.worth[part], run.usd[part], run.asked[part])
 
 
 def _changes(seeds: Sequence[Seed]) -> str:

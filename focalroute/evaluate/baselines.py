@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from focalroute.evaluate.query_weights import query_weights
-from focalroute.evaluate.replay import Played, Strategy
+from focalroute.evaluate.replay import ReplayResult, Strategy
 from focalroute.evaluate.singles import First, LatestCorrect, RandomOf, RoundRobin, random_select
 from focalroute.evaluate.subsets import cascade, static_subset
-from focalroute.evaluate.table import I64, Table
+from focalroute.evaluate.table import I64, LogTable
 from focalroute.evaluate.textual import has_text, knn, threshold_pair
 from focalroute.evaluate.training import Training
 from focalroute.evaluate.votes import Mean, Vote, Weighted, log_linear_online
@@ -45,12 +45,12 @@ def baselines(training: Training) -> dict[str, Callable[[Training], Strategy]]:
     return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or has_text(training)}
 
 
-def best_in_hindsight(table: Table, test: I64) -> First:
+def best_in_hindsight(table: LogTable, test: I64) -> First:
     """``best-single-hindsight``: the endpoint that turns out best on the test part."""
     return First(table.rank(test))
 
 
-def oracle(table: Table, test: I64) -> Played:
+def oracle(table: LogTable, test: I64) -> ReplayResult:
     """``oracle``: of every query the best answer that anybody gave, from the cheapest that gave it."""
     asked = np.zeros((len(test), len(table.endpoints)), bool)
     worth, usd = np.zeros(len(test)), np.zeros(len(test))
@@ -59,4 +59,4 @@ def oracle(table: Table, test: I64) -> Played:
         if there:
             best = min(there, key=lambda i: (-table.value[row, i], table.usd[row, i]))
             worth[n], usd[n], asked[n, best] = table.value[row, best], table.usd[row, best], True
-    return Played(worth, usd, asked)
+    return ReplayResult(worth, usd, asked)

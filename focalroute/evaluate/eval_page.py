@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.baselines import IN_HINDSIGHT
 from focalroute.evaluate.figures import Figures
-from focalroute.evaluate.metrics import BLOCK, Comparison
+from focalroute.evaluate.metrics import BLOCK, PairedDifference
 from focalroute.evaluate.report_page.drawings import CostQuality, Dot, OverTime
 from focalroute.evaluate.report_page.page import Page, Section, Table
 from focalroute.evaluate.report_page.sums import CALIBRATION
@@ -31,8 +31,8 @@ class Row:
     cost_ratio: float
     calls_per_query: float
     target_cost_ratio: float | None = None
-    minus: Mapping[str, Comparison] = field(default_factory=dict)
-    curve_minus: Comparison | None = None
+    minus: Mapping[str, PairedDifference] = field(default_factory=dict)
+    curve_minus: PairedDifference | None = None
 
     @property
     def title(self) -> str:
@@ -269,5 +269,5 @@ def _interval(ends: Sequence[float], form: str) -> str:
     return f"{ends[0]:{form}} to {ends[1]:{form}}"
 
 
-def _difference(found: Comparison | None) -> tuple[str, str]:
+def _difference(found: PairedDifference | None) -> tuple[str, str]:
     return ("", "") if found is None else (f"{found.difference:+.3f}", _interval(found.ci95, "+.3f"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 
 F64 = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairedDifference:
     """One method's accuracy minus another's on the same rows.
 
     Attributes:
@@ -76,8 +76,8 @@ def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
     return low, high
 
 
-def score(name: str, runs: Sequence[Played], everybody_usd: float, *, seed: int = 0) -> Score:
-    """Score what was played, one `Played` a seed; ``everybody_usd`` is what asking everybody on these rows costs."""
+def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed: int = 0) -> Score:
+    """Score what was played, one result a seed; ``everybody_usd`` is what asking everybody on these rows costs."""
     paid = float(np.mean([run.usd.sum() for run in runs]))
     return Score(
         name=name,
@@ -89,16 +89,16 @@ def score(name: str, runs: Sequence[Played], everybody_usd: float, *, seed: int 
     )
 
 
-def mixed(first: Sequence[Played], second: Sequence[Played], share: float) -> list[Played]:
+def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: float) -> list[ReplayResult]:
     """Playing the second with this probability and else the first, in expectation; ``asked`` is the first's."""
     return [
-        Played((1 - share) * a.worth + share * b.worth, (1 - share) * a.usd + share * b.usd, a.asked)
+        ReplayResult((1 - share) * a.worth + share * b.worth, (1 - share) * a.usd + share * b.usd, a.asked)
         for a, b in zip(first, second, strict=True)
     ]
 
 
-def compare(one: Sequence[Played], other: Sequence[Played], *, seed: int = 0) -> Comparison:
-    """Compare two methods played on the same rows, one `Played` a seed.
+def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, seed: int = 0) -> PairedDifference:
+    """Compare two methods played on the same rows, one `ReplayResult` a seed.
 
     Raises:
         ValueError: the rows do not pair up.
@@ -107,4 +107,4 @@ def compare(one: Sequence[Played], other: Sequence[Played], *, seed: int = 0) ->
         raise ValueError("both methods must be played on the same rows, with as many seeds")
     differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
     low, high = interval(differences, seed=seed)
-    return Comparison(float(np.concatenate(differences).mean()), (low, high), low > 0, low > _WORSE)
+    return PairedDifference(float(np.concatenate(differences).mean()), (low, high), low > 0, low > _WORSE)

@@ -10,9 +10,9 @@ from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_
 from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.presets.rl_focal import RlFocal
-from focalroute.evaluate.replay import Played, Strategy, play
+from focalroute.evaluate.replay import ReplayResult, Strategy, play
 from focalroute.evaluate.replayed import Plan, Run
-from focalroute.evaluate.table import I64, Split, Table
+from focalroute.evaluate.table import I64, LogTable, Split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import Policy
@@ -30,7 +30,7 @@ class Others:
         unfused: see `focalroute.evaluate.report.Report`.
     """
 
-    played: dict[str, list[Played]] = field(default_factory=dict)
+    played: dict[str, list[ReplayResult]] = field(default_factory=dict)
     unfused: dict[str, int] = field(default_factory=dict)
 
 
@@ -46,7 +46,7 @@ class Stage:
         presets: the papers' own methods, by name.
     """
 
-    table: Table
+    table: LogTable
     parts: Split
     first: Training
     seeds: range
@@ -123,7 +123,9 @@ def _run(stage: Stage, point: _Point, tell: Advance) -> Run:
         return stage.served(point, advance).run(point[2])
 
 
-def _play_others(stage: Stage, one: tuple[_Point, Plan], tell: Advance) -> tuple[dict[str, Played], dict[str, int]]:
+def _play_others(
+    stage: Stage, one: tuple[_Point, Plan], tell: Advance
+) -> tuple[dict[str, ReplayResult], dict[str, int]]:
     point, plan = one
     unfused: dict[str, int] = {}
     with gathered(tell) as advance:
@@ -133,11 +135,11 @@ def _play_others(stage: Stage, one: tuple[_Point, Plan], tell: Advance) -> tuple
 
 def _others(
     stage: Stage, replay: Served, plan: Plan, target: float | None, unfused: dict[str, int]
-) -> Iterator[tuple[str, Played]]:
+) -> Iterator[tuple[str, ReplayResult]]:
     """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
     table, test, training = replay.table, replay.parts.test, replay.training
 
-    def alone(strategy: Strategy) -> Played:
+    def alone(strategy: Strategy) -> ReplayResult:
         return play(
             strategy,
             table,

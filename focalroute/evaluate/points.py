@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.evaluate.metrics import Comparison, Score, compare, mixed
+from focalroute.evaluate.metrics import PairedDifference, Score, compare, mixed
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.replay import ReplayResult, play
 from focalroute.evaluate.replayed import Plan, Run
 from focalroute.evaluate.serving import Serving, Shuffled
-from focalroute.evaluate.table import I64, Split, Table
+from focalroute.evaluate.table import I64, LogTable, Split
 from focalroute.evaluate.training import PRICE_OF_MONEY, Training
 from focalroute.learn.offline.reinforce import GRID
 from focalroute.learn.offline.settings import OfflineSettings
@@ -34,7 +34,7 @@ class Point(Score):
     """
 
     target_cost_ratio: float | None
-    minus: dict[str, Comparison]
+    minus: dict[str, PairedDifference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Served:
     """
 
     policy: Policy
-    table: Table
+    table: LogTable
     parts: Split
     training: Training
     warm: I64
@@ -61,7 +61,7 @@ class Served:
         changes = tuple((turn - start, name, change) for turn, name, change in serving.changes if turn >= start)
         return Run(played, serving.history[start:], np.array(serving.confidence[start:]), changes)
 
-    def shuffled(self, plan: Plan, target: float | None) -> Played:
+    def shuffled(self, plan: Plan, target: float | None) -> ReplayResult:
         """The control: it asks, on every query, whom the decisions on another one named."""
         order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
         moved = [plan[n] for n in order]
@@ -69,7 +69,7 @@ class Served:
         serving = Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.warm), **settings)
         return self.after_warm(serving, target)
 
-    def after_warm(self, serving: Serving, target: float | None = None) -> Played:
+    def after_warm(self, serving: Serving, target: float | None = None) -> ReplayResult:
         """The test part, once the rows before it are played, each at this cost ratio."""
         self._play(serving, self.warm, target)
         return self._play(serving, self.parts.test, target)
@@ -79,7 +79,7 @@ class Served:
         chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
         return {**chosen, "embed": self.table.embed}
 
-    def _play(self, serving: Serving, rows: I64, target: float | None) -> Played:
+    def _play(self, serving: Serving, rows: I64, target: float | None) -> ReplayResult:
         training, everybody = self.training, float(self.table.usd[rows].sum())
         serving.hold(None if target is None or not everybody else target * everybody / len(rows))
         return play(
@@ -93,7 +93,7 @@ class Served:
 
 
 def trained(
-    table: Table,
+    table: LogTable,
     rows: I64,
     *,
     seed: int,
@@ -119,12 +119,12 @@ def price_at(policy: Policy, target: float) -> float:
 
 def beside_curve(
     method: Score,
-    played: Sequence[Played],
+    played: Sequence[ReplayResult],
     points: Sequence[Score],
-    curve: Sequence[Sequence[Played]],
+    curve: Sequence[Sequence[ReplayResult]],
     *,
     seed: int = 0,
-) -> Comparison | None:
+) -> PairedDifference | None:
     """Focalroute's curve at the method's cost minus the method; None where the method costs less than every point.
 
     Between neighbouring operating points the curve is linear: either is played by chance. Beyond the last it is level.

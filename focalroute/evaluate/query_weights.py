@@ -67,10 +67,10 @@ class QueryWeights:
         for i in turn.available:
             turn.ask(i)
         n = len(self._adam.parameters["bias"])
-        width = max([turn.choices, *(heard.candidate + 1 for heard in turn.heard.values())])
+        width = max([turn.choices, *(reply.candidate + 1 for reply in turn.replies.values())])
         mass = np.zeros((n, width), np.float32)
-        for i, heard in turn.heard.items():
-            mass[i] = masses(heard.candidate, heard.output, width)
+        for i, reply in turn.replies.items():
+            mass[i] = masses(reply.candidate, reply.output, width)
         text = self._features(turn.query.text)
         self._last = text, mass
         weighed = _softmax(self._logits(text)) @ mass
@@ -118,11 +118,11 @@ def _worth(turn: Turn, revealed: Revealed, width: int) -> F32 | None:
     if revealed.label is not None:
         worth[revealed.label] = 1
         return worth
-    if revealed.text is not None or len(revealed.values) < len(turn.heard):
+    if revealed.text is not None or len(revealed.values) < len(turn.replies):
         return None
     for i, value in revealed.values.items():
-        if turn.heard[i].candidate >= 0:
-            worth[turn.heard[i].candidate] = value
+        if turn.replies[i].candidate >= 0:
+            worth[turn.replies[i].candidate] = value
     return worth
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import gathered, progress_bar
 from focalroute.evaluate.job_engine import HERE, Engine
-from focalroute.evaluate.table import I64, Table
+from focalroute.evaluate.table import I64, LogTable
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
@@ -30,7 +30,7 @@ from focalroute.policy.publish import publish
 from focalroute.serving.embedders import TextEmbedder, embedded
 
 
-def with_embedder(table: Table, embedder: TextEmbedder, *, shown: bool = False) -> Table:
+def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = False) -> LogTable:
     """The log with the features that an embedder makes of its texts, for training and for serving alike.
 
     Each different text is embedded once, here.
@@ -47,7 +47,7 @@ def with_embedder(table: Table, embedder: TextEmbedder, *, shown: bool = False) 
         return replace(table, embed=embedded(texts, embedder, advance))
 
 
-def recorded(table: Table, rows: I64, *, show_task: bool = False) -> Recorded:
+def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded:
     """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
     worth = table.worths(rows).astype(np.float32)
     outputs = [[table.queries[row].outputs.get(name) for name in table.names] for row in rows.tolist()]
@@ -78,7 +78,7 @@ def recorded(table: Table, rows: I64, *, show_task: bool = False) -> Recorded:
     )
 
 
-def _masses(table: Table, rows: I64, width: int) -> F32 | None:
+def _masses(table: LogTable, rows: I64, width: int) -> F32 | None:
     """(T, N, ``width``) the mass each endpoint gave each candidate, NaN where it gave none; None: nobody gave any."""
     mass = np.full((len(rows), len(table.endpoints), width), np.nan, np.float32)
     for t, row in enumerate(rows.tolist()):
@@ -110,7 +110,7 @@ class Course:
 
 
 def course(
-    table: Table,
+    table: LogTable,
     rows: I64,
     *,
     settings: OfflineSettings | None = None,
@@ -187,7 +187,7 @@ def best_of(found: Sequence[Trained]) -> Trained:
 
 
 def train_on(
-    table: Table,
+    table: LogTable,
     rows: I64,
     *,
     seed: int = 0,

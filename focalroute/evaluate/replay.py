@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import Query
 from focalroute.evaluate.outcomes import Output
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.table import LogTable
 
 F64 = NDArray[np.float64]
 FeedbackKind = Literal["label", "reward", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RecordedReply:
     """What one asked endpoint gave back: the candidate it backs (-1: none), the recorded output, and USD."""
 
     candidate: int
@@ -53,30 +53,32 @@ class Turn:
         query: what is asked; its task only if that is to be shown.
         choices: number of choices, 0 for a free-form question.
         available: the endpoints that can be asked, pool order.
-        heard: endpoint -> what it gave back, in the order of asking.
+        replies: endpoint -> what it gave back, in the order of asking.
     """
 
-    __slots__ = ("_row", "_table", "available", "choices", "heard", "query")
+    __slots__ = ("_row", "_table", "available", "choices", "query", "replies")
 
-    def __init__(self, table: Table, row: int, *, show_task: bool = False) -> None:
+    def __init__(self, table: LogTable, row: int, *, show_task: bool = False) -> None:
         logged = table.queries[row]
         self._table, self._row = table, row
         self.query = Query(logged.id, logged.messages, logged.choices, task=logged.task if show_task else None)
         self.choices = len(logged.choices or ())
         self.available: tuple[int, ...] = tuple(np.flatnonzero(table.there[row]).tolist())
-        self.heard: dict[int, Heard] = {}
+        self.replies: dict[int, RecordedReply] = {}
 
-    def ask(self, endpoint: int) -> Heard:
+    def ask(self, endpoint: int) -> RecordedReply:
         """Ask an endpoint, and pay for it; asked again, it gives the same back for nothing.
 
         Raises:
             KeyError: it is not available.
         """
-        if endpoint not in self.heard:
+        if endpoint not in self.replies:
             table, row = self._table, self._row
             output = table.queries[row].outputs[table.endpoints[endpoint].name]
-            self.heard[endpoint] = Heard(int(table.candidate[row, endpoint]), output, float(table.usd[row, endpoint]))
-        return self.heard[endpoint]
+            self.replies[endpoint] = RecordedReply(
+                int(table.candidate[row, endpoint]), output, float(table.usd[row, endpoint])
+            )
+        return self.replies[endpoint]
 
 
 class Strategy(Protocol):
@@ -90,7 +92,7 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ReplayResult:
     """What a strategy did, n rows in the order played.
 
     Attributes:
@@ -106,13 +108,13 @@ class Played:
 
 def play(
     strategy: Strategy,
-    table: Table,
+    table: LogTable,
     rows: NDArray[np.int64],
     *,
     feedback: FeedbackKind = "label",
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
-) -> Played:
+) -> ReplayResult:
     """Play a strategy through these rows, in their order."""
     worth, usd = np.zeros(len(rows)), np.zeros(len(rows))
     asked = np.zeros((len(rows), len(table.endpoints)), bool)
@@ -120,16 +122,16 @@ def play(
         turn = Turn(table, row, show_task=show_task)
         answer = strategy.answer(turn)
         worth[n] = table.worth(row, answer)
-        usd[n] = sum(heard.usd for heard in turn.heard.values())
-        asked[n, list(turn.heard)] = True
+        usd[n] = sum(reply.usd for reply in turn.replies.values())
+        asked[n, list(turn.replies)] = True
         if feedback != "none":
             strategy.learn(turn, _revealed(table, row, turn, answer, float(worth[n]), feedback))
         advance(1)
-    return Played(worth, usd, asked)
+    return ReplayResult(worth, usd, asked)
 
 
-def _revealed(table: Table, row: int, turn: Turn, answer: int, worth: float, feedback: FeedbackKind) -> Revealed:
-    members = {i: heard.candidate for i, heard in turn.heard.items() if heard.output.error is None}
+def _revealed(table: LogTable, row: int, turn: Turn, answer: int, worth: float, feedback: FeedbackKind) -> Revealed:
+    members = {i: reply.candidate for i, reply in turn.replies.items() if reply.output.error is None}
     said = table.queries[row].label
     if feedback == "label":
         values = {i: float(table.value[row, i]) for i in members}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.evaluate.replay import Played
-from focalroute.evaluate.table import F64, I64, Table
+from focalroute.evaluate.replay import ReplayResult
+from focalroute.evaluate.table import F64, I64, LogTable
 from focalroute.observe.drift import Change
 
 #: Whom each query's decisions named, by round.
@@ -26,7 +26,7 @@ class Run:
         changes: (row, endpoint, change) of every endpoint that was noticed to have changed.
     """
 
-    played: Played
+    played: ReplayResult
     plan: Plan
     confidence: F64
     changes: tuple[tuple[int, str, Change], ...] = ()
@@ -40,14 +40,14 @@ class Replayed:
         table: the log.
         test: (n,) the rows of it.
         ours: by operating point, one run a seed.
-        others: by method, one `Played` a seed.
+        others: by method, one `ReplayResult` a seed.
         shown: the operating point that stands for focalroute where one has to.
     """
 
-    table: Table
+    table: LogTable
     test: I64
     ours: tuple[tuple[Run, ...], ...]
-    others: Mapping[str, tuple[Played, ...]]
+    others: Mapping[str, tuple[ReplayResult, ...]]
     shown: int
 
     def worth(self, method: str | None = None) -> F64:

@@ -14,7 +14,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.figures import figures
 from focalroute.evaluate.job_engine import HERE, Engine
-from focalroute.evaluate.metrics import Comparison, Score, compare, score
+from focalroute.evaluate.metrics import PairedDifference, Score, compare, score
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.playing import Stage
 from focalroute.evaluate.points import OPERATING_POINTS, Point, beside_curve
@@ -44,7 +44,7 @@ class Method(Score):
             every operating point.
     """
 
-    curve_minus: Comparison | None
+    curve_minus: PairedDifference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,5 +286,5 @@ def named(row: Score) -> str:
     return row.name
 
 
-def _difference(found: Comparison | None) -> str:
+def _difference(found: PairedDifference | None) -> str:
     return "" if found is None else f"{found.difference:+.3f} ({found.ci95[0]:+.3f} to {found.ci95[1]:+.3f})"

@@ -17,7 +17,7 @@ from typing import Any
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import PoolError
 from focalroute.core.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
-from focalroute.evaluate.replay import Heard, Revealed, Turn
+from focalroute.evaluate.replay import RecordedReply, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
@@ -98,15 +98,15 @@ class Serving:
         answer = self._end(ask, turn)
         if self.stored is not None:
             self.stored = replace(self.stored, probes=self._probed(ask.query, turn))
-        self._pacer.end(Decimal(float(sum(heard.usd for heard in turn.heard.values()))))
+        self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
         return answer
 
     def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
         """Probe somebody with the turn's query, if it is time; a policy by name does without."""
         if isinstance(self.policy, Named):
             return ()
-        paid = Cost(sum(heard.usd for heard in turn.heard.values()), len(turn.heard))
-        probe = self._probing.after(paid, lambda: set(turn.available) - turn.heard.keys())
+        paid = Cost(sum(reply.usd for reply in turn.replies.values()), len(turn.replies))
+        probe = self._probing.after(paid, lambda: set(turn.available) - turn.replies.keys())
         if probe is None:
             return ()
         reply = self._reply(turn, probe.endpoint)
@@ -165,7 +165,7 @@ class Serving:
         if answer.choice is not None:
             return answer.choice
         best = answer.candidates.index(answer.text)
-        return next(turn.heard[i].candidate for i, backed in ask.sight.backs.items() if backed == best)
+        return next(turn.replies[i].candidate for i, backed in ask.sight.backs.items() if backed == best)
 
     def _reply(self, turn: Turn, endpoint: int) -> Reply:
         return _reply(self._names[endpoint], turn.ask(endpoint), turn)
@@ -221,9 +221,9 @@ def _askable(query: Query) -> Query:
     return query
 
 
-def _reply(name: str, heard: Heard, turn: Turn) -> Reply:
-    output = heard.output
-    usable = heard.candidate >= 0
+def _reply(name: str, reply: RecordedReply, turn: Turn) -> Reply:
+    output = reply.output
+    usable = reply.candidate >= 0
     failure = None if usable else Failure("unusable", "no answer in the reply")
     if output.error is not None:
         failure = Failure("connection", output.error)
@@ -231,10 +231,10 @@ def _reply(name: str, heard: Heard, turn: Turn) -> Reply:
     return Reply(
         endpoint=name,
         text=text if usable else None,
-        choice=heard.candidate if usable and turn.choices else None,
+        choice=reply.candidate if usable and turn.choices else None,
         probabilities=output.probabilities,
         usage=Usage(output.prompt_tokens, output.completion_tokens),
-        cost=Decimal(heard.usd),
+        cost=Decimal(reply.usd),
         cost_source="price" if output.cost_usd is None else "provider",
         latency_s=output.latency_s or 0.0,
         attempts=1,

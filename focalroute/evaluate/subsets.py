@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import Revealed, Turn
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import Accuracies, Vote, elect, evidence_weight
 
@@ -56,7 +56,7 @@ def _scaled(x: F64) -> F64:
     return scaled
 
 
-def plurality_accuracies(table: Table, rows: I64, chosen: F64, rank: Sequence[int]) -> F64:
+def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence[int]) -> F64:
     """What the plurality of each subset is worth on average; ties go to the candidate with the best backer.
 
     Args:
@@ -148,7 +148,7 @@ class Cascade:
                 scores[candidate] = scores.get(candidate, 0.0) + weight
                 if _sureness(scores, turn.choices) >= self._threshold:
                     break
-        return elect(scores, turn.heard, self._rank)
+        return elect(scores, turn.replies, self._rank)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Count."""

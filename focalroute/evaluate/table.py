@@ -29,7 +29,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LogTable:
     """Everything that was recorded; read-only by agreement.
 
     A candidate is an index: of a closed question into its choices, else into the different answers given, in pool order
@@ -102,7 +102,7 @@ class Split:
     test: I64
 
 
-def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Table:
+def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> LogTable:
     """Join a log with its pool.
 
     Raises:
@@ -125,10 +125,10 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Ta
         candidate[t], size[t], label[t] = _candidates(query, outputs)
         value[t] = [np.nan if o is None else _value(query, o) for o in outputs]
     texts = tuple(Query(query.id, query.messages).text for query in queries)
-    return Table(tuple(queries), texts, endpoints, there, failed, candidate, size, label, value, usd)
+    return LogTable(tuple(queries), texts, endpoints, there, failed, candidate, size, label, value, usd)
 
 
-def split(table: Table, *, per_task: bool, fraction: float) -> Split:
+def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:
     """Cut once, or cut every task and put all first parts before all rests.
 
     Raises:
@@ -146,7 +146,7 @@ def split(table: Table, *, per_task: bool, fraction: float) -> Split:
     return Split(np.array(sorted(train)), np.array(test))
 
 
-def learning_order(table: Table, rows: I64, split: SplitKind) -> I64:
+def learning_order(table: LogTable, rows: I64, split: SplitKind) -> I64:
     """These rows in the order to learn from them, which should be as what they are to prepare for.
 
     Of a stream they are as they came. Where the same tasks come again they are five rounds, with a fifth of each task

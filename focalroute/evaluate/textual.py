@@ -219,11 +219,11 @@ class Rerank:
         text = self._vectors(turn.query.text)
         best = (-math.inf, -1)
         for i in (i for i in self._rank if i in turn.available):
-            heard = turn.ask(i)
-            if heard.candidate >= 0:
-                length = (_length(heard.output) - self._centre[i]) / self._scale[i]
+            reply = turn.ask(i)
+            if reply.candidate >= 0:
+                length = (_length(reply.output) - self._centre[i]) / self._scale[i]
                 worth = float(np.append(text, length) @ self._weights[:, i]) + self._mean[i]
-                best = max(best, (worth, heard.candidate), key=lambda one: one[0])
+                best = max(best, (worth, reply.candidate), key=lambda one: one[0])
         return best[1]
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:

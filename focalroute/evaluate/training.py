@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import FeedbackKind, Strategy, play
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.table import LogTable
 
 #: What asking everybody once is worth in right answers, where a baseline trades accuracy for cost; as in the ensemble.
 PRICE_OF_MONEY = 0.1
@@ -30,7 +30,7 @@ class Training:
         show_task: whether topics are shown.
     """
 
-    table: Table
+    table: LogTable
     rows: NDArray[np.int64]
     seed: int
     feedback: FeedbackKind = "label"

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.evaluate.replay import Heard, Revealed, Turn, play
+from focalroute.evaluate.replay import RecordedReply, Revealed, Turn, play
 from focalroute.evaluate.training import Training, best_setting
 
 F64 = NDArray[np.float64]
 _PRIOR = 10.0
 
 
-def elect(scores: Mapping[int, float], heard: Mapping[int, Heard], rank: Sequence[int]) -> int:
+def elect(scores: Mapping[int, float], replies: Mapping[int, RecordedReply], rank: Sequence[int]) -> int:
     """The candidate with the highest score; of equals the one with the best-ranked backer; -1 without candidates.
 
     Scores within 1e-9 of each other are equal: sums of floats depend on their order.
@@ -23,7 +23,7 @@ def elect(scores: Mapping[int, float], heard: Mapping[int, Heard], rank: Sequenc
     if not scores:
         return -1
     place = {endpoint: n for n, endpoint in enumerate(rank)}
-    backer = {c: min((place[i] for i, h in heard.items() if h.candidate == c), default=len(place)) for c in scores}
+    backer = {c: min((place[i] for i, h in replies.items() if h.candidate == c), default=len(place)) for c in scores}
     most = max(scores.values())
     return min((c for c, score in scores.items() if score >= most - 1e-9), key=lambda c: (backer[c], c))
 
@@ -72,16 +72,16 @@ class Vote:
         there = [i for i in turn.available if self._members is None or i in self._members]
         for i in there or turn.available[:1]:
             turn.ask(i)
-        return elect(self._scores(turn), turn.heard, self._rank)
+        return elect(self._scores(turn), turn.replies, self._rank)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Nothing to learn."""
 
     def _scores(self, turn: Turn) -> dict[int, float]:
         scores: dict[int, float] = {}
-        for i, heard in turn.heard.items():
-            if heard.candidate >= 0:
-                scores[heard.candidate] = scores.get(heard.candidate, 0.0) + self._weight(i, turn)
+        for i, reply in turn.replies.items():
+            if reply.candidate >= 0:
+                scores[reply.candidate] = scores.get(reply.candidate, 0.0) + self._weight(i, turn)
         return scores
 
     def _weight(self, endpoint: int, turn: Turn) -> float:
@@ -93,9 +93,9 @@ class Mean(Vote):
 
     def _scores(self, turn: Turn) -> dict[int, float]:
         scores: dict[int, float] = {}
-        for heard in turn.heard.values():
-            mass = heard.output.probabilities if heard.output.error is None else None
-            sure = {heard.candidate: 1.0} if heard.candidate >= 0 else {}
+        for reply in turn.replies.values():
+            mass = reply.output.probabilities if reply.output.error is None else None
+            sure = {reply.candidate: 1.0} if reply.candidate >= 0 else {}
             for candidate, p in sure.items() if mass is None else enumerate(mass):
                 scores[candidate] = scores.get(candidate, 0.0) + p
         return scores
@@ -144,9 +144,9 @@ class LogLinear(Vote):
         """One step."""
         q = self._posterior(turn)
         slope = self._slope(q, turn, revealed)
-        for i, heard in turn.heard.items():
-            if heard.candidate >= 0:
-                self.weights[i] += self._rate * slope.get(heard.candidate, 0.0)
+        for i, reply in turn.replies.items():
+            if reply.candidate >= 0:
+                self.weights[i] += self._rate * slope.get(reply.candidate, 0.0)
 
     def _posterior(self, turn: Turn) -> dict[int, float]:
         scores = dict.fromkeys(range(turn.choices), 0.0) | self._scores(turn)
@@ -161,8 +161,8 @@ class LogLinear(Vote):
             return {c: (c == revealed.label) - p for c, p in q.items()}
         if revealed.text is not None:  # nobody gave the right answer: nothing to tell them apart by
             return {}
-        if len(revealed.values) == len(turn.heard) > 1:  # every member's score is known
-            worth = {turn.heard[i].candidate: value for i, value in revealed.values.items()}
+        if len(revealed.values) == len(turn.replies) > 1:  # every member's score is known
+            worth = {turn.replies[i].candidate: value for i, value in revealed.values.items()}
             mean = sum(p * worth.get(c, 0.0) for c, p in q.items())
             return {c: p * (worth.get(c, 0.0) - mean) for c, p in q.items()}
         if revealed.worth == 0 and self._said in q:
@@ -187,4 +187,4 @@ def _passed(training: Training, rate: float) -> LogLinear:
 
 
 def _candidates(turn: Turn) -> int:
-    return turn.choices or len({heard.candidate for heard in turn.heard.values() if heard.candidate >= 0})
+    return turn.choices or len({reply.candidate for reply in turn.replies.values() if reply.candidate >= 0})

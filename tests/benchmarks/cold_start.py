@@ -21,9 +21,9 @@ from focalroute.core.config import load_pool
 from focalroute.evaluate.baselines import best_in_hindsight
 from focalroute.evaluate.metrics import compare, score
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.replay import FeedbackKind, Played, play
+from focalroute.evaluate.replay import FeedbackKind, ReplayResult, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.table import LogTable, join
 from focalroute.policy.bundle import cold
 from focalroute.policy.publish import publish
 from tests.benchmarks.learning_replay import Online
@@ -32,7 +32,9 @@ BEFORE: dict[FeedbackKind, int] = {"label": 500, "reward": 2000}
 ROWS = 4000
 
 
-def served(table: Table, feedback: FeedbackKind, first: int, *, seed: int, cost_weight: float, online: bool) -> Played:
+def served(
+    table: LogTable, feedback: FeedbackKind, first: int, *, seed: int, cost_weight: float, online: bool
+) -> ReplayResult:
     """The rows that count, after those before."""
     rows = np.arange(first, min(first + ROWS, len(table.queries)))
     with ExitStack() as stack:

@@ -25,9 +25,9 @@ import numpy as np
 from focalroute.core.config import Endpoint, PoolFile, load_pool
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
-from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.replay import ReplayResult, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.table import LogTable, join
 from focalroute.observe.drift import Detector
 from focalroute.policy.bundle import cold
 
@@ -58,7 +58,7 @@ SCENARIOS: Mapping[str, tuple[Mapping[str, float], frozenset[str]]] = {
 }
 
 
-def synthetic(scenario: str, seed: int) -> tuple[Table, int]:
+def synthetic(scenario: str, seed: int) -> tuple[LogTable, int]:
     """A stream of independent outcomes and the index of the endpoint that changes."""
     after, newcomers = SCENARIOS[scenario]
     rng, texts = random.Random(seed), random.Random(f"texts {seed}")
@@ -89,7 +89,7 @@ def _recorded() -> tuple[tuple[LoggedQuery, ...], PoolFile]:
     return read_log(DATA / "mmlupro12.jsonl.gz")[:RECORDED], load_pool(DATA / "mmlupro12.pool.toml")
 
 
-def swapped(_: int) -> tuple[Table, int]:
+def swapped(_: int) -> tuple[LogTable, int]:
     """mmlupro12; from half-way on the endpoint that was best and a middling one give each other's answers."""
     queries, pool = _recorded()
     half = len(queries) // 2
@@ -104,13 +104,13 @@ def swapped(_: int) -> tuple[Table, int]:
     return join([*queries[:half], *later], pool, "mmlupro12"), rank[0]
 
 
-def table(title: str, make: Callable[[int], tuple[Table, int]], explore: bool) -> None:
+def table(title: str, make: Callable[[int], tuple[LogTable, int]], explore: bool) -> None:
     """Print one scenario: every variant on the same streams."""
     print(f"\n{title}, {'sampled' if explore else 'greedy'} decisions\n")
     print(f"| | first {SOON} after | the rest | before | cost | probes' share | asked of it, last {SOON} |")
     print("|---|---|---|---|---|---|---|")
     streams = [make(seed) for seed in SEEDS]
-    plain: list[Played] = []
+    plain: list[ReplayResult] = []
     for name, (detect, share) in VARIANTS.items():
         runs = [
             _played(stream, changed, seed, explore, detect, share) for seed, (stream, changed) in enumerate(streams)
@@ -126,8 +126,8 @@ def table(title: str, make: Callable[[int], tuple[Table, int]], explore: bool) -
 
 
 def _played(
-    stream: Table, changed: int, seed: int, explore: bool, detect: bool, share: float
-) -> tuple[Played, float, float, float]:
+    stream: LogTable, changed: int, seed: int, explore: bool, detect: bool, share: float
+) -> tuple[ReplayResult, float, float, float]:
     """What was played, its cost ratio, the probes' share of the cost, how often the changed one was decided on."""
     serving = Serving(cold(), stream.endpoints, seed=seed, explore=explore, detect=detect, probe_share=share)
     rows = np.arange(len(stream.queries))
@@ -140,7 +140,7 @@ def _played(
     return played, played.usd.sum() / stream.usd.sum(), probes / (played.usd.sum() - probes), decided
 
 
-def _against(played: Sequence[Played], plain: Sequence[Played], part: slice) -> str:
+def _against(played: Sequence[ReplayResult], plain: Sequence[ReplayResult], part: slice) -> str:
     one, other = ([_part(run, part) for run in runs] for runs in (played, plain))
     accuracy = np.mean([run.worth.mean() for run in one])
     if played is plain:
@@ -150,8 +150,8 @@ def _against(played: Sequence[Played], plain: Sequence[Played], part: slice) -> 
     return f"{accuracy:.3f} {difference.difference * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
 
 
-def _part(played: Played, part: slice) -> Played:
-    return Played(played.worth[part], played.usd[part], played.asked[part])
+def _part(played: ReplayResult, part: slice) -> ReplayResult:
+    return ReplayResult(played.worth[part], played.usd[part], played.asked[part])
 
 
 def detector() -> None:

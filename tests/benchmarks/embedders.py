@@ -21,7 +21,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from focalroute.core.config import load_pool
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.table import F64, I64, Table, join, split
+from focalroute.evaluate.table import F64, I64, LogTable, join, split
 from focalroute.observe.features import clipped, text_features, unit_vector
 from focalroute.observe.memory import SHRINK, cosines, kernel, mean_text, shrunk, spread
 
@@ -46,7 +46,7 @@ def _units(rows: NDArray[np.floating]) -> F32:
     return np.stack([unit_vector(row) for row in rows])
 
 
-def chosen(table: Table, features: F32, train: I64, test: I64) -> F64:
+def chosen(table: LogTable, features: F32, train: I64, test: I64) -> F64:
     """What the answers of the endpoints chosen are worth, one for each test row."""
     past = train[spread(len(train))]
     value = np.where(table.there, np.nan_to_num(table.value), 0).astype(np.float32)

@@ -16,7 +16,7 @@ from focalroute.core.config import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.offpolicy import ESTIMATORS
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.table import LogTable, join
 from tests.evaluate.truth import Study, Trial, World, simulated_table, study, targets
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -24,7 +24,7 @@ WARM, LAST = 1000, 3000
 UNITS = {"accuracy": 1.0, "cost": 100.0}  # points; % of asking everybody. The reward is a sum of both
 
 
-def tables(folder: Path) -> Iterator[tuple[str, Table]]:
+def tables(folder: Path) -> Iterator[tuple[str, LogTable]]:
     """Each log that there is, by name."""
     yield "simulated", simulated_table(folder, LAST)
     path = DATA / "mmlupro12.jsonl.gz"

@@ -33,9 +33,9 @@ from focalroute.evaluate.metrics import compare, interval
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.points import price_at
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import FeedbackKind, Played, play
+from focalroute.evaluate.replay import FeedbackKind, ReplayResult, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import I64, Table, join, split
+from focalroute.evaluate.table import I64, LogTable, join, split
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import load
 from tests.benchmarks.learning_replay import Online, Refitted
@@ -45,10 +45,10 @@ WAYS = ("still", "frozen", "refitted", "online")
 STREAMS = ("no drift", "endpoint swapped", "price doubled")
 STEP = 50  # queries between two points of a regret curve
 
-Runs = Mapping[str, Sequence[Played]]
+Runs = Mapping[str, Sequence[ReplayResult]]
 
 
-def changed(table: Table, pool: PoolFile, stream: str, train: I64, start: int) -> Table:
+def changed(table: LogTable, pool: PoolFile, stream: str, train: I64, start: int) -> LogTable:
     """The log, changed from row ``start`` on."""
     rank = table.rank(train)
     best, middling = table.names[rank[0]], table.names[rank[len(rank) // 2]]
@@ -72,8 +72,15 @@ def _doubled(query: LoggedQuery, dearer: str, usd: float) -> LoggedQuery:
 
 
 def served(
-    way: str, table: Table, root: Path, rows: tuple[I64, I64], settings: Mapping[str, Any], *, point: float, every: int
-) -> Played:
+    way: str,
+    table: LogTable,
+    root: Path,
+    rows: tuple[I64, I64],
+    settings: Mapping[str, Any],
+    *,
+    point: float,
+    every: int,
+) -> ReplayResult:
     """The test rows, after the warm ones, served one way, both at this cost ratio; ``root`` stays as it is."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         copy = Path(shutil.copytree(root, Path(folder) / "policy"))
@@ -88,13 +95,13 @@ def served(
         return _held(serving, table, test, point, "none" if way == "still" else "label")
 
 
-def _held(serving: Serving, table: Table, rows: I64, point: float, feedback: FeedbackKind = "label") -> Played:
+def _held(serving: Serving, table: LogTable, rows: I64, point: float, feedback: FeedbackKind = "label") -> ReplayResult:
     """These rows, at this share of what asking everybody costs on them."""
     serving.hold(point * float(table.usd[rows].sum()) / len(rows))
     return play(serving, table, rows, feedback=feedback)
 
 
-def regret(runs: Runs, table: Table, test: I64) -> dict[str, dict[str, list[float]]]:
+def regret(runs: Runs, table: LogTable, test: I64) -> dict[str, dict[str, list[float]]]:
     """Of each way, cumulative regret every `STEP` queries, and the ends of its 95 % interval.
 
     Against whatever is best over the whole stream: one of the ways, or one endpoint asked always.
@@ -116,14 +123,14 @@ def regret(runs: Runs, table: Table, test: I64) -> dict[str, dict[str, list[floa
     return curves
 
 
-def show(stream: str, runs: Runs, table: Table, test: I64) -> None:
+def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
     """One row a way: all, and the half before and after the change."""
     half = len(test) // 2
     for way, played in runs.items():
         cells = []
         for part in (slice(0, None), slice(0, half), slice(half, None)):
             ours, frozen = (
-                [Played(run.worth[part], run.usd[part], run.asked[part]) for run in one]
+                [ReplayResult(run.worth[part], run.usd[part], run.asked[part]) for run in one]
                 for one in (played, runs["frozen"])
             )
             accuracy = np.mean([run.worth.mean() for run in ours])
@@ -160,7 +167,7 @@ def main() -> None:
         print("| stream | way | all | first half | second half |\n|---|---|---|---|---|")
         for stream in STREAMS:
             table = changed(whole, pool, stream, parts.train, start)
-            runs: dict[str, list[Played]] = {way: [] for way in WAYS}
+            runs: dict[str, list[ReplayResult]] = {way: [] for way in WAYS}
             for seed, root in enumerate(roots):
                 settings = {
                     "seed": seed,

@@ -30,9 +30,9 @@ from focalroute.evaluate.metrics import compare, mixed
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.points import price_at
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import Played, Turn, play
+from focalroute.evaluate.replay import ReplayResult, Turn, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import I64, Table, join
+from focalroute.evaluate.table import I64, LogTable, join
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.money.pacing import Pacer
 from focalroute.policy.bundle import Policy, load
@@ -42,7 +42,7 @@ CHANGE = 2000
 WARM = 500
 PRICES = tuple(np.geomspace(0.003, 4.0, 13).tolist())
 
-Runs = Sequence[Played]
+Runs = Sequence[ReplayResult]
 
 
 class Late(Pacer):
@@ -50,14 +50,14 @@ class Late(Pacer):
 
     def __init__(self, target: float, price: float, under_way: int) -> None:
         super().__init__(Decimal(repr(target)), price)
-        self._unheard: deque[Decimal | None] = deque()
+        self._unreported: deque[Decimal | None] = deque()
         self._most = under_way
 
     def end(self, cost: Decimal | None) -> None:
         """Keep it until then."""
-        self._unheard.append(cost)
-        if len(self._unheard) == self._most:
-            super().end(self._unheard.popleft())
+        self._unreported.append(cost)
+        if len(self._unreported) == self._most:
+            super().end(self._unreported.popleft())
 
 
 class Dollars(Serving):
@@ -68,10 +68,10 @@ class Dollars(Serving):
         self._pacer = pacer
 
     def _paid(self, turn: Turn) -> Decimal:
-        return Decimal(repr(sum(heard.usd for heard in turn.heard.values())))
+        return Decimal(repr(sum(reply.usd for reply in turn.replies.values())))
 
 
-def doubled(table: Table, pool: PoolFile, row: int) -> Table:
+def doubled(table: LogTable, pool: PoolFile, row: int) -> LogTable:
     """The log with every price doubled from this row on."""
     later = [
         _dearer(query, dict(zip(table.names, table.usd[at].tolist(), strict=True)))
@@ -86,8 +86,8 @@ def _dearer(query: LoggedQuery, usd: dict[str, float]) -> LoggedQuery:
 
 
 def served(
-    policy: Policy, table: Table, rows: tuple[I64, I64], seed: int, price: float, pacer: Pacer | None = None
-) -> Played:
+    policy: Policy, table: LogTable, rows: tuple[I64, I64], seed: int, price: float, pacer: Pacer | None = None
+) -> ReplayResult:
     """The test rows, after the warm ones at this cost weight; from then on it is paced, if there is a pacer."""
     serving = Dollars(policy, table.endpoints, seed=seed, explore=False, cost_weight=price)
     play(serving, table, rows[0])

@@ -24,9 +24,9 @@ from sklearn.exceptions import ConvergenceWarning
 from examples.paper.generated import MODELS, TEST, TRAIN, biased_log
 from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.recording import recorded
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.serving import Shuffled
-from focalroute.evaluate.table import Split, Table, learning_order, split
+from focalroute.evaluate.table import LogTable, Split, learning_order, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline.prior_stats import log_masses
 from focalroute.learn.offline.settings import OfflineSettings
@@ -59,18 +59,18 @@ def run(seed: int) -> dict[str, float]:
     }
 
 
-def _served(policy: Policy, table: Table, parts: Split, seed: int, warm: NDArray[np.int64]) -> Served:
+def _served(policy: Policy, table: LogTable, parts: Split, seed: int, warm: NDArray[np.int64]) -> Served:
     training = Training(table, parts.train, seed, "label", show_task=True)
     return Served(policy, table, parts, training, warm, explore=False, advance=lambda _: None)
 
 
-def _asking_all(served: Served) -> Played:
+def _asking_all(served: Served) -> ReplayResult:
     plan = [(tuple(range(len(MODELS))),)] * (len(served.warm) + len(served.parts.test))
     seed, endpoints = served.training.seed, served.table.endpoints
     return served.after_warm(Shuffled(served.policy, endpoints, seed=seed, explore=False, plan=plan, start=0))
 
 
-def _by_task(table: Table, rows: NDArray[np.int64]) -> list[Task]:
+def _by_task(table: LogTable, rows: NDArray[np.int64]) -> list[Task]:
     """The tasks in one order, their members' log-probabilities scaled alike."""
     log = recorded(table, rows, show_task=True)
     logs, tasks = log_masses(log), log.tasks

@@ -11,7 +11,7 @@ from typing import Any
 
 from focalroute.core.config import load_pool
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.table import LogTable, join
 from focalroute.sim import SimulatedPool
 
 Line = dict[str, Any]
@@ -56,7 +56,7 @@ def billed(pool: SimulatedPool) -> Decimal:
     return sum((stats.usd for stats in pool.stats().values()), Decimal(0))
 
 
-def table_of(folder: Path, lines: Sequence[Line], prices: Mapping[str, float]) -> Table:
+def table_of(folder: Path, lines: Sequence[Line], prices: Mapping[str, float]) -> LogTable:
     """The lines, written, read and joined with a pool."""
     log = write_log(folder / "log.jsonl", lines)
     return join(read_log(log), load_pool(write_pool(folder / "pool.toml", prices)), log)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
-from focalroute.evaluate.replay import FeedbackKind, Played, Turn, play
+from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Turn, play
 from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
 from focalroute.evaluate.subsets import focal_diversities, plurality_accuracies
-from focalroute.evaluate.table import F64, Table
+from focalroute.evaluate.table import F64, LogTable
 from focalroute.evaluate.textual import Rerank, TextVectors, knn, threshold_pair
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import LogLinear, Mean, Vote, log_linear_online
@@ -28,7 +28,7 @@ def _training(folder: Path, lines: Sequence[Line], prices: Mapping[str, float] =
     return Training(table_of(folder, lines, prices), np.arange(n or len(lines)), seed=3)
 
 
-def _answer(strategy: Vote | First, table: Table, row: int = 0) -> int:
+def _answer(strategy: Vote | First, table: LogTable, row: int = 0) -> int:
     return strategy.answer(Turn(table, row))
 
 
@@ -212,7 +212,7 @@ def test_without_text_nobody_who_needs_it_plays(tmp_path: Path) -> None:
 
 def test_the_oracle_takes_the_cheapest_of_the_best(tmp_path: Path) -> None:
     table = table_of(tmp_path, [closed(0, {"a": 1, "b": 0, "c": 0}), closed(1, {"a": 1, "b": 2})], PRICES)
-    played: Played = oracle(table, np.arange(2))
+    played: ReplayResult = oracle(table, np.arange(2))
     assert played.worth.tolist() == [1, 0]
     assert played.asked.argmax(axis=1).tolist() == [1, 0]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.figures import BESIDE, Figures, asked_by_round, asked_by_task, figures
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.replayed import Replayed, Run
 from focalroute.evaluate.report_page.sums import BINS, MOST_TASKS
 from focalroute.observe.diversity import focal_diversity
@@ -30,12 +30,12 @@ def lines() -> list[Line]:
     return found
 
 
-def played(worth: list[float], plan: list[tuple[tuple[int, ...], ...]]) -> Played:
+def played(worth: list[float], plan: list[tuple[tuple[int, ...], ...]]) -> ReplayResult:
     asked = np.zeros((5, 3), bool)
     for n, rounds in enumerate(plan):
         for picked in rounds:
             asked[n, list(picked)] = True
-    return Played(np.array(worth), np.ones(5), asked)
+    return ReplayResult(np.array(worth), np.ones(5), asked)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_of_many_tasks_the_largest_are_kept(tmp_path: Path) -> None:
     given += [closed(100, {"a": 0}, task="t26"), closed(101, {"a": 0})]
     table = table_of(tmp_path, given, {"a": 1.0})
     n = len(given)
-    run = Run(Played(np.ones(n), np.ones(n), np.ones((n, 1), bool)), [((0,),)] * n, np.ones(n))
+    run = Run(ReplayResult(np.ones(n), np.ones(n), np.ones((n, 1), bool)), [((0,),)] * n, np.ones(n))
     tasks, left = asked_by_task(Replayed(table, np.arange(n), ((run,),), {}, 0))
     assert tasks is not None
     assert (len(tasks.rows), left, len(tasks.values)) == (MOST_TASKS, 3, MOST_TASKS)

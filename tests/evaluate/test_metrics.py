@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.metrics import BLOCK, compare, interval, mixed, score
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 
 
-def _played(worth: object, usd: float = 1.0, calls: int = 2) -> Played:
+def _played(worth: object, usd: float = 1.0, calls: int = 2) -> ReplayResult:
     values = np.asarray(worth, np.float64)
     asked = np.zeros((len(values), 4), bool)
     asked[:, :calls] = True
-    return Played(values, np.full(len(values), usd), asked)
+    return ReplayResult(values, np.full(len(values), usd), asked)
 
 
 def test_a_score_is_means_and_a_ratio_of_sums() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.baselines import BASELINES
-from focalroute.evaluate.replay import FeedbackKind, Played, Strategy, play
+from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Strategy, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
 from focalroute.evaluate.subsets import Cascade
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.training import Training
 from focalroute.evaluate.votes import LogLinear, Mean, Vote, Weighted
 from focalroute.policy.named import NAMES, NEED_A_LOG, RATE, SURE_ENOUGH, LogLinearOnline, Named
@@ -26,7 +26,7 @@ TRAIN, TEST = np.arange(200), np.arange(200, 500)
 Make = Callable[[Training], Strategy]
 
 
-def named(name: str, table: Table, seed: int = 0) -> Named:
+def named(name: str, table: LogTable, seed: int = 0) -> Named:
     return NAMES[name]([endpoint.name for endpoint in table.endpoints], seed)
 
 
@@ -42,8 +42,8 @@ def unsure(lines: list[Line]) -> list[Line]:
 
 
 def both(
-    name: str, make: Make, table: Table, *, feedback: FeedbackKind = "none", max_rounds: int = 4
-) -> tuple[Played, Played]:
+    name: str, make: Make, table: LogTable, *, feedback: FeedbackKind = "none", max_rounds: int = 4
+) -> tuple[ReplayResult, ReplayResult]:
     """The policy, once everybody's answers to the training part are known, and the baseline on the test part."""
     serving = Serving(named("plurality", table), table.endpoints, seed=0, max_rounds=max_rounds)
     play(serving, table, TRAIN)

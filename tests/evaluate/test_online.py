@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.replay import ReplayResult, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.table import LogTable
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.trajectory import grown
@@ -36,7 +36,7 @@ def believing_in(first: int, root: Path) -> Path:
     return root
 
 
-def turning(folder: Path) -> Table:
+def turning(folder: Path) -> LogTable:
     """400 queries on which "a" is good, then 800 on which "b" is and "a" is not."""
     lines = [*stream(400, BEFORE), *stream(800, {**BEFORE, "a": 0.1, "b": 0.9}, seed=1)]
     for n, line in enumerate(lines):
@@ -44,7 +44,7 @@ def turning(folder: Path) -> Table:
     return table_of(folder, lines, PRICES)
 
 
-def online(root: Path, table: Table, count: int, *, explore: bool = False) -> tuple[Online, Played]:
+def online(root: Path, table: LogTable, count: int, *, explore: bool = False) -> tuple[Online, ReplayResult]:
     """A stream with an update every hundred feedbacks; all else as it is by default."""
     with Online(root, table.endpoints, seed=0, explore=explore) as strategy:
         return strategy, play(strategy, table, np.arange(count))

@@ -9,7 +9,7 @@ import pytest
 
 from focalroute.evaluate.metrics import Score
 from focalroute.evaluate.points import Served, beside_curve
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.table import Split
 from focalroute.evaluate.training import Training
 from focalroute.policy.bundle import load
@@ -19,10 +19,10 @@ from tests.policies import ask_the_affordable
 ROWS = 200
 
 
-def played(worth: float, usd: float) -> Played:
+def played(worth: float, usd: float) -> ReplayResult:
     """So many of 200 rows right, at this cost each; everybody costs 1."""
     right = np.arange(ROWS) % 100 < 100 * worth
-    return Played(right.astype(np.float64), np.full(ROWS, usd), np.ones((ROWS, 1), bool))
+    return ReplayResult(right.astype(np.float64), np.full(ROWS, usd), np.ones((ROWS, 1), bool))
 
 
 def scored(worth: float, cost: float) -> Score:

@@ -16,7 +16,7 @@ from focalroute.core.records import Trajectory
 from focalroute.evaluate.recording import best_of, course, publish_trained, recorded, train_each, train_on
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.table import LogTable
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet
@@ -111,7 +111,7 @@ def _policy(folder: Path, experience: Experience) -> tuple[DeciderNet, FusionNet
     return decider, fusion
 
 
-def _served(table: Table, serving: Serving) -> tuple[list[Any], list[int], list[Trajectory], list[tuple[int, ...]]]:
+def _served(table: LogTable, serving: Serving) -> tuple[list[Any], list[int], list[Trajectory], list[tuple[int, ...]]]:
     """Every answer as it would be stored, and the candidates in the order met."""
     stored, answers, steps, met = [], [], [], []
 
@@ -122,7 +122,7 @@ def _served(table: Table, serving: Serving) -> tuple[list[Any], list[int], list[
             assert serving.stored.trajectory is not None
             stored.append(serving.stored)
             steps.append(serving.stored.trajectory)
-            heard = [one.candidate for one in turn.heard.values() if one.candidate >= 0]
+            heard = [one.candidate for one in turn.replies.values() if one.candidate >= 0]
             met.append(tuple(range(turn.choices)) or tuple(dict.fromkeys(heard)))
             return answers[-1]
 
@@ -263,7 +263,7 @@ def test_the_critics_states_are_those_of_online_updates(both: Both) -> None:
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+def table(tmp_path_factory: pytest.TempPathFactory) -> LogTable:
     skills = {"a": 0.5, "b": 0.9, "c": 0.7, "d": 0.2, "e": 0.6}
     return table_of(tmp_path_factory.mktemp("log"), stream(100, skills), PRICES)
 
@@ -305,7 +305,7 @@ def test_a_log_as_arrays_by_hand(tmp_path: Path) -> None:
     assert log.vectors.any(axis=1).tolist() == [True, False, False]
 
 
-def test_what_is_published_serves_and_can_be_learned_on_from(table: Table, tmp_path: Path) -> None:
+def test_what_is_published_serves_and_can_be_learned_on_from(table: LogTable, tmp_path: Path) -> None:
     trained = train_on(table, np.arange(100), seed=3, settings=SMALL)
     assert publish_trained(tmp_path, trained, settings=SMALL) == 1
     policy = load(tmp_path)
@@ -322,7 +322,7 @@ def test_what_is_published_serves_and_can_be_learned_on_from(table: Table, tmp_p
     assert played.asked.any(axis=1).all()
 
 
-def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: Table) -> None:
+def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: LogTable) -> None:
     (found,) = train_each([course(table, np.arange(100), settings=SMALL)], range(5, 8))
     assert [one.seed for one in found] == [5, 6, 7]
     assert len({one.score for one in found}) > 1
@@ -331,6 +331,6 @@ def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: Table) 
     assert best.seed == max(found, key=lambda one: one.score).seed
 
 
-def test_a_log_that_leaves_nothing_to_train_on_is_refused(table: Table) -> None:
+def test_a_log_that_leaves_nothing_to_train_on_is_refused(table: LogTable) -> None:
     with pytest.raises(ConfigError, match=r"settings\.validation"):
         train_on(table, np.arange(0), settings=SMALL)

@@ -10,7 +10,7 @@ from focalroute.core.config import load_pool
 from focalroute.evaluate.baselines import BASELINES, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import score
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.replay import Played, play
+from focalroute.evaluate.replay import ReplayResult, play
 from focalroute.evaluate.table import join, split
 from focalroute.evaluate.training import Training
 
@@ -41,7 +41,7 @@ def test_reference_figures(name: str, per_task: bool, expected: dict[str, float 
     parts = split(table, per_task=per_task, fraction=0.8)
     training = Training(table, parts.train, seed=0)
 
-    def played(method: str) -> Played:
+    def played(method: str) -> ReplayResult:
         if method == "oracle":
             return oracle(table, parts.test)
         hindsight = method == "hindsight"

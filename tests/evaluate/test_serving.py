@@ -15,7 +15,7 @@ from focalroute.core.receipts import Answer
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from focalroute.evaluate.serving import Serving, Shuffled
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.table import LogTable, join
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.cold import cold_fusion
 from focalroute.policy.bundle import Policy, cold, load
@@ -161,13 +161,13 @@ def test_a_turn_without_outputs_asks_nobody(tmp_path: Path) -> None:
     table = table_of(tmp_path, [closed(0, {})], PRICES)
     turn = Turn(table, 0)
     assert Serving(cold(), table.endpoints, seed=0).answer(turn) == -1
-    assert turn.heard == {}
+    assert turn.replies == {}
 
 
 # -- drift -------------------------------------------------------------------------------------------------------------
 
 
-def turning(tmp_path: Path, before: dict[str, float], after: dict[str, float]) -> Table:
+def turning(tmp_path: Path, before: dict[str, float], after: dict[str, float]) -> LogTable:
     """600 queries and then 600 more, at other skills; everybody at one price."""
     lines = [*stream(600, before), *stream(600, after, seed=1)]
     for n, line in enumerate(lines):

@@ -23,7 +23,7 @@ from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, Estimate, Policy
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import Table, join
+from focalroute.evaluate.table import LogTable, join
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.reward import USER
@@ -40,7 +40,7 @@ Judged = tuple[StoredAnswer, tuple[Feedback, ...]]
 PRICE_OF_MONEY = 0.1
 
 
-def simulated_table(folder: Path, queries: int, seed: int = 0) -> Table:
+def simulated_table(folder: Path, queries: int, seed: int = 0) -> LogTable:
     """The package's own questions, put to its simulated models, every answer recorded."""
     models = default_models(seed)
     rng = random.Random(seed)
@@ -101,13 +101,13 @@ class World:
         everybody: C, mean USD of asking all.
     """
 
-    table: Table
+    table: LogTable
     serving: Serving
     rows: NDArray[np.int64]
     everybody: float
 
     @classmethod
-    def of(cls, table: Table, *, warm: int, last: int, seed: int = 0) -> World:
+    def of(cls, table: LogTable, *, warm: int, last: int, seed: int = 0) -> World:
         """The observer learns from the first ``warm`` rows; those up to ``last`` are what there is."""
         serving = Serving(cold(), table.endpoints, seed=seed, cost_weight=PRICE_OF_MONEY)
         play(serving, table, np.arange(warm))

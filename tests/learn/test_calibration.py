@@ -10,7 +10,7 @@ import pytest
 from examples.paper.generated import MODELS, Shape, biased_log
 from focalroute.core.records import Masses, Outcome, Query, Reply
 from focalroute.evaluate.recording import recorded
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.table import LogTable
 from focalroute.learn.offline.prior_stats import calibration, look_back, similar
 from focalroute.learn.offline.rollout import seen_by
 from focalroute.learn.offline.views import long_run
@@ -23,12 +23,12 @@ SIGNAL = slices(ENDPOINT)["signal"].start
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+def table(tmp_path_factory: pytest.TempPathFactory) -> LogTable:
     """A small generated log: 4 tasks of 2, 7, 13 and 19 choices."""
     return biased_log(0, tmp_path_factory.mktemp("biased"), Shape((2, 7, 13, 19), train=30, test=10))
 
 
-def masses(table: Table, row: int, *, show_task: bool) -> Masses:
+def masses(table: LogTable, row: int, *, show_task: bool) -> Masses:
     """What everyone gave on a query."""
     query = table.queries[row]
     logs = {
@@ -39,7 +39,7 @@ def masses(table: Table, row: int, *, show_task: bool) -> Masses:
     return Masses(task, int(table.label[row]), int(table.size[row]), logs)
 
 
-def fed(table: Table, rows: range, *, show_task: bool) -> Observer:
+def fed(table: LogTable, rows: range, *, show_task: bool) -> Observer:
     """An observer that has learned these queries, everyone asked."""
     observer = Observer(MODELS, [None] * len(MODELS), detect=False)
     for row in rows:
@@ -47,7 +47,7 @@ def fed(table: Table, rows: range, *, show_task: bool) -> Observer:
     return observer
 
 
-def seen_in_service(observer: Observer, table: Table, row: int, *, show_task: bool) -> tuple[np.ndarray, np.ndarray]:
+def seen_in_service(observer: Observer, table: LogTable, row: int, *, show_task: bool) -> tuple[np.ndarray, np.ndarray]:
     """Endpoint rows before anybody is asked, and (K, N, Fm) once all have answered."""
     logged = table.queries[row]
     sight = observer.begin(Query(logged.id, (), logged.choices, task=logged.task if show_task else None))
@@ -59,7 +59,7 @@ def seen_in_service(observer: Observer, table: Table, row: int, *, show_task: bo
 
 
 @pytest.mark.parametrize("show_task", [True, False])
-def test_training_sees_what_serving_would(table: Table, show_task: bool) -> None:
+def test_training_sees_what_serving_would(table: LogTable, show_task: bool) -> None:
     """Before the first query, in the middle, and at the end, on tasks known and new."""
     rows = np.arange(len(table.queries))
     log = recorded(table, rows, show_task=show_task)

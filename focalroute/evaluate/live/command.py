@@ -12,7 +12,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.live.asking import in_process, over_http
-from focalroute.evaluate.live.playing import LivePlayed, joined
+from focalroute.evaluate.live.playing import LiveResult, joined
 from focalroute.evaluate.live.queries import LiveQuery, Quality, read_queries
 from focalroute.evaluate.live.report import LiveReport, live_report, show_live
 from focalroute.evaluate.live.strategies import Plan, play_all
@@ -92,7 +92,7 @@ def evaluate_live(
             f"train_fraction: {train_fraction} leaves {at} queries to train on and {len(queries) - at} to test"
         )
     train, test = queries[:at], queries[at:]
-    parts: list[dict[str, LivePlayed]] = []
+    parts: list[dict[str, LiveResult]] = []
     for number in range(seed, seed + seeds):
         with ExitStack() as stack:
             if str(pool) == SIMULATED:

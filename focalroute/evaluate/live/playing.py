@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.receipts import Answer
 from focalroute.evaluate.live.queries import LiveQuery
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 from focalroute.serving.sync import Ensemble
 
 _AT_A_TIME = 8
@@ -19,7 +19,7 @@ Answers = Sequence[Answer | None]
 
 
 @dataclass(frozen=True, slots=True)
-class LivePlayed(Played):
+class LiveResult(ReplayResult):
     """What a strategy did, live.
 
     Attributes:
@@ -51,7 +51,7 @@ def play(
     return answers
 
 
-def cut(queries: Sequence[LiveQuery], answers: Answers, steps: int | None = None) -> LivePlayed:
+def cut(queries: Sequence[LiveQuery], answers: Answers, steps: int | None = None) -> LiveResult:
     """What was played, or what it would have been after so many steps of a chain: its last usable reply until then.
 
     A rule that goes one endpoint at a time decides a step alike, whatever T_max is; so one play tells of all.
@@ -78,15 +78,15 @@ def cut(queries: Sequence[LiveQuery], answers: Answers, steps: int | None = None
             worth[row] = live.of(answer)
         elif usable:
             worth[row] = live.worth(live.form(usable[-1]))
-    return LivePlayed(worth, usd, asked, tokens)
+    return LiveResult(worth, usd, asked, tokens)
 
 
-def joined(parts: Sequence[LivePlayed]) -> LivePlayed:
+def joined(parts: Sequence[LiveResult]) -> LiveResult:
     """Several plays, of different queries, as one."""
     most = max(part.asked.shape[1] for part in parts)
     asked = [np.pad(part.asked, ((0, 0), (0, most - part.asked.shape[1]))) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part.tokens)
-    return LivePlayed(
+    return LiveResult(
         np.concatenate([part.worth for part in parts]),
         np.concatenate([part.usd for part in parts]),
         np.concatenate(asked),

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from focalroute.evaluate.metrics import Comparison, Score, compare, score
+from focalroute.evaluate.metrics import PairedDifference, Score, compare, score
 from focalroute.evaluate.points import beside_curve
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 
 _PIPED_WIDTH = 120
 
@@ -41,15 +41,15 @@ class LiveReport:
     seeds: int
     scored: str
     methods: tuple[Score, ...]
-    equal_cost: Mapping[str, Mapping[str, Comparison]]
-    minus: Mapping[str, Mapping[str, Comparison]]
+    equal_cost: Mapping[str, Mapping[str, PairedDifference]]
+    minus: Mapping[str, Mapping[str, PairedDifference]]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         return dataclasses.asdict(self)
 
 
-def live_report(title: str, played: Mapping[str, Played], *, seeds: int, scored: str = "accuracy") -> LiveReport:
+def live_report(title: str, played: Mapping[str, ReplayResult], *, seeds: int, scored: str = "accuracy") -> LiveReport:
     """Score what was played on the same queries.
 
     A family's curve is the upper envelope of its rows in cost and accuracy, linear in between: any two of them may be
@@ -73,13 +73,15 @@ def live_report(title: str, played: Mapping[str, Played], *, seeds: int, scored:
     return LiveReport(title, n, seeds, scored, tuple(methods.values()), beside, minus)
 
 
-def _beside(name: str, rows: Sequence[str], methods: Mapping[str, Score], played: Mapping[str, Played]) -> Comparison:
+def _beside(
+    name: str, rows: Sequence[str], methods: Mapping[str, Score], played: Mapping[str, ReplayResult]
+) -> PairedDifference:
     curve = _envelope([methods[row] for row in rows])
     found = beside_curve(methods[name], [played[name]], curve, [[played[point.name]] for point in curve])
     if found is None:
         return compare([played[name]], [played[curve[0].name]])
     low, high = 0.0 - found.ci95[1], 0.0 - found.ci95[0]
-    return Comparison(0.0 - found.difference, (low, high), low > 0, low > -0.01)
+    return PairedDifference(0.0 - found.difference, (low, high), low > 0, low > -0.01)
 
 
 def _envelope(points: Sequence[Score]) -> list[Score]:
@@ -134,6 +136,6 @@ def show_live(report: LiveReport) -> None:
     )
 
 
-def _difference(found: Comparison) -> str:
+def _difference(found: PairedDifference) -> str:
     beats = "*" if found.beats else " "
     return f"{found.difference:+.3f}{beats} ({found.ci95[0]:+.3f} to {found.ci95[1]:+.3f})"

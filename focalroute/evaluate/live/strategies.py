@@ -11,7 +11,7 @@ import numpy as np
 
 from focalroute.core.config import Endpoint
 from focalroute.core.records import F32, Member, Outcome, Query
-from focalroute.evaluate.live.playing import LivePlayed, cut, play
+from focalroute.evaluate.live.playing import LiveResult, cut, play
 from focalroute.evaluate.live.queries import LiveQuery
 from focalroute.evaluate.sequential import Asker, Settings, Step, World, publish_routes, train_routes
 from focalroute.money.cost import typical_cost
@@ -59,7 +59,7 @@ def play_all(
     plan: Plan,
     seed: int,
     advance: Callable[[int], object] = lambda _: None,
-) -> dict[str, LivePlayed]:
+) -> dict[str, LiveResult]:
     """Every strategy on the test queries, by name.
 
     Args:
@@ -67,7 +67,7 @@ def play_all(
         advance: called with the queries played.
     """
     warm = train[-_WARM:]
-    played: dict[str, LivePlayed] = {}
+    played: dict[str, LiveResult] = {}
     for endpoint in endpoints:
         with Ensemble([endpoint], policy="self-correction", max_rounds=plan.most) as ensemble:
             answers = play(ensemble, test, advance)

@@ -201,7 +201,7 @@ class Der:
         last = -1
         for t in range(min(self._settings.steps, len(turn.available))):
             offered = np.zeros((1, self._size + 1), bool)
-            offered[0, [i for i in turn.available if i not in turn.heard]] = True
+            offered[0, [i for i in turn.available if i not in turn.replies]] = True
             offered[0, -1] = t > 0
             logits = self._policy(self._state(turn, text, last, t / self._settings.steps))
             chosen = int(log_posterior(logits, offered)[0].argmax())
@@ -209,7 +209,7 @@ class Der:
                 break
             if turn.ask(chosen).candidate >= 0:
                 last = chosen
-        return turn.heard[last].candidate if last >= 0 else -1
+        return turn.replies[last].candidate if last >= 0 else -1
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """It stays as trained."""
@@ -218,12 +218,12 @@ class Der:
         one_hot, answer = np.zeros(self._size, np.float32), np.zeros(_TEXT, np.float32)
         certainty = agreeing = 0.0
         if last >= 0:
-            heard = turn.heard[last]
-            c = heard.candidate
+            reply = turn.replies[last]
+            c = reply.candidate
             one_hot[last] = 1
-            answer = _answer_features(turn.query.choices, c, heard.output.answer)
-            certainty = float(masses(c, heard.output, max(turn.choices, c + 1))[c])
-            backed = [h.candidate for h in turn.heard.values() if h.candidate >= 0]
+            answer = _answer_features(turn.query.choices, c, reply.output.answer)
+            certainty = float(masses(c, reply.output, max(turn.choices, c + 1))[c])
+            backed = [h.candidate for h in turn.replies.values() if h.candidate >= 0]
             agreeing = backed.count(c) / len(backed)
         figures = np.array([[certainty], [agreeing]], np.float32)
         return state(text[None], answer[None], one_hot[None], figures[0], figures[1], done)

@@ -228,7 +228,7 @@ class RlFocal:
         )
         for i in [i for i in turn.available if self._pools[0, i]] or turn.available[:1]:
             turn.ask(i)
-        probabilities = self._heard(turn)
+        probabilities = self._masses_of(turn)
         order, offered = by_mass(probabilities, turn.choices, self._width)
         fusable = turn.choices <= self._width
         offered = offered & fusable
@@ -238,7 +238,7 @@ class RlFocal:
         self._pending = _Pending(seen, picked, view, order, offered, draw(logits, offered, self._rng))
         if not fusable:
             self.unfused += 1
-            return elect(self._votes(turn), turn.heard, self._rank)
+            return elect(self._votes(turn), turn.replies, self._rank)
         return int(order[0, log_posterior(logits, offered)[0].argmax()]) if offered.any() else -1
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
@@ -249,7 +249,7 @@ class RlFocal:
         self._slide(revealed.values)
         u = 2 * revealed.worth - 1
         drawn = self._drawn_reward(pending, turn, revealed)
-        paid = eq6(u, len(turn.heard), self._pools.shape[1], alpha=settings.alpha)
+        paid = eq6(u, len(turn.replies), self._pools.shape[1], alpha=settings.alpha)
         self._steps.append(
             Step(
                 seen=pending.seen,
@@ -275,12 +275,12 @@ class RlFocal:
         pairs = pair_statistics(fails.T @ fails, len(fails))
         return decider_view(self._pools, diversities(fails, self._pools, pairs)[:, self._columns])
 
-    def _heard(self, turn: Turn) -> F32:
+    def _masses_of(self, turn: Turn) -> F32:
         n = self._pools.shape[1]
         size = max(turn.choices, n, self._width)
         found = np.zeros((1, n, size), np.float32)
-        for i, heard in turn.heard.items():
-            found[0, i] = masses(heard.candidate, heard.output, size)
+        for i, reply in turn.replies.items():
+            found[0, i] = masses(reply.candidate, reply.output, size)
         return found
 
     def _slide(self, values: Mapping[int, float]) -> None:
@@ -292,7 +292,7 @@ class RlFocal:
 
     @staticmethod
     def _votes(turn: Turn) -> dict[int, float]:
-        backed = [heard.candidate for heard in turn.heard.values() if heard.candidate >= 0]
+        backed = [reply.candidate for reply in turn.replies.values() if reply.candidate >= 0]
         return {candidate: float(backed.count(candidate)) for candidate in backed}
 
     @staticmethod
@@ -305,5 +305,5 @@ class RlFocal:
             return 1.0 if drawn == revealed.label else -1.0
         if revealed.text is not None:  # nobody asked gave the right answer
             return -1.0
-        worth = [value for i, value in revealed.values.items() if turn.heard[i].candidate == drawn]
+        worth = [value for i, value in revealed.values.items() if turn.replies[i].candidate == drawn]
         return 2 * worth[0] - 1 if worth else None

@@ -15,11 +15,11 @@ from focalroute import ConfigError, Ensemble
 from focalroute.cli.app import app
 from focalroute.evaluate.live.asking import in_process, over_http
 from focalroute.evaluate.live.command import evaluate_live, live_command
-from focalroute.evaluate.live.playing import LivePlayed, cut, joined, play
+from focalroute.evaluate.live.playing import LiveResult, cut, joined, play
 from focalroute.evaluate.live.queries import LiveQuery, of_questions, read_queries
 from focalroute.evaluate.live.report import live_report
 from focalroute.evaluate.live.strategies import Plan
-from focalroute.evaluate.replay import Played
+from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.sequential import Settings, Step
 from focalroute.serving.query import make_query
 from focalroute.sim import Fault, SimulatedPool, relay_models, stream
@@ -83,9 +83,9 @@ def test_an_ask_that_failed_is_worth_nothing_and_stops_nothing(pool: SimulatedPo
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
-def made(right: float, usd: float, calls: int, n: int = 400) -> Played:
+def made(right: float, usd: float, calls: int, n: int = 400) -> ReplayResult:
     worth = (np.arange(n) % 100 < right * 100).astype(float)
-    return Played(worth, np.full(n, usd), np.ones((n, calls), np.bool_))
+    return ReplayResult(worth, np.full(n, usd), np.ones((n, calls), np.bool_))
 
 
 def test_der_is_set_beside_a_mixture_of_a_family_s_rows_at_its_own_cost() -> None:
@@ -112,7 +112,7 @@ def test_der_is_set_beside_a_mixture_of_a_family_s_rows_at_its_own_cost() -> Non
 
 def test_plays_of_several_seeds_are_joined_row_by_row() -> None:
     one, other = (
-        LivePlayed(part.worth, part.usd, part.asked, {name: np.full(len(part.worth), 7)})
+        LiveResult(part.worth, part.usd, part.asked, {name: np.full(len(part.worth), 7)})
         for name, part in (("a", made(1, 1, 2, 10)), ("b", made(0, 3, 3, 20)))
     )
     both = joined([one, other])

@@ -189,7 +189,7 @@ def test_asking_goes_through_the_turn(tmp_path: Path) -> None:
     strategy = rl_focal(training, replace(QUICK, passes=2))
     turn = Turn(table, int(rows[0]))
     strategy.answer(turn)
-    assert 2 <= len(turn.heard) <= 4
+    assert 2 <= len(turn.replies) <= 4
 
 
 def test_one_head_over_all_teams_learns_too(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.evaluate.replay import Played, Strategy, play
-from focalroute.evaluate.table import Table
+from focalroute.evaluate.replay import ReplayResult, Strategy, play
+from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.training import Training
 from tests.evaluate.logs import Line, closed, output, table_of
 
 PRICES = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
 
 
-def two_sides(folder: Path, count: int = 600) -> Table:
+def two_sides(folder: Path, count: int = 600) -> LogTable:
     """a and b are right; c and d agree on a wrong answer. Everybody's plurality is a tie."""
     rng = random.Random(0)
     lines = []
@@ -28,7 +28,7 @@ def two_sides(folder: Path, count: int = 600) -> Table:
     return table_of(folder, lines, PRICES)
 
 
-def two_topics(folder: Path, count: int = 600) -> Table:
+def two_topics(folder: Path, count: int = 600) -> LogTable:
     """a knows sums, b knows law; c is always wrong."""
     rng = random.Random(0)
     lines = []
@@ -41,7 +41,7 @@ def two_topics(folder: Path, count: int = 600) -> Table:
     return table_of(folder, lines, {name: PRICES[name] for name in "abc"})
 
 
-def sure_or_not(folder: Path, count: int = 600) -> Table:
+def sure_or_not(folder: Path, count: int = 600) -> LogTable:
     """The cheap one says how sure it is, and is right when it is sure; the dear one is where it is not."""
     rng = random.Random(0)
     lines: list[Line] = []
@@ -58,14 +58,14 @@ def sure_or_not(folder: Path, count: int = 600) -> Table:
 
 
 def parts(
-    table: Table, fraction: float = 0.8, seed: int = 0
+    table: LogTable, fraction: float = 0.8, seed: int = 0
 ) -> tuple[Training, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """The training part, and the rows of the rest."""
     cut = int(len(table.queries) * fraction)
     return Training(table, np.arange(cut), seed), np.arange(cut, len(table.queries))
 
 
-def altered(table: Table, rows: np.ndarray[tuple[int], np.dtype[np.int64]], played: Played) -> Table:
+def altered(table: LogTable, rows: np.ndarray[tuple[int], np.dtype[np.int64]], played: ReplayResult) -> LogTable:
     """The same log, but in these rows everybody who was not asked says, scores and costs something else."""
     candidate, value, usd = table.candidate.copy(), table.value.copy(), table.usd.copy()
     queries = list(table.queries)
@@ -79,7 +79,7 @@ def altered(table: Table, rows: np.ndarray[tuple[int], np.dtype[np.int64]], play
     return replace(table, queries=tuple(queries), candidate=candidate, value=value, usd=usd)
 
 
-def sees_only_what_it_asked(table: Table, make: Callable[[Training], Strategy]) -> bool:
+def sees_only_what_it_asked(table: LogTable, make: Callable[[Training], Strategy]) -> bool:
     """Whether it does the same where the answers of all whom it did not ask are others, or are not there to be read."""
     training, rows = parts(table)
     played = play(make(training), table, rows)
