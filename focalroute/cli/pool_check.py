@@ -22,8 +22,7 @@ from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.wire import Request
 from focalroute.money.cost import Bill, bill_of
 from focalroute.money.prices import NotListed, fetch_models
-from focalroute.serving.ensemble import AsyncEnsemble
-from focalroute.serving.pool_file import pool_arguments
+from focalroute.serving.settings import pool_settings
 from focalroute.serving.sync import Ensemble
 from focalroute.store import open_store, require_existing
 from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
@@ -109,7 +108,7 @@ def check_command(pool: Path, store: str | None = None, *, as_json: bool = False
     if store is not None:
         require_existing(store)
     endpoints = load_pool(pool).endpoints
-    pool_arguments(AsyncEnsemble, pool, {})
+    pool_settings(pool, {})
     if store is None:
         found = check_pool(endpoints)
     else:

@@ -51,7 +51,7 @@ FORMER_KEYS = {"price_of_money": "cost_weight"}
 _C = TypeVar("_C")
 
 
-def _config(cls: type[_C]) -> type[_C]:
+def raises_config_error(cls: type[_C]) -> type[_C]:
     """Make construction raise `ConfigError` instead of pydantic's ValidationError."""
     construct = cls.__init__
     positional = [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
@@ -130,7 +130,8 @@ Amount = Decimal | float | str
 UsdPer1M = Annotated[Amount, PlainValidator(_price)]
 Usd = Annotated[Amount, PlainValidator(_budget)]
 
-_STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+#: Of every class of settings: exact types, no unknown keys, no values in messages.
+STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
 
 class Price(NamedTuple):
@@ -141,8 +142,8 @@ class Price(NamedTuple):
     cached: Decimal
 
 
-@_config
-@dataclass(frozen=True, config=_STRICT)
+@raises_config_error
+@dataclass(frozen=True, config=STRICT)
 class Endpoint:
     """One model at one OpenAI-compatible service.
 
@@ -250,8 +251,8 @@ class Endpoint:
         return SecretStr(key)
 
 
-@_config
-@dataclass(frozen=True, config=_STRICT)
+@raises_config_error
+@dataclass(frozen=True, config=STRICT)
 class Budget:
     """What may be spent, in USD.
 
@@ -281,28 +282,6 @@ class Budget:
     )
     usd_per_query: Usd | None = None
     allow_unpriced: bool = False
-
-
-@_config
-@dataclass(frozen=True, config=_STRICT)
-class Settings:
-    """The plain settings of an ensemble, as described at `focalroute.AsyncEnsemble`."""
-
-    _: KW_ONLY
-    max_rounds: Annotated[int, Field(ge=1, le=64)]
-    explore: bool
-    cost_weight: Annotated[float, Field(ge=1e-4, le=1e4)]
-    window: Annotated[int, Field(ge=1, le=1_000_000)]
-    deadline_s: Annotated[float, Field(gt=0, le=86_400)]
-    attempts: Annotated[int, Field(ge=1, le=10)]
-    hedge_after: Annotated[float, Field(ge=0.5, lt=1)] | None
-    early_stop: bool
-    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
-    update_every: Annotated[int, Field(ge=1)] | None
-    probe_share: Annotated[float, Field(ge=0, le=1)]
-    store_text: bool
-    durability: Literal["normal", "full"]
-    seed: int | None
 
 
 @dataclass(frozen=True)

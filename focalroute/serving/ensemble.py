@@ -12,11 +12,11 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
-from focalroute.core.config import Budget, Endpoint, Settings, validate_pool
+from focalroute.core.config import Endpoint, validate_pool
 from focalroute.core.errors import StoreError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.receipts import Answer
@@ -36,21 +36,19 @@ from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.batch import ask_all
-from focalroute.serving.embedders import Embedding, TextEmbedder
+from focalroute.serving.embedders import Embedding
 from focalroute.serving.exploration import Prober
-from focalroute.serving.feedback import (
-    Listener,
-)
-from focalroute.serving.judge import Judge, Judging, judging_endpoints
-from focalroute.serving.pool_file import pool_arguments
+from focalroute.serving.feedback import Listener
+from focalroute.serving.judge import Judging, judging_endpoints
 from focalroute.serving.query import Prompt, QueryOptions, make_query
 from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import begin
+from focalroute.serving.settings import Settings, pool_settings, takes_settings
 from focalroute.serving.start_gate import StartGate
 from focalroute.serving.stats import Stats, stats_of
 from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
-from focalroute.serving.telemetry import Telemetry, recorder_of
+from focalroute.serving.telemetry import recorder_of
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
 from focalroute.store.base import Row
@@ -72,95 +70,20 @@ CLOSED = "this ensemble is closed; make a new one"
 class AsyncEnsemble:
     """A pool of endpoints that answers as one.
 
-    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`.
-
-    Args:
-        endpoints: the pool; names must be unique.
-        policy: folder of policy bundles; None, or a folder without any yet: the cold start. Or the name of a rule such
-            as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
-        store: file of the SQLite store; None: in memory, gone at the end. Or the address of a Redis, for a fleet:
-            "redis://host:6379/0" (extra ``redis``; settings in `focalroute.store.redis.address`).
-        budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
-        embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
-            endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
-            None: the built-in hashed n-grams. Give the one that the policy was trained with. Where it fails, or takes
-            longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
-        max_rounds: how often the Decider may ask before it has to stop.
-        explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
-        cost_weight: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
-            ``Budget(usd_per_query=...)`` it is where the price starts on a new store.
-        window: how many past outcomes the observation looks back on.
-        deadline_s: for one whole ask, all rounds.
-        attempts: calls to one member at the most, retries included; all members of an ask together have
-            ``attempts - 1`` retries.
-        hedge_after: a member that takes longer than this quantile of its own latencies (such as 0.95) is raced by the
-            next best endpoint, as one of those retries; None: only as long as nobody has answered, at half of the time.
-        early_stop: cancel members whose replies cannot change the answer any more; see `docs/reliability.md` for when
-            not to.
-        update_every: feedbacks between two updates of the policies, learned in the background and published to
-            ``policy``; None: only by `update`. Let one process of several on a store do it.
-        samples: how many samples stand in for log-probabilities that an endpoint does not give.
-        probe_share: what probes of endpoints that a query was not asked may cost over time, as a share of what the asks
-            do (see `focalroute.observe.exploration`); they run in the background, and teach with the answer's feedback.
-            A policy by name does without.
-        synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
-        judge: who gives feedback for some of the answers in the background; None: nobody.
-        store_text: whether prompts and replies are kept in the store.
-        durability: "normal" survives the death of the process, "full" the loss of power.
-        seed: makes the sampled decisions repeatable.
-        telemetry: whether spans and metrics are recorded (`docs/telemetry.md`): by the OpenTelemetry providers that the
-            program has set, or by those of a `focalroute.serving.telemetry.Telemetry`.
+    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`. Its arguments are
+    the fields of `focalroute.serving.settings.Settings`: the endpoints, and by keyword everything else.
 
     Raises:
         ConfigError: the pool or a setting is wrong.
         StoreError: the store cannot be opened.
     """
 
-    def __init__(
-        self,
-        endpoints: Iterable[Endpoint],
-        *,
-        policy: str | Path | None = None,
-        store: str | Path | None = None,
-        budget: Budget | None = None,
-        embedder: TextEmbedder | None = None,
-        max_rounds: int = 3,
-        explore: bool = True,
-        cost_weight: float = 0.1,
-        window: int = 500,
-        deadline_s: float = 60.0,
-        attempts: int = 3,
-        hedge_after: float | None = None,
-        early_stop: bool = False,
-        samples: int = 10,
-        update_every: int | None = None,
-        probe_share: float = 0.02,
-        synthesiser: str | None = None,
-        judge: Judge | None = None,
-        store_text: bool = False,
-        durability: Literal["normal", "full"] = "normal",
-        seed: int | None = None,
-        telemetry: Telemetry | bool = False,
-    ) -> None:
-        self._settings = Settings(
-            max_rounds=max_rounds,
-            explore=explore,
-            cost_weight=cost_weight,
-            window=window,
-            deadline_s=deadline_s,
-            attempts=attempts,
-            hedge_after=hedge_after,
-            early_stop=early_stop,
-            samples=samples,
-            update_every=update_every,
-            probe_share=probe_share,
-            store_text=store_text,
-            durability=durability,
-            seed=seed,
-        )
-        self.endpoints = validate_pool(endpoints, askable=True)
-        self.budget = budget
-        judging = judging_endpoints(judge, self.endpoints)
+    @takes_settings(Settings)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._settings = settings = Settings(*args, **kwargs)
+        self.endpoints = validate_pool(settings.endpoints, askable=True)
+        self.budget = settings.budget
+        judging = judging_endpoints(settings.judge, self.endpoints)
         warn_if_stale(self.endpoints + judging)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
@@ -168,35 +91,46 @@ class AsyncEnsemble:
         self._turns = PerLoop(StartGate)
         self._streams = Background()  # the answers being written
         self._closed = False
-        serving = chosen(policy, self._names, seed)
-        self._recorder = recorder_of(telemetry, self.endpoints)
-        self._store = open_store(store, durability=durability)
+        policy = chosen(settings.policy, self._names, settings.seed)
+        self._recorder = recorder_of(settings.telemetry, self.endpoints)
+        self._store = open_store(settings.store, durability=settings.durability)
         try:
-            self._write_batcher = WriteBatcher(self._store)
-            self._embedding = Embedding(embedder, self._store)
-            paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
-            self._guard = BudgetGuard(budget, paid, self._store)
-            self._pacer = make_pacer(budget, self._store, cost_weight)
-            prices = [typical_cost(e) for e in self.endpoints]
-            self._observer = Observer(self._names, prices, window=window, embedder=self._embedding.name)
-            fetch(self._store, serving)
-            self._slot = PolicySlot.open(serving)
-            self._follower = Follower(self._store, self._slot, serving)
-            self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
-            self._updater = Updater(self._store, self._slot, serving, every=update_every, seed=seed)
-            told = None if self._recorder is None else self._recorder.heard
-            self._listener = Listener(
-                self._store, self._write_batcher, self._observer, self._slot, self._updater, window=window, told=told
-            )
-            self._judging = Judging(judge, self._listener, self._store, self._guard, self._pacer)
-            rules = Rules(attempts, hedge_after, early_stop)
-            self._pool = Pool(self.endpoints, self._store, self._guard, rules=rules, samples=samples)
-            self._synthesiser = Synthesiser(self._pool, self._names, synthesiser)
-            share = 0.0 if isinstance(serving, Named) else probe_share  # a rule asks by its own lights alone
-            self._prober = Prober(self._observer, self._pool, self._store, self._pacer, share, deadline_s=deadline_s)
+            self._open(settings, policy, judging)
         except BaseException:
             self._store.close()
             raise
+
+    def _open(self, settings: Settings, policy: str | Path | Named | None, judging: tuple[Endpoint, ...]) -> None:
+        """Make everything that works with the store."""
+        store = self._store
+        self._write_batcher = WriteBatcher(store)
+        self._embedding = Embedding(settings.embedder, store)
+        paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
+        self._guard = BudgetGuard(settings.budget, paid, store)
+        self._pacer = make_pacer(settings.budget, store, settings.cost_weight)
+        prices = [typical_cost(e) for e in self.endpoints]
+        self._observer = Observer(self._names, prices, window=settings.window, embedder=self._embedding.name)
+        fetch(store, policy)
+        self._slot = PolicySlot.open(policy)
+        self._follower = Follower(store, self._slot, policy)
+        self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
+        self._updater = Updater(store, self._slot, policy, every=settings.update_every, seed=settings.seed)
+        on_feedback = None if self._recorder is None else self._recorder.heard
+        self._listener = Listener(
+            store,
+            self._write_batcher,
+            self._observer,
+            self._slot,
+            self._updater,
+            window=settings.window,
+            told=on_feedback,
+        )
+        self._judging = Judging(settings.judge, self._listener, store, self._guard, self._pacer)
+        rules = Rules(settings.attempts, settings.hedge_after, settings.early_stop)
+        self._pool = Pool(self.endpoints, store, self._guard, rules=rules, samples=settings.samples)
+        self._synthesiser = Synthesiser(self._pool, self._names, settings.synthesiser)
+        share = 0.0 if isinstance(policy, Named) else settings.probe_share  # a named policy does without exploration
+        self._prober = Prober(self._observer, self._pool, store, self._pacer, share, deadline_s=settings.deadline_s)
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
@@ -205,7 +139,7 @@ class AsyncEnsemble:
         Raises:
             ConfigError: the file, or a setting, is wrong.
         """
-        return cls(**pool_arguments(AsyncEnsemble, path, settings))
+        return cls(**pool_settings(path, settings))
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, T
 from focalroute.core.config import Endpoint
 from focalroute.core.receipts import Answer
 from focalroute.serving.ensemble import CLOSED, AsyncEnsemble
-from focalroute.serving.pool_file import pool_arguments
+from focalroute.serving.settings import Settings, pool_settings, takes_settings
 from focalroute.serving.stats import Stats
 from focalroute.serving.streaming import AsyncAnswerStream
 
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def _like_async(
-    _: Callable[Concatenate[AsyncEnsemble, P], None],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Ensemble, P], None]]:
-    """Type ``__init__`` as `AsyncEnsemble`'s."""
-    return lambda init: init
 
 
 def _blocking(method: Callable[Concatenate[AsyncEnsemble, P], Awaitable[R]]) -> Callable[Concatenate[Ensemble, P], R]:
@@ -157,7 +150,7 @@ class Ensemble:
     is left open is closed when the interpreter ends.
     """
 
-    @_like_async(AsyncEnsemble.__init__)
+    @takes_settings(Settings)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._async = AsyncEnsemble(*args, **kwargs)
         self._loop = _Loop()
@@ -166,7 +159,7 @@ class Ensemble:
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
         """An ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
-        return cls(**pool_arguments(AsyncEnsemble, path, settings))
+        return cls(**pool_settings(path, settings))
 
     ask = _blocking(AsyncEnsemble.ask)
     ask_many = _blocking(AsyncEnsemble.ask_many)

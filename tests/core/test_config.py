@@ -12,26 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from focalroute.core.amounts import usd
-from focalroute.core.config import Budget, Endpoint, Settings, load_pool, validate_pool
+from focalroute.core.config import Budget, Endpoint, load_pool, validate_pool
 from focalroute.core.errors import ConfigError
 
 SECRET = "sk-live-4f9a7c1e8b2d"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-SETTINGS: dict[str, Any] = {
-    "max_rounds": 3,
-    "explore": True,
-    "cost_weight": 0.1,
-    "window": 500,
-    "deadline_s": 60.0,
-    "attempts": 3,
-    "samples": 10,
-    "update_every": None,
-    "probe_share": 0.0,
-    "store_text": False,
-    "durability": "normal",
-    "seed": None,
-}
 
 ONE = '[[endpoint]]\nname = "a"\nmodel = "m"\n'
 
@@ -414,38 +399,8 @@ def test_an_amount_is_exact_as_written(amount: Any) -> None:
     assert usd(amount, "max_usd") == Decimal("0.1") == Budget(usd_total=amount).usd_total
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"max_rounds": 0},
-        {"max_rounds": True},
-        {"cost_weight": 0},
-        {"window": 0},
-        {"deadline_s": 0},
-        {"attempts": 0},
-        {"deadline_s": float("nan")},
-        {"samples": 2.5},
-        {"probe_share": -0.1},
-        {"probe_share": 1.1},
-        {"probe_share": float("nan")},
-        {"store_text": "false"},
-        {"explore": 1},
-        {"durability": "none"},
-    ],
-    ids=str,
-)
-def test_a_limit_out_of_range_names_itself(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(setting))):
-        Settings(**{**SETTINGS, **setting})
-
-
 def test_all_but_the_name_go_by_keyword() -> None:
     with pytest.raises(ConfigError, match="Endpoint: give settings by keyword"):
         Endpoint("a", "https://x/v1", model="m")  # type: ignore[misc]
     with pytest.raises(ConfigError, match="Budget: give settings by keyword"):
         Budget(20)  # type: ignore[call-arg]
-
-
-def test_several_mistakes_are_reported_together() -> None:
-    with pytest.raises(ConfigError, match=r"max_rounds.*; .*window"):
-        Settings(**{**SETTINGS, "max_rounds": 0, "window": 0})

@@ -1,0 +1,141 @@
+"""The settings of an ensemble, each stated once, with its type, default and bounds; and those of a pool file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from pydantic_core import core_schema
+
+from focalroute.core.config import FORMER_KEYS, MOST_SAMPLES, STRICT, Budget, Endpoint, load_pool, raises_config_error
+from focalroute.core.errors import ConfigError
+from focalroute.serving.embedders import TextEmbedder, embedder_of
+from focalroute.serving.judge import Judge
+from focalroute.serving.telemetry import Telemetry
+
+#: Not among the keys of a pool file's [ensemble]: it has a table of its own, or is code.
+_NO_FILE_KEYS = {"endpoints", "budget", "embedder", "judge"}
+
+P = ParamSpec("P")
+
+
+class _Unchecked:
+    """Marks what is checked by its first user, with a message of its own."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> core_schema.CoreSchema:
+        return core_schema.any_schema()
+
+
+@raises_config_error
+@dataclass(frozen=True, config=STRICT)
+class Settings:
+    """What an ensemble is made of: the arguments of `AsyncEnsemble` and of `Ensemble`.
+
+    Attributes:
+        endpoints: the pool; names must be unique.
+        policy: folder of policy bundles; None, or a folder without any yet: the cold start. Or the name of a rule such
+            as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
+        store: file of the SQLite store; None: in memory, gone at the end. Or the address of a Redis, for a fleet:
+            "redis://host:6379/0" (extra ``redis``; settings in `focalroute.store.redis.address`).
+        budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
+        embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
+            endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
+            None: the built-in hashed n-grams. Give the one that the policy was trained with. Where it fails, or takes
+            longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
+        max_rounds: how often the Decider may ask before it has to stop.
+        explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
+        cost_weight: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
+            ``Budget(usd_per_query=...)`` it is where the weight starts on a new store.
+        window: how many past outcomes the observation looks back on.
+        deadline_s: for one whole ask, all rounds.
+        attempts: calls to one member at the most, retries included; all members of an ask together have
+            ``attempts - 1`` retries.
+        hedge_after: a member that takes longer than this quantile of its own latencies (such as 0.95) is raced by the
+            next best endpoint, as one of those retries; None: only as long as no member has answered, at half of the
+            time.
+        early_stop: cancel members whose replies cannot change the answer any more; see `docs/reliability.md` for when
+            not to.
+        samples: how many samples stand in for log-probabilities that an endpoint does not give.
+        update_every: feedbacks between two updates of the policies, learned in the background and published to
+            ``policy``; None: only by `update`. Let one process of several on a store do it.
+        probe_share: what exploration calls to endpoints that a query was not asked may cost over time, as a share of
+            what the asks do (see `focalroute.observe.exploration`); they run in the background, and teach with the
+            answer's feedback. A policy by name does without.
+        synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
+        judge: who gives feedback for some of the answers in the background; None: none.
+        store_text: whether prompts and replies are kept in the store.
+        durability: "normal" survives the death of the process, "full" the loss of power.
+        seed: makes the sampled decisions repeatable.
+        telemetry: whether spans and metrics are recorded (`docs/telemetry.md`): by the OpenTelemetry providers that the
+            program has set, or by those of a `focalroute.serving.telemetry.Telemetry`.
+
+    Raises:
+        ConfigError: a setting is unknown, or out of bounds; the message names it.
+    """
+
+    endpoints: Annotated[Iterable[Endpoint], _Unchecked]  # unchecked are those that their first users check
+    _: KW_ONLY
+    policy: Annotated[str | Path | None, _Unchecked] = None
+    store: Annotated[str | Path | None, _Unchecked] = None
+    budget: Annotated[Budget | None, _Unchecked] = None
+    embedder: Annotated[TextEmbedder | None, _Unchecked] = None
+    max_rounds: Annotated[int, Field(ge=1, le=64)] = 3
+    explore: bool = True
+    cost_weight: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
+    window: Annotated[int, Field(ge=1, le=1_000_000)] = 500
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    hedge_after: Annotated[float, Field(ge=0.5, lt=1)] | None = None
+    early_stop: bool = False
+    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 10
+    update_every: Annotated[int, Field(ge=1)] | None = None
+    probe_share: Annotated[float, Field(ge=0, le=1)] = 0.02
+    synthesiser: Annotated[str | None, _Unchecked] = None
+    judge: Annotated[Judge | None, _Unchecked] = None
+    store_text: bool = False
+    durability: Literal["normal", "full"] = "normal"
+    seed: int | None = None
+    telemetry: Annotated[Telemetry | bool, _Unchecked] = False
+
+
+def takes_settings(
+    _: Callable[P, Settings],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Give an ``__init__`` the signature of `Settings`, for type checkers, editors and ``help``."""
+
+    def with_signature(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        types = get_type_hints(Settings)
+        parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        for field in fields(Settings):
+            kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=types[field.name]))
+        init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return init
+
+    return with_signature
+
+
+def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an ensemble that a pool file gives, with ``overrides`` over them.
+
+    Raises:
+        ConfigError: the file is wrong, or has an unknown setting.
+    """
+    pool = load_pool(path)
+    known = {field.name for field in fields(Settings)} - _NO_FILE_KEYS
+    unknown = sorted(set(pool.ensemble) - known)
+    if unknown and unknown[0] in FORMER_KEYS:
+        raise ConfigError(f"{path}: ensemble: {unknown[0]} is named {FORMER_KEYS[unknown[0]]} now; rename it")
+    if unknown:
+        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
+    settings = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **overrides}
+    if "embedder" not in settings:
+        settings["embedder"] = embedder_of(pool, path)
+    return settings

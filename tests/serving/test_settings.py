@@ -1,0 +1,69 @@
+"""The settings of an ensemble: stated once, checked by name, and seen by whoever makes an ensemble."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble
+from focalroute.serving.settings import Settings
+
+POOL = (Endpoint("a", model="m"),)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"max_rounds": 0},
+        {"max_rounds": True},
+        {"cost_weight": 0},
+        {"window": 0},
+        {"deadline_s": 0},
+        {"attempts": 0},
+        {"deadline_s": float("nan")},
+        {"samples": 2.5},
+        {"probe_share": -0.1},
+        {"probe_share": 1.1},
+        {"probe_share": float("nan")},
+        {"store_text": "false"},
+        {"explore": 1},
+        {"durability": "none"},
+        {"max_round": 3},
+    ],
+    ids=str,
+)
+def test_a_limit_out_of_range_names_itself(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        Settings(POOL, **setting)
+
+
+def test_several_mistakes_are_reported_together() -> None:
+    with pytest.raises(ConfigError, match=r"max_rounds.*; .*window"):
+        Settings(POOL, max_rounds=0, window=0)
+
+
+def test_a_setting_of_a_former_name_says_its_new_one() -> None:
+    with pytest.raises(ConfigError, match="price_of_money: is named cost_weight now"):
+        Settings(POOL, price_of_money=0.1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
+def test_an_ensemble_shows_every_setting_with_its_type_and_default(ensemble: type) -> None:
+    shown = inspect.signature(ensemble).parameters
+    assert list(shown) == [field.name for field in fields(Settings)]
+    assert (shown["max_rounds"].annotation, shown["max_rounds"].default) == (int, 3)
+    assert shown["endpoints"].default is inspect.Parameter.empty
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for name, one in shown.items() if name != "endpoints")
+
+
+@pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
+def test_an_ensemble_of_no_endpoints_or_wrong_settings_is_refused(ensemble: Any) -> None:
+    with pytest.raises(ConfigError, match="endpoints: required"):
+        ensemble()
+    with pytest.raises(ConfigError, match="max_round: unknown key"):
+        ensemble(POOL, max_round=3)
+    with pytest.raises(ConfigError, match="give settings by keyword"):
+        ensemble(POOL, "policy")
