@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 
 PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
 SCRIPTS = {

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from examples.paper.generated import BBH, GPQA, MUSR, Shape, biased_log, simulated_log
-from focalroute.core.config import PoolFile, load_pool
+from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.baselines import BASELINES, BY_CHANCE
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
 from focalroute.evaluate.points import Served, trained

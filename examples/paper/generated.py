@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import LogTable, join
 from focalroute.sim import SimulatedModel, default_models, stream

@@ -20,7 +20,7 @@ from examples.tiny_pool.recipe import ROSTER, TOPICS, Roster
 from examples.tiny_pool.serving import Servers
 from examples.tiny_pool.streams import Feedback, Live, fresh
 from focalroute import Endpoint
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.baselines import baselines, best_in_hindsight, oracle
 from focalroute.evaluate.collect.command import collect_command
 from focalroute.evaluate.outcomes import read_log

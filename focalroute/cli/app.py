@@ -372,7 +372,7 @@ def ledger(
 ) -> None:
     """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
     from focalroute.cli.ledger import read_savings, show_savings, show_spending
-    from focalroute.core.config import load_pool
+    from focalroute.core.pool import load_pool
     from focalroute.store import open_store, require_existing
 
     if as_csv and as_json:

@@ -65,7 +65,7 @@ def prices(
     Services without such a listing are looked up in genai-prices, where it is installed. The API keys are read from the
     environment, as for asking. Exit code 1 if a listing could not be had.
     """
-    from focalroute.core.config import load_pool
+    from focalroute.core.pool import load_pool
     from focalroute.money.prices import listed_prices, show_prices, write_prices
 
     listed = listed_prices(load_pool(pool).endpoints, library=library)

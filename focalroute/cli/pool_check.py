@@ -14,8 +14,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 
-from focalroute.core.config import Endpoint, load_pool
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients

@@ -1,6 +1,6 @@
-"""Settings, validated once, at the door: `Endpoint`, `Budget`, and the pool file.
+"""Settings, validated once where they come in: `Endpoint` and `Budget`.
 
-Inside, only these frozen objects travel. Whatever is wrong with them is a `ConfigError` that names the field and says
+Inside the package only these frozen objects travel. A wrong setting is a `ConfigError` that names the field and says
 what to do. API keys are read from the environment when a client is made and are never held here.
 """
 
@@ -9,21 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, fields
 from datetime import date
-from decimal import Decimal
-from pathlib import Path
+from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretStr, ValidationError
 from pydantic.dataclasses import dataclass
 
-from focalroute.core.amounts import decimal_of, per_period, per_tag
 from focalroute.core.errors import ConfigError
-from focalroute.core.keys import KeyUse, misdirected
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
 
@@ -45,14 +41,17 @@ MOST_SAMPLES = 128
 
 _HIGHEST_PRICE = Decimal(100_000)
 
-#: Settings by the names they once had, and have now.
+#: The periods that a limit may be for, in seconds.
+PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
+
+#: Former name of a setting -> its name now.
 FORMER_KEYS = {"price_of_money": "cost_weight"}
 
 _C = TypeVar("_C")
 
 
 def raises_config_error(cls: type[_C]) -> type[_C]:
-    """Make construction raise `ConfigError` instead of pydantic's ValidationError."""
+    """Make construction of a dataclass raise `ConfigError` instead of pydantic's ValidationError."""
     construct = cls.__init__
     positional = [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
 
@@ -63,26 +62,27 @@ def raises_config_error(cls: type[_C]) -> type[_C]:
         try:
             construct(self, *args, **kwargs)
         except ValidationError as error:
-            raise ConfigError(_explain(cls.__name__, positional, error)) from None
+            raise ConfigError(_describe(cls.__name__, positional, error)) from None
 
     type.__setattr__(cls, "__init__", __init__)
     return cls
 
 
-def _explain(what: str, positional: Sequence[str], error: ValidationError) -> str:
+def _describe(what: str, positional: Sequence[str], error: ValidationError) -> str:
     problems = []
     for item in error.errors(include_url=False, include_input=False):
         first, *rest = item["loc"] or ("",)
-        where = ".".join(map(str, (positional[first] if isinstance(first, int) else first, *rest)))
+        if isinstance(first, int):
+            first = positional[first]
+        where = ".".join(map(str, (first, *rest)))
+        message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "unexpected_keyword_argument":
-            now = FORMER_KEYS.get(where)
-            advice = f"is named {now} now; rename it" if now else "unknown key; remove it or correct its spelling"
-            problems.append(f"{where}: {advice}")
+            message = "unknown key; remove it or correct its spelling"
+            if where in FORMER_KEYS:
+                message = f"is named {FORMER_KEYS[where]} now; rename it"
         elif item["type"] in ("missing", "missing_argument"):
-            problems.append(f"{where}: required")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            problems.append(f"{where}: {message}" if where else message)
+            message = "required"
+        problems.append(f"{where}: {message}".removeprefix(": "))
     return f"{what}: " + "; ".join(problems)
 
 
@@ -107,17 +107,56 @@ def _env_name(name: str) -> str:
     return name
 
 
-def _price(amount: object) -> Decimal:
-    value = decimal_of(amount)
-    if value is None or not 0 <= value <= _HIGHEST_PRICE:
-        raise ValueError(f"give USD per million tokens, between 0 and {_HIGHEST_PRICE}")
+def parse_decimal(amount: object) -> Decimal | None:
+    """Return a finite number exactly as written; None if the amount is not one."""
+    if isinstance(amount, bool) or not isinstance(amount, Decimal | int | float | str):
+        return None
+    try:
+        value = Decimal(str(amount))
+    except (InvalidOperation, ValueError):
+        return None
+    return value if value.is_finite() else None
+
+
+def _positive_usd(amount: object) -> Decimal:
+    value = parse_decimal(amount)
+    if value is None or value <= 0:
+        raise ValueError("give a positive amount of USD")
     return value
 
 
-def _budget(amount: object) -> Decimal:
-    value = decimal_of(amount)
-    if value is None or value <= 0:
-        raise ValueError("give a positive amount of USD")
+def parse_usd(amount: object, field: str) -> Decimal:
+    """Return a positive amount of USD, exact as written; ConfigError naming ``field`` if it is not one."""
+    try:
+        return _positive_usd(amount)
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}, got {amount!r}") from None
+
+
+def parse_usd_per_period(limits: object) -> dict[str, Decimal]:
+    """Return period -> USD; ValueError (a ConfigError, where it is about an amount) if it is anything else."""
+    if not isinstance(limits, Mapping) or not limits.keys() <= PERIODS.keys():
+        raise ValueError('give USD for each "minute", "hour" or "day", such as {"hour": 1, "day": 10}')
+    return {str(period): parse_usd(amount, str(period)) for period, amount in limits.items()}
+
+
+def parse_usd_per_tag(limits: object) -> dict[str, Decimal | dict[str, Decimal]]:
+    """Return tag -> USD, or USD per period; ValueError if it is anything else."""
+    if not isinstance(limits, Mapping) or not all(isinstance(tag, str) and tag for tag in limits):
+        raise ValueError('give USD for each tag, such as {"team-a": 5, "team-b": {"day": 1}}')
+    parsed: dict[str, Decimal | dict[str, Decimal]] = {}
+    for tag, limit in limits.items():
+        if isinstance(limit, Mapping):
+            parsed[tag] = parse_usd_per_period(limit)
+        else:
+            parsed[tag] = parse_usd(limit, tag)
+    return parsed
+
+
+def _price(amount: object) -> Decimal:
+    value = parse_decimal(amount)
+    if value is None or not 0 <= value <= _HIGHEST_PRICE:
+        raise ValueError(f"give USD per million tokens, between 0 and {_HIGHEST_PRICE}")
     return value
 
 
@@ -125,10 +164,10 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Url = Annotated[str, AfterValidator(_http_url)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 #: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through
-#: `Endpoint.price` and `usd`.
+#: `Endpoint.price` and `parse_usd`.
 Amount = Decimal | float | str
 UsdPer1M = Annotated[Amount, PlainValidator(_price)]
-Usd = Annotated[Amount, PlainValidator(_budget)]
+Usd = Annotated[Amount, PlainValidator(_positive_usd)]
 
 #: Of every class of settings: exact types, no unknown keys, no values in messages.
 STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
@@ -225,11 +264,12 @@ class Endpoint:
     @functools.cached_property
     def price(self) -> Price | None:
         """Its price; None if unknown."""
-        given = (self.input_usd_per_1m, self.output_usd_per_1m, self.cached_input_usd_per_1m)
-        prompt, completion, cached = (amount if isinstance(amount, Decimal) else None for amount in given)
-        if prompt is None or completion is None:
+        prompt, completion, cached = self.input_usd_per_1m, self.output_usd_per_1m, self.cached_input_usd_per_1m
+        if not isinstance(prompt, Decimal) or not isinstance(completion, Decimal):
             return None
-        return Price(prompt, completion, prompt if cached is None else cached)
+        if not isinstance(cached, Decimal):
+            cached = prompt
+        return Price(prompt, completion, cached)
 
     @functools.cached_property
     def spoken(self) -> Dialect:
@@ -276,103 +316,9 @@ class Budget:
     _: KW_ONLY
     max_usd_per_ask: Usd | None = None
     usd_total: Usd | None = None
-    usd_per_period: Annotated[Mapping[str, Amount], PlainValidator(per_period)] = Field(default_factory=dict)
-    usd_per_tag: Annotated[Mapping[str, Amount | Mapping[str, Amount]], PlainValidator(per_tag)] = Field(
+    usd_per_period: Annotated[Mapping[str, Amount], PlainValidator(parse_usd_per_period)] = Field(default_factory=dict)
+    usd_per_tag: Annotated[Mapping[str, Amount | Mapping[str, Amount]], PlainValidator(parse_usd_per_tag)] = Field(
         default_factory=dict
     )
     usd_per_query: Usd | None = None
     allow_unpriced: bool = False
-
-
-@dataclass(frozen=True)
-class PoolFile:
-    """A parsed pool file: the endpoints, and the keyword arguments its other tables give.
-
-    ``embedder``: the table of that name as it stands (see `focalroute.serving.embedders.embedder_of`); None: there is
-    none.
-    """
-
-    endpoints: tuple[Endpoint, ...]
-    ensemble: Mapping[str, Any]
-    budget: Budget | None
-    embedder: Mapping[str, Any] | None = None
-
-
-def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tuple[Endpoint, ...]:
-    """The endpoints as a tuple.
-
-    Raises:
-        ConfigError: there are none, two have one name, a key would go where it should not (see
-        `focalroute.core.keys`), or
-            (``askable``) one lacks its address or key.
-    """
-    if not isinstance(endpoints, Iterable):
-        raise ConfigError(f"endpoints: give a list of Endpoint objects, got {type(endpoints).__name__}")
-    pool = tuple(endpoints)
-    if not pool:
-        raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
-    for endpoint in pool:
-        if not isinstance(endpoint, Endpoint):
-            raise ConfigError(f"endpoints: expected Endpoint objects, got {type(endpoint).__name__}")
-    names = [endpoint.name for endpoint in pool]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise ConfigError(f"endpoints: names must be unique; more than once: {', '.join(doubled)}")
-    keys = [KeyUse(e.name, e.api_key_env, e.base_url) for e in pool if e.api_key_env and e.base_url]
-    if (wrong := misdirected(keys)) is not None:
-        raise ConfigError(f"endpoints: {wrong}")
-    lost = [endpoint.name for endpoint in pool if endpoint.base_url is None and endpoint.client is None]
-    if askable and lost:
-        raise ConfigError(f"endpoints: {', '.join(lost)}: give base_url (or a ready client) to ask it")
-    if askable:
-        for endpoint in pool:
-            endpoint.api_key()  # a key that is not set is said now, not at the first ask
-    return pool
-
-
-def load_pool(path: str | Path) -> PoolFile:
-    """Read a pool file (TOML).
-
-    Raises:
-        ConfigError: the file is missing, is not TOML, or has an unknown or wrong key; the message names it.
-    """
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            data = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, an integer of too many digits
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})
-    if unknown:
-        known = "[[endpoint]], [ensemble], [budget] and [embedder]"
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a pool file has {known}")
-    tables = data.get("endpoint", [])
-    if not isinstance(tables, list):
-        raise ConfigError(f"{path}: endpoint: write [[endpoint]], with two brackets")
-    endpoints = [_table(path, f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
-    budget = _table(path, "budget", Budget, data["budget"]) if "budget" in data else None
-    ensemble, embedder = data.get("ensemble", {}), data.get("embedder")
-    for name, table in {"ensemble": ensemble, "embedder": embedder or {}}.items():
-        if not isinstance(table, dict):
-            raise ConfigError(f"{path}: {name}: write it as a table, [{name}]")
-    try:
-        return PoolFile(validate_pool(endpoints), ensemble, budget, embedder)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _table(path: Path, where: str, make: Callable[..., _C], table: object) -> _C:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: {where}: write it as a table of keys and values")
-    known = {f.name for f in fields(make)} - {"client"}  # type: ignore[arg-type]
-    unknown = sorted(set(table) - known)
-    if unknown:
-        raise ConfigError(f"{path}: {where}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-    if make is Endpoint and "name" not in table:
-        raise ConfigError(f"{path}: {where}: name: required")
-    try:
-        return make(**table)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {where}: {error}") from None

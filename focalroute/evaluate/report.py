@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from focalroute.core.config import load_pool
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.figures import figures
 from focalroute.evaluate.job_engine import HERE, Engine

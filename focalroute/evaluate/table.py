@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.config import Endpoint, PoolFile
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import PoolFile
 from focalroute.core.records import Query
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features

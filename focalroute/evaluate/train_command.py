@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from focalroute.core.config import load_pool
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.job_engine import open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from focalroute.core.amounts import PERIODS, usd
-from focalroute.core.config import Budget, Endpoint
+from focalroute.core.config import PERIODS, Budget, Endpoint, parse_usd
 from focalroute.core.errors import BudgetExceeded, ConfigError
 from focalroute.core.receipts import Limit
 from focalroute.money.cost import Bill
@@ -43,15 +42,15 @@ class HeldAmount:
 def _limits(budget: Budget) -> Iterator[tuple[str, Account, Decimal]]:
     """Name, account and amount of every limit that is held in the store."""
     if budget.usd_total is not None:
-        yield "usd_total", Account(), usd(budget.usd_total, "usd_total")
+        yield "usd_total", Account(), parse_usd(budget.usd_total, "usd_total")
     for period, amount in budget.usd_per_period.items():
-        yield f"usd_per_period.{period}", Account("", PERIODS[period]), usd(amount, period)
+        yield f"usd_per_period.{period}", Account("", PERIODS[period]), parse_usd(amount, period)
     for tag, given in budget.usd_per_tag.items():
         if isinstance(given, Mapping):
             for period, amount in given.items():
-                yield f"usd_per_tag.{tag}.{period}", Account(tag, PERIODS[period]), usd(amount, period)
+                yield f"usd_per_tag.{tag}.{period}", Account(tag, PERIODS[period]), parse_usd(amount, period)
         else:
-            yield f"usd_per_tag.{tag}", Account(tag), usd(given, tag)
+            yield f"usd_per_tag.{tag}", Account(tag), parse_usd(given, tag)
 
 
 class BudgetGuard:
@@ -74,7 +73,9 @@ class BudgetGuard:
             self._unpriced = []
         if budget is not None:
             self._require_prices("budget")
-        self._per_ask = None if budget is None or budget.max_usd_per_ask is None else usd(budget.max_usd_per_ask, "")
+        self._per_ask = (
+            None if budget is None or budget.max_usd_per_ask is None else parse_usd(budget.max_usd_per_ask, "")
+        )
         named = () if budget is None else tuple(_limits(budget))
         self.names = {account: name for name, account, _ in named}
         self.limits = {account: amount for _, account, amount in named}
@@ -107,7 +108,7 @@ class BudgetGuard:
         Raises:
             ConfigError: it is not an amount, or cannot be kept because a price is unknown.
         """
-        own = None if max_usd is None else usd(max_usd, "max_usd")
+        own = None if max_usd is None else parse_usd(max_usd, "max_usd")
         if own is not None:
             self._require_prices("max_usd")
         caps = [cap for cap in (own, self._per_ask) if cap is not None]

@@ -24,8 +24,7 @@ import math
 import threading
 from decimal import Decimal
 
-from focalroute.core.amounts import usd
-from focalroute.core.config import Budget
+from focalroute.core.config import Budget, parse_usd
 from focalroute.core.records import COST_WEIGHT_RANGE
 from focalroute.store.base import Store
 
@@ -120,4 +119,4 @@ def make_pacer(budget: Budget | None, store: Store, cost_weight: float) -> Pacer
     latest = [receipt.get("cost_weight") or receipt.get("price_of_money") or cost_weight for receipt in receipts]
     if latest:
         cost_weight = math.exp(sum(map(math.log, latest)) / len(latest))
-    return Pacer(usd(budget.usd_per_query, "usd_per_query"), min(max(cost_weight, LOWEST_WEIGHT), HIGHEST_WEIGHT))
+    return Pacer(parse_usd(budget.usd_per_query, "usd_per_query"), min(max(cost_weight, LOWEST_WEIGHT), HIGHEST_WEIGHT))

@@ -23,8 +23,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-from focalroute.core.amounts import decimal_of
-from focalroute.core.config import Dialect, Endpoint, Price
+from focalroute.core.config import Dialect, Endpoint, Price, parse_decimal
 from focalroute.core.errors import ConfigError
 from focalroute.money.price_library import installed, look_up
 
@@ -187,7 +186,7 @@ class _Shape:
         return Price(prompt, completion, prompt if cached is None else cached)
 
     def _per_million(self, amount: object) -> Decimal | None:
-        value = decimal_of(amount)
+        value = parse_decimal(amount)
         if value is None or not 0 <= value <= _HIGHEST * self.tokens / 1_000_000:
             return None
         exponent = value.as_tuple().exponent

@@ -14,8 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from focalroute.core.amounts import per_period, usd
-from focalroute.core.config import Amount, Budget
+from focalroute.core.config import Amount, Budget, parse_usd, parse_usd_per_period
 from focalroute.core.errors import ConfigError
 
 #: Holds the key of the only caller, where there is no file of keys.
@@ -184,7 +183,7 @@ def _digest_of(variable: str) -> bytes:
 def _limit(given: object) -> Decimal | Mapping[str, Decimal] | None:
     if given is None:
         return None
-    return per_period(given) if isinstance(given, Mapping) else usd(given, "usd")
+    return parse_usd_per_period(given) if isinstance(given, Mapping) else parse_usd(given, "usd")
 
 
 def new_key(name: str) -> tuple[str, str]:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from focalroute.core.config import load_pool
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.server.callers import KEY_VARIABLE, Callers, new_key
 from focalroute.server.making import NEEDED, create_app
 from focalroute.serving.ensemble import AsyncEnsemble

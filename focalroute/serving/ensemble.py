@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
-from focalroute.core.config import Endpoint, validate_pool
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import StoreError
 from focalroute.core.event_loops import Background, PerLoop
+from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Combine, Query
 from focalroute.endpoints.pool import Pool

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.core.config import Endpoint, validate_pool
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.event_loops import Background
+from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.pool import Pool

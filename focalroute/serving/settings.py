@@ -12,8 +12,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import core_schema
 
-from focalroute.core.config import FORMER_KEYS, MOST_SAMPLES, STRICT, Budget, Endpoint, load_pool, raises_config_error
+from focalroute.core.config import FORMER_KEYS, MOST_SAMPLES, STRICT, Budget, Endpoint, raises_config_error
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.serving.embedders import TextEmbedder, embedder_of
 from focalroute.serving.judge import Judge
 from focalroute.serving.telemetry import Telemetry

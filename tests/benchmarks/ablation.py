@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.job_engine import open_engine
 from focalroute.evaluate.metrics import BLOCK
 from focalroute.evaluate.outcomes import read_log

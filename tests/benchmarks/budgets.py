@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from focalroute import Answer, AsyncEnsemble, Budget, Endpoint
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.cost_bounds import upper_bound
 from focalroute.endpoints.wire import Request

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.baselines import best_in_hindsight
 from focalroute.evaluate.metrics import compare, score
 from focalroute.evaluate.outcomes import read_log

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.core.config import Endpoint, PoolFile, load_pool
+from focalroute.core.config import Endpoint
+from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
 from focalroute.evaluate.replay import ReplayResult, play

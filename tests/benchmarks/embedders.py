@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import F64, I64, LogTable, join, split
 from focalroute.observe.features import clipped, text_features, unit_vector

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import course, train_each

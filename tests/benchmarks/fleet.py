@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from focalroute import AsyncEnsemble, Budget, BudgetExceeded, StoreError
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.learn.fleet.learner import FleetLearner
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml

@@ -30,7 +30,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from focalroute import AsyncEnsemble, Budget
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.cold import cold_fusion
 from focalroute.policy.bundle import CURRENT, current, load

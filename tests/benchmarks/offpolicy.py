@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.offpolicy import ESTIMATORS
 from focalroute.evaluate.outcomes import read_log

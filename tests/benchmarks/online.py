@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.core.config import PoolFile, load_pool
+from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare, interval
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.points import price_at

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.core.config import PoolFile, load_pool
+from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare, mixed
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.points import price_at

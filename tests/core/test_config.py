@@ -11,9 +11,9 @@ import openai
 import pytest
 from pydantic import SecretStr
 
-from focalroute.core.amounts import usd
-from focalroute.core.config import Budget, Endpoint, load_pool, validate_pool
+from focalroute.core.config import Budget, Endpoint, parse_usd
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool, validate_pool
 
 SECRET = "sk-live-4f9a7c1e8b2d"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -391,12 +391,12 @@ def test_a_budget_is_a_positive_amount(amount: Any) -> None:
         with pytest.raises(ConfigError, match="usd_total"):
             Budget(usd_total=amount)
     with pytest.raises(ConfigError, match="max_usd: give a positive amount"):
-        usd(amount, "max_usd")
+        parse_usd(amount, "max_usd")
 
 
 @pytest.mark.parametrize("amount", [0.1, "0.1", Decimal("0.1")])
 def test_an_amount_is_exact_as_written(amount: Any) -> None:
-    assert usd(amount, "max_usd") == Decimal("0.1") == Budget(usd_total=amount).usd_total
+    assert parse_usd(amount, "max_usd") == Decimal("0.1") == Budget(usd_total=amount).usd_total
 
 
 def test_all_but_the_name_go_by_keyword() -> None:

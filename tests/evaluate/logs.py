@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import LogTable, join
 from focalroute.sim import SimulatedPool

@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from focalroute import ConfigError, Endpoint
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.collect import Question, collect, read_dataset
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.baselines import BASELINES, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import score
 from focalroute.evaluate.outcomes import read_log

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from focalroute import AsyncEnsemble
-from focalroute.core.config import PoolFile, load_pool
+from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.receipts import Answer
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.replay import FeedbackKind, Turn, play

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.core.config import load_pool
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join, learning_order, split
 from tests.evaluate.logs import closed, output, stream, table_of, write_log

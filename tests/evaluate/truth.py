@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.core.records import Feedback
 from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, Estimate, PolicyComparison, compare_policies
 from focalroute.evaluate.outcomes import read_log

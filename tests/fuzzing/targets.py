@@ -16,8 +16,9 @@ from typing import Any
 from focalroute.answers import KINDS, normal_form
 from focalroute.answers.structured import structure_of
 from focalroute.answers.tool_calls import calls_text
-from focalroute.core.config import Endpoint, load_pool
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError, PolicyError, StoreError
+from focalroute.core.pool import load_pool
 from focalroute.core.records import Query
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.breaker import Breakers

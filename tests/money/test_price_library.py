@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from focalroute.cli.app import app
-from focalroute.core.config import Endpoint, Price, load_pool
+from focalroute.core.config import Endpoint, Price
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.core.records import Usage
 from focalroute.money import price_library
 from focalroute.money.cost import cost_of

@@ -15,8 +15,9 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from focalroute.cli.app import app
-from focalroute.core.config import Dialect, Endpoint, Price, load_pool
+from focalroute.core.config import Dialect, Endpoint, Price
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.money.prices import Listed, listed_prices, read_listing, show_prices, stale, warn_if_stale, write_prices
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.loopback import json_reply, serving

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from focalroute.cli.app import app
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.sim.process import pool_toml
 from tests.real.servers import Server
 

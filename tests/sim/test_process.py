@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from focalroute.core.config import Endpoint, load_pool
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.sim import Fault, ModelStats, SimulatedModel, SimulatedPool, default_models, stream
 from focalroute.sim.process import pool_toml
 from tests.interruptible import heed_interrupts

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.answers import AnswerKind
-from focalroute.core.amounts import usd
-from focalroute.core.config import Budget, Endpoint, validate_pool
+from focalroute.core.config import Budget, Endpoint, parse_usd
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import validate_pool
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.evaluate.collect.dataset import Question
@@ -138,7 +138,7 @@ def _writing(
     advance: Callable[[int], object],
 ) -> Iterator[tuple[_Writing, Decimal | None]]:
     """The open log, and the USD that are left for it; None: no limit."""
-    limit = None if max_usd is None else usd(max_usd, "max_usd")
+    limit = None if max_usd is None else parse_usd(max_usd, "max_usd")
     with closing(LogFile(Path(out), questions, resume=resume)) as log:
         yield _Writing(log, questions, advance), None if limit is None else limit - log.spent
 

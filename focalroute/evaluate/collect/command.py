@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from focalroute.core.config import load_pool
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.collect.collecting import Collected, collect, collect_on
 from focalroute.evaluate.collect.dataset import read_dataset

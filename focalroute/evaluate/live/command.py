@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from focalroute.core.config import Endpoint, load_pool
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.live.asking import in_process, over_http

@@ -11,8 +11,9 @@ from decimal import Decimal
 
 import numpy as np
 
-from focalroute.core.config import Endpoint, validate_pool
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, PoolError
+from focalroute.core.pool import validate_pool
 from focalroute.core.records import F32, Query
 from focalroute.endpoints.retries import Terms, retrying
 from focalroute.money.budget import AskBudget, BudgetGuard

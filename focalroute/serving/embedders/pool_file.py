@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from focalroute.core.config import Endpoint, PoolFile
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
+from focalroute.core.pool import PoolFile
 from focalroute.serving.embedders.onnx import OnnxEmbedder
 from focalroute.serving.embedders.sources import TextEmbedder
 

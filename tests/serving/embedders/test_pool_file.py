@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from focalroute import ConfigError, Endpoint, Ensemble, OnnxEmbedder
-from focalroute.core.config import load_pool
+from focalroute.core.pool import load_pool
 from focalroute.serving.embedders import embedder_of
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml

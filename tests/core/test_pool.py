@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from focalroute import ConfigError, Endpoint, Ensemble
-from focalroute.core.config import validate_pool
-from focalroute.core.keys import KeyUse, misdirected
+from focalroute.core.pool import validate_pool
 
 TOGETHER, DEEPINFRA = "https://api.together.xyz/v1", "https://api.deepinfra.com/v1/openai"
 
@@ -33,7 +32,8 @@ TOGETHER, DEEPINFRA = "https://api.together.xyz/v1", "https://api.deepinfra.com/
     ],
 )
 def test_a_key_may_go_to_its_own_service_and_to_own_hosts(variable: str, url: str) -> None:
-    assert misdirected([KeyUse("e", variable, url)]) is None
+    endpoint = Endpoint("e", model="m", base_url=url, api_key_env=variable)
+    assert validate_pool([endpoint]) == (endpoint,)
 
 
 @pytest.mark.parametrize(

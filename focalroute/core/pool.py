@@ -1,0 +1,177 @@
+"""The pool: its file, and which endpoint's key may go where.
+
+A key goes to the service that its variable is named for, and to one service only: a pool file names a variable and an
+address in two lines, and a copied table or a wrong letter would send one service's key to another. Hosts of one's own
+machine or network may be sent any key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from focalroute.core.config import Budget, Endpoint
+from focalroute.core.errors import ConfigError
+
+_C = TypeVar("_C")
+
+#: How a variable for the key of a service begins, and the domains of that service.
+_SERVICES: Mapping[str, tuple[str, ...]] = {
+    "ANTHROPIC": ("anthropic.com",),
+    "DEEPINFRA": ("deepinfra.com",),
+    "DEEPSEEK": ("deepseek.com",),
+    "FIREWORKS": ("fireworks.ai",),
+    "GROQ": ("groq.com",),
+    "MISTRAL": ("mistral.ai",),
+    "OPENAI": ("openai.com", "azure.com"),
+    "OPENROUTER": ("openrouter.ai",),
+    "TOGETHER": ("together.xyz", "together.ai"),
+}
+_VARIABLE = re.compile(rf"({'|'.join(_SERVICES)})(?:_?AI)?_(?:API_)?(?:KEY|TOKEN)(?:_.*)?")
+_OWN_DOMAINS = ("internal", "invalid", "lan", "local", "localhost", "test")
+
+
+@dataclass(frozen=True)
+class PoolFile:
+    """A parsed pool file: the endpoints, and the keyword arguments its other tables give.
+
+    ``embedder``: the table of that name as it stands (see `focalroute.serving.embedders.embedder_of`); None: there is
+    none.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    ensemble: Mapping[str, Any]
+    budget: Budget | None
+    embedder: Mapping[str, Any] | None = None
+
+
+def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tuple[Endpoint, ...]:
+    """Check endpoints together and return them as a tuple.
+
+    Args:
+        askable: whether each has to have an address and its key at hand.
+
+    Raises:
+        ConfigError: there are none, two have the same name, a key would go to the wrong service, or one that has to be
+            ``askable`` lacks its address or key.
+    """
+    if not isinstance(endpoints, Iterable):
+        raise ConfigError(f"endpoints: give a list of Endpoint objects, got {type(endpoints).__name__}")
+    pool = tuple(endpoints)
+    if not pool:
+        raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
+    for endpoint in pool:
+        if not isinstance(endpoint, Endpoint):
+            raise ConfigError(f"endpoints: expected Endpoint objects, got {type(endpoint).__name__}")
+    names = [endpoint.name for endpoint in pool]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ConfigError(f"endpoints: names must be unique; more than once: {', '.join(doubled)}")
+    _check_keys(pool)
+    if askable:
+        unreachable = [endpoint.name for endpoint in pool if endpoint.base_url is None and endpoint.client is None]
+        if unreachable:
+            raise ConfigError(f"endpoints: {', '.join(unreachable)}: give base_url (or a ready client) to ask it")
+        for endpoint in pool:
+            endpoint.api_key()  # reports a key that is not set now, not at the first ask
+    return pool
+
+
+def load_pool(path: str | Path) -> PoolFile:
+    """Read a pool file (TOML).
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or has an unknown or wrong key; the message names it.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, an integer of too many digits
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})
+    if unknown:
+        known = "[[endpoint]], [ensemble], [budget] and [embedder]"
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a pool file has {known}")
+    tables = data.get("endpoint", [])
+    if not isinstance(tables, list):
+        raise ConfigError(f"{path}: endpoint: write [[endpoint]], with two brackets")
+    endpoints = [_table(path, f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
+    budget = _table(path, "budget", Budget, data["budget"]) if "budget" in data else None
+    ensemble, embedder = data.get("ensemble", {}), data.get("embedder")
+    for name, table in {"ensemble": ensemble, "embedder": embedder or {}}.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name}: write it as a table, [{name}]")
+    try:
+        return PoolFile(validate_pool(endpoints), ensemble, budget, embedder)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _table(path: Path, where: str, make: Callable[..., _C], table: object) -> _C:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {where}: write it as a table of keys and values")
+    known = {f.name for f in fields(make)} - {"client"}  # type: ignore[arg-type]
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise ConfigError(f"{path}: {where}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
+    if make is Endpoint and "name" not in table:
+        raise ConfigError(f"{path}: {where}: name: required")
+    try:
+        return make(**table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {where}: {error}") from None
+
+
+def _check_keys(pool: Iterable[Endpoint]) -> None:
+    """Check that every key would go to one service, and to the one that its variable is named for.
+
+    Raises:
+        ConfigError: a key would not.
+    """
+    first_use: dict[str, tuple[str, str]] = {}
+    for endpoint in pool:
+        variable, url = endpoint.api_key_env, urlsplit(endpoint.base_url or "")
+        host = url.hostname or ""
+        if variable is None or not host or _is_own_host(host):
+            continue
+        named, service = _VARIABLE.fullmatch(variable.upper()), _service_at(host)
+        if named and named[1] != service:
+            raise ConfigError(
+                f"endpoints: {endpoint.name}: api_key_env: {variable} is not a key for {host}; "
+                "correct one, or name a variable of its own"
+            )
+        if (named or service) and url.scheme == "http":
+            raise ConfigError(
+                f"endpoints: {endpoint.name}: base_url: a key would be sent to {host} unencrypted; use https://"
+            )
+        site = service or ".".join(host.split(".")[-2:])
+        first_site, first_host = first_use.setdefault(variable, (site, host))
+        if first_site != site:
+            raise ConfigError(
+                f"endpoints: {endpoint.name}: api_key_env: {variable} would be sent to {first_host} and to {host}; "
+                "give each service a variable of its own"
+            )
+
+
+def _service_at(host: str) -> str | None:
+    for name, domains in _SERVICES.items():
+        if any(host == domain or host.endswith("." + domain) for domain in domains):
+            return name
+    return None
+
+
+def _is_own_host(host: str) -> bool:
+    """Whether this is a host of one's own machine or network."""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return "." not in host or host.rsplit(".", 1)[1] in _OWN_DOMAINS
