@@ -30,6 +30,7 @@ from focalroute.policy.fallback import Guarded, Served
 from focalroute.policy.named import Named
 from focalroute.serving.ask import Ask
 from focalroute.serving.exploration import probed
+from focalroute.serving.recording import make_answer
 from focalroute.store.base import StoredAnswer, StoredProbe
 
 
@@ -92,8 +93,9 @@ class Serving:
         while going:
             observation = ask.observe(price)
             decision = self._decide(ask, observation, turn)
-            ask.take(Round(observation, decision, tuple(self._reply(turn, i) for i in decision.picked)))
-            going = ask.goes_on(most=self._max_rounds, askable=len(turn.available))
+            ask.add_round(Round(observation, decision, tuple(self._reply(turn, i) for i in decision.picked)))
+            ask.fuse()
+            going = ask.goes_on(max_rounds=self._max_rounds, askable=len(turn.available))
         self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
         answer = self._end(ask, turn)
         if self.stored is not None:
@@ -139,7 +141,7 @@ class Serving:
         return Ask(
             query,
             policy=Guarded(self.policy, self._names),
-            sight=self._observer.begin(query),
+            view=self._observer.begin(query),
             ask_budget=self._guard.ask_budget(None, query.id),
             deadline=math.inf,
             rng=random.Random(f"{self._seed} {len(self.history)}"),  # noqa: S311 - exploration, no secret
@@ -155,17 +157,18 @@ class Serving:
 
     def _end(self, ask: Ask, turn: Turn) -> int:
         try:
-            answer = ask.answer() if ask.rounds else None
+            if not ask.rounds:
+                raise PoolError("no endpoint is available")
+            answer, self.stored = make_answer(ask, store_text=False)
         except PoolError:
-            answer = None
-        self.stored = None if answer is None else ask.stored(answer, texts=False)
-        self.confidence.append(math.nan if answer is None else answer.confidence)
-        if answer is None:
+            self.stored = None
+            self.confidence.append(math.nan)
             return -1
+        self.confidence.append(answer.confidence)
         if answer.choice is not None:
             return answer.choice
         best = answer.candidates.index(answer.text)
-        return next(turn.replies[i].candidate for i, backed in ask.sight.backs.items() if backed == best)
+        return next(turn.replies[i].candidate for i, backed in ask.view.backs.items() if backed == best)
 
     def _reply(self, turn: Turn, endpoint: int) -> Reply:
         return _reply(self._names[endpoint], turn.ask(endpoint), turn)
@@ -193,7 +196,7 @@ class Shuffled(Serving):
             return super()._decide(ask, observation, turn)
         wanted = self._plan[at][done] if done < len(self._plan[at]) else ()
         picked = tuple(i for i in wanted if i in turn.available)
-        if not picked and not ask.sight.backs:  # somebody has to answer
+        if not picked and not ask.view.backs:  # somebody has to answer
             return super()._decide(ask, observation, turn)
         return Decision(done + 1, False, (), (), (0.0,) * len(self._names), picked, None)
 

@@ -21,7 +21,7 @@ from focalroute.core.errors import StoreError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
-from focalroute.core.records import Combine, Query
+from focalroute.core.records import Combine, Query, Round
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.endpoints.stream_sink import StreamSink
@@ -36,14 +36,16 @@ from focalroute.policy.catalogue import chosen
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
+from focalroute.serving.ask import Ask
 from focalroute.serving.batch import ask_all
 from focalroute.serving.embedders import Embedding
 from focalroute.serving.exploration import Prober
 from focalroute.serving.feedback import Listener
 from focalroute.serving.judge import Judging, judging_endpoints
 from focalroute.serving.query import Prompt, QueryOptions, make_query
+from focalroute.serving.recording import make_answer
 from focalroute.serving.rounds import Rounds
-from focalroute.serving.sequential import begin
+from focalroute.serving.sequential import open_ask
 from focalroute.serving.settings import Settings, pool_settings, takes_settings
 from focalroute.serving.start_gate import StartGate
 from focalroute.serving.stats import Stats, stats_of
@@ -52,7 +54,7 @@ from focalroute.serving.synthesis import Synthesiser
 from focalroute.serving.telemetry import recorder_of
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
-from focalroute.store.base import Row
+from focalroute.store.base import StoredAnswer
 from focalroute.store.write_batcher import WriteBatcher
 
 if TYPE_CHECKING:
@@ -206,7 +208,7 @@ class AsyncEnsemble:
         )
         self._synthesiser.check(asked)
         with self._turns.here():
-            return await self._answered(asked, max_usd, deadline_s)
+            return await self._answer(asked, max_usd, deadline_s)
 
     def stream(
         self,
@@ -234,83 +236,104 @@ class AsyncEnsemble:
         self._check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
-        return AsyncAnswerStream(asked.id, partial(self._answered, asked, max_usd, deadline_s), self._streams)
+        return AsyncAnswerStream(asked.id, partial(self._answer, asked, max_usd, deadline_s), self._streams)
 
-    async def _answered(
+    async def _answer(
         self,
-        asked: Query,
+        query: Query,
         max_usd: Decimal | float | str | None,
         deadline_s: float | None,
         stream_sink: StreamSink | None = None,
     ) -> Answer:
-        """Round after round, the answer, its receipt; said as it comes where there is an outlet."""
-        settings = self._settings if deadline_s is None else replace(self._settings, deadline_s=deadline_s)
-        self._slot.refresh_soon()
-        policy = self._slot.current
-        self._observer.adopt(policy.experience)
-        ask_budget = self._guard.ask_budget(max_usd, asked.id, asked.tags, settings.deadline_s)
-        deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
-        began, rng = time.perf_counter(), self._dice()
-        if (turn := self._turns.here().enter()) is not None:
-            await turn
-            self._check_open()
-        text = await self._embedding.read(asked.text, ask_budget, deadline)
-        ask = begin(
-            asked,
-            policy=Guarded(policy, self._names),
-            most=settings.max_rounds,
-            sight=self._observer.begin(asked, text.features, self._embedding.reader(ask_budget, deadline)),
-            ask_budget=ask_budget,
-            deadline=deadline,
-            rng=rng,
-            started=began,
-            unread=text.missing,
-            stream_sink=stream_sink if asked.open and asked.combine != "synthesise" else None,
-        )
+        """Answer a query: observe, decide, ask, fuse, again until the policy stops; then record what came of it."""
+        ask = await self._begin(query, max_usd, deadline_s, stream_sink)
         cost_weight = self._pacer.begin()
         try:
-            order = self._observer.order()
-            rounds = Rounds(ask, self._pool, most=settings.max_rounds, order=order, explore=settings.explore)
-            while await rounds.step(cost_weight):
+            rounds = Rounds(ask, self._pool, max_rounds=self._settings.max_rounds, order=self._observer.order())
+            while await rounds.prepare():
+                observation = ask.observe(cost_weight)
+                decision = rounds.decision = ask.decide(
+                    observation, order=rounds.order, eligible=rounds.eligible, explore=self._settings.explore
+                )
+                replies = await self._pool.ask(decision.picked, rounds.calls, rounds)
+                ask.add_round(Round(observation, decision, replies))
+                if ask.view.agreement is not None:  # open texts are compared by their embeddings
+                    await ask.view.agreement.read(ask.view.candidates)
+                ask.fuse()
+                if not rounds.go_on():
+                    break
                 self._check_open()
             await self._synthesiser.write(ask)
-            fused = ask.answer()
-            row = ask.stored(fused, texts=self._settings.store_text)
+            answer, row = make_answer(ask, store_text=self._settings.store_text)
         except BaseException as error:  # whatever ended it, what was consumed is in the ledger
-            self._store.write(*ask.ledger())
+            self._store.write(*ask.ask_budget.unwritten)
             if self._recorder is not None:
                 self._recorder.failed(ask, error)
             raise
         finally:
             self._pacer.end(ask.ask_budget.spent if ask.ask_budget.bills else None)
-        if stream_sink is not None and not ask.begun and fused.text:
-            stream_sink.say(ask, fused.text)
-        recorded = await self._record(fused, row, *ask.ledger())
+        if stream_sink is not None and not ask.streaming and answer.text:
+            stream_sink.say(ask, answer.text)
+        return await self._record(ask, answer, row)
+
+    async def _begin(
+        self,
+        query: Query,
+        max_usd: Decimal | float | str | None,
+        deadline_s: float | None,
+        stream_sink: StreamSink | None,
+    ) -> Ask:
+        """Open an ask: the policy that serves now, its budget and deadline, and the features of its text."""
+        settings = self._settings
+        if deadline_s is not None:
+            settings = replace(settings, deadline_s=deadline_s)
+        self._slot.refresh_soon()
+        policy = self._slot.current
+        self._observer.adopt(policy.experience)
+        ask_budget = self._guard.ask_budget(max_usd, query.id, query.tags, settings.deadline_s)
+        deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
+        started, rng = time.perf_counter(), self._rng()
+        if (turn := self._turns.here().enter()) is not None:
+            await turn
+            self._check_open()
+        text = await self._embedding.read(query.text, ask_budget, deadline)
+        return open_ask(
+            query,
+            policy=Guarded(policy, self._names),
+            max_rounds=settings.max_rounds,
+            view=self._observer.begin(query, text.features, self._embedding.reader(ask_budget, deadline)),
+            ask_budget=ask_budget,
+            deadline=deadline,
+            rng=rng,
+            started=started,
+            embedding_error=text.missing,
+            stream_sink=stream_sink if query.open and query.combine != "synthesise" else None,
+        )
+
+    def _rng(self) -> random.Random:
+        """Make the chance of one ask; with a seed it depends on the ask's number alone, whatever runs beside it."""
+        if self._settings.seed is None:
+            return self._chance
+        return random.Random(f"{self._settings.seed} {next(self._asks)}")  # noqa: S311 - no secret
+
+    async def _record(self, ask: Ask, answer: Answer, row: StoredAnswer) -> Answer:
+        """Commit an answer, and start what follows one in the background; where the store fails it is not durable."""
+        try:
+            await self._write_batcher.write((row, *ask.ask_budget.unwritten))
+        except StoreError as error:
+            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
+            answer = replace(answer, durable=False)
         if self._recorder is not None:
-            self._recorder.answered(ask, recorded)
-        if recorded.durable:
+            self._recorder.answered(ask, answer)
+        if answer.durable:
             self._listener.expect(row)
             self._prober.after(ask)
-            self._judging.after(ask, recorded)
-        return recorded
+            self._judging.after(ask, answer)
+        return answer
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError(CLOSED)
-
-    def _dice(self) -> random.Random:
-        """Chance for one ask. With a seed it hangs on the number of the ask alone, whatever runs at the same time."""
-        seed = self._settings.seed
-        return self._chance if seed is None else random.Random(f"{seed} {next(self._asks)}")  # noqa: S311 - no secret
-
-    async def _record(self, answer: Answer, *rows: Row) -> Answer:
-        """The answer, once it is committed; marked as not durable, with a warning, where the store failed."""
-        try:
-            await self._write_batcher.write(rows)
-        except StoreError as error:
-            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
-            return replace(answer, durable=False)
-        return answer
 
     async def ask_many(
         self,

@@ -47,7 +47,7 @@ class Prober:
 
     def after(self, ask: Ask) -> None:
         """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
-        if self._closed or ask.sight.agreement is not None:  # of another open text no feedback tells anything
+        if self._closed or ask.view.agreement is not None:  # of another open text no feedback tells anything
             return
         probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._candidates(ask))
         if probe is not None:
@@ -56,7 +56,7 @@ class Prober:
     def _candidates(self, ask: Ask) -> set[int]:
         """Who was not asked, and can be."""
         free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
-        return {i for i, (available, lack) in free if available and not lack and i not in ask.sight.asked}
+        return {i for i, (available, lack) in free if available and not lack and i not in ask.view.asked}
 
     async def _probe(self, probe: Probe, query: Query, ask_budget: AskBudget) -> None:
         paid, written = len(ask_budget.bills), len(ask_budget.unwritten)

@@ -1,4 +1,4 @@
-"""The rounds of one ask: observe, decide, ask, fuse; again until the policy stops."""
+"""Prepares and controls the rounds of one ask: who may be asked, at what cost, until when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from decimal import Decimal
 
-from focalroute.core.records import Decision, Reply, Round
+from focalroute.core.records import Decision, Reply
 from focalroute.endpoints.features import needs
 from focalroute.endpoints.pool import Pool
 from focalroute.serving.ask import Ask
@@ -15,76 +15,71 @@ _WRITTEN_AFTER = 2 / 3  # of the time at the latest: the rest is for writing the
 
 
 class Rounds:
-    """Takes one ask through its rounds; of the round under way it says who may be asked besides, and when to stop.
+    """Controls the rounds of one ask: prepares each, and steers its calls.
 
     Args:
-        most: how many rounds at the most; one, where the Decider picks the one member.
+        max_rounds: how many rounds at the most; one, where the Decider picks the one member.
         order: every endpoint's index, in the order in which the Decider visits them.
-        explore: whether decisions are sampled.
+
+    Attributes:
+        order: as given.
+        calls: what all calls of the ask share.
+        decision: that of the round under way.
     """
 
-    def __init__(self, ask: Ask, pool: Pool, *, most: int, order: Sequence[int], explore: bool) -> None:
+    def __init__(self, ask: Ask, pool: Pool, *, max_rounds: int, order: Sequence[int]) -> None:
         self._ask = ask
         self._pool = pool
-        self._most = 1 if ask.query.combine == "pick" else most
-        self._order = order
-        self._explore = explore
+        self._max_rounds = 1 if ask.query.combine == "pick" else max_rounds
+        self.order = order
         now = asyncio.get_running_loop().time()
         share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
         self._deadline = now + share * (ask.deadline - now)
-        self._terms = pool.terms(ask.query, ask.ask_budget, self._deadline, ask.stream_sink)
+        self.calls = pool.terms(ask.query, ask.ask_budget, self._deadline, ask.stream_sink)
         self._needs = needs(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
-        self._decision: Decision | None = None
+        self.decision: Decision | None = None
 
-    async def step(self, cost_weight: float) -> bool:
-        """Do one round; whether another is to follow."""
-        ask = self._ask
-        if not await self._bounded():
+    async def prepare(self) -> bool:
+        """See who can be asked in the next round, and what that may cost; False if the time ran out meanwhile."""
+        if self._ask.ask_budget.limited and not await self._bound_costs():
             return False
-        self._terms.query = ask.put
-        observation = ask.observe(cost_weight)
+        self.calls.query = self._ask.next_query
         self._available = self._pool.available()
         if self._needs or False in self._available:
-            self._leave_out()
-        decision = self._decision = ask.decide(
-            observation, order=self._order, eligible=self._eligible, explore=self._explore
-        )
-        replies = await self._pool.ask(decision.picked, self._terms, self)
-        ask.hear(Round(observation, decision, replies))
-        if ask.sight.agreement is not None:
-            await ask.sight.agreement.read(ask.sight.candidates)
-        ask.fuse()
-        ask.late = self._terms.left_s <= 0
-        return not ask.late and ask.goes_on(most=self._most, askable=len(self._order))
+            self._note_unavailable()
+        return True
 
-    def _leave_out(self) -> None:
-        """Some cannot be asked now; but where nobody else is left to answer, those over a rate limit are waited for.
+    def go_on(self) -> bool:
+        """Tell whether another round follows the one that was just fused."""
+        self._ask.late = self.calls.left_s <= 0
+        return not self._ask.late and self._ask.goes_on(max_rounds=self._max_rounds, askable=len(self.order))
 
-        Who lacks what the query needs is never asked, were it the last.
-        """
-        ask, out, lacks = self._ask, self._pool.out(), self._pool.lacking(self._needs)
-        able = tuple([lack is None for lack in lacks])
-        self._available = _both(self._available, able)
-        if not ask.sight.backs and not any(self._available[i] for i in self._order if i not in ask.sight.asked):
-            whole = _both(able, [not broken for broken in out])
-            self._available = whole if any(whole) else able
-        ask.leave_out(self._available, out, lacks)
-
-    async def _bounded(self) -> bool:
-        """See what a call to each may cost; whether there was time for it, as the store may have to be asked."""
-        if not self._ask.ask_budget.limited:
-            return True
+    async def _bound_costs(self) -> bool:
+        """Find the most that a call to each endpoint can cost, for which the store may have to be asked."""
         try:
             async with asyncio.timeout_at(self._deadline):
-                self._bounds = await self._pool.upper_bounds(self._ask.put, self._ask.ask_budget)
+                self._bounds = await self._pool.upper_bounds(self._ask.next_query, self._ask.ask_budget)
         except TimeoutError:
             self._ask.late = True
         return not self._ask.late
 
-    def _eligible(self, endpoint: int, picked: tuple[int, ...]) -> bool:
-        """Whether it can be asked now beside those picked: not failing, and affordable together."""
+    def _note_unavailable(self) -> None:
+        """Leave out who cannot be asked now; but where no other is left to answer, those over a rate limit are asked.
+
+        Endpoints that lack what the query needs are never asked.
+        """
+        ask, broken, lacks = self._ask, self._pool.out(), self._pool.lacking(self._needs)
+        able = tuple([lack is None for lack in lacks])
+        self._available = _both(self._available, able)
+        if not ask.view.backs and not any(self._available[i] for i in self.order if i not in ask.view.asked):
+            unbroken = _both(able, [not is_broken for is_broken in broken])
+            self._available = unbroken if any(unbroken) else able
+        ask.note_unavailable(self._available, broken, lacks)
+
+    def eligible(self, endpoint: int, picked: tuple[int, ...]) -> bool:
+        """Tell whether it can be asked now beside those picked: not failing, and affordable together."""
         if not self._available[endpoint]:
             return False
         bounds = self._bounds
@@ -95,15 +90,15 @@ class Rounds:
     @property
     def answered(self) -> bool:
         """Whether a member of an earlier round has answered."""
-        return bool(self._ask.sight.backs)
+        return bool(self._ask.view.backs)
 
     def spare(self, asked: Sequence[int]) -> int | None:
         """The likeliest endpoint besides those asked in this round that could be asked then and can be now."""
-        decision = self._decision
+        decision = self.decision
         if decision is None:
             return None
         now = self._pool.available()
-        left = [i for i in decision.order if i not in asked and now[i] and self._eligible(i, ())]
+        left = [i for i in decision.order if i not in asked and now[i] and self.eligible(i, ())]
         return max(left, key=decision.probabilities.__getitem__, default=None)
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""One ask whose endpoints are asked one after another, each shown the answer before its own (DER, arXiv 2412.07448)."""
+"""An ask of endpoints one after another, each shown the answer before its own (DER, arXiv 2412.07448)."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ _ACCURACY, _PRICE = (slices(ENDPOINT)[name].start for name in ("accuracy", "pric
 _LEAD = 1e-6
 
 
-def begin(query: Query, *, policy: Guarded, most: int, **rest: Any) -> Ask:
-    """Begin the kind of ask that the policy plays.
+def open_ask(query: Query, *, policy: Guarded, max_rounds: int, **state: Any) -> Ask:
+    """Open the kind of ask that the policy decides.
 
     Args:
-        most: rounds at the most.
-        rest: as `Ask` takes it. A sequence is not streamed while it is under way: only its last reply is the answer.
+        max_rounds: of a sequence.
+        state: as `Ask` takes it. A sequence is not streamed while it is under way: only its last reply is the answer.
     """
     if policy.sequential:
-        return Chain(query, policy, most=most, **{**rest, "stream_sink": None})
-    return Ask(query, policy, **rest)
+        return SequentialAsk(query, policy, max_rounds=max_rounds, **{**state, "stream_sink": None})
+    return Ask(query, policy, **state)
 
 
 @dataclass(slots=True)
-class Chain(Ask):
-    """The state of such an ask. A round is one step; the last usable reply is the answer.
+class SequentialAsk(Ask):
+    """The state of a sequential ask. A round is one step; the last usable reply is the answer.
 
     An endpoint may be asked again, unless it failed. Of one that replied more than once the latest reply is what the
     Fusion's evidence, the window and the trajectory hold; the receipt has every step. Its probabilities are the mean of
     the replies' own, a reply that gave none counting as sure, with the last answer put ahead where it is not.
 
     Attributes:
-        most: T_max.
+        max_rounds: T_max.
         steps: (endpoint, candidate, mass on each candidate or None) of each usable reply, in order.
         failed: pool indices of those whose reply was not usable; they are not asked again.
     """
 
-    most: int = 1
+    max_rounds: int = 1
     steps: list[tuple[int, int, Sequence[float] | None]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
     _last: Reply | None = None
     _backed: dict[tuple[int, str], int] = field(default_factory=dict)
 
     @property
-    def put(self) -> Query:
+    def next_query(self) -> Query:
         """What the next endpoint is asked: the query with the last answer shown."""
         return self.query if self._last is None else transfer(self.query, self._last)
 
-    def goes_on(self, *, most: int, askable: int) -> bool:
-        """Whether another step is to follow: as `Ask`, but for endpoints that may be asked again."""
+    def goes_on(self, *, max_rounds: int, askable: int) -> bool:
+        """Tell whether another step is to follow: as `Ask`, but for endpoints that may be asked again."""
         stopped = not self.rounds[-1].replies or len(self.failed) == askable
-        return not stopped and (len(self.rounds) < most or not self.steps)
+        return not stopped and (len(self.rounds) < max_rounds or not self.steps)
 
     def observe(self, cost_weight: float) -> Observation:
-        """The state before the next step (see `focalroute.policy.sequential.STEP`)."""
+        """Observe the state before the next step (see `focalroute.policy.sequential.STEP`)."""
         seen = Ask.observe(self, cost_weight)
         n = len(seen.endpoints)
         last, asked = np.zeros(n, np.float32), np.zeros(n, np.float32)
         for reply in self.replies:
-            asked[self.policy.endpoints.index(reply.endpoint)] += 1 / self.most
+            asked[self.policy.endpoints.index(reply.endpoint)] += 1 / self.max_rounds
         answer, figures = np.zeros(ANSWER, np.float32), np.zeros(5, np.float32)
-        figures[-1] = len(self.rounds) / self.most
+        figures[-1] = len(self.rounds) / self.max_rounds
         if self.steps:
             endpoint, candidate, mass = self.steps[-1]
             last[endpoint] = 1
             backed = [step[1] for step in self.steps]
-            answer = text_features(self.sight.forms[candidate], ANSWER)
+            answer = text_features(self.view.forms[candidate], ANSWER)
             certainty = 0.0 if mass is None else mass[candidate]
             figures[:-1] = (1, backed.count(candidate) / len(backed), backed[-2:] == [candidate] * 2, certainty)
         columns = [last, asked, seen.endpoints[:, _ACCURACY], seen.endpoints[:, _PRICE]]
@@ -90,7 +90,7 @@ class Chain(Ask):
         return Observation(context[0], endpoints[0])
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
-        """Whom to ask next, whoever was asked before, or to stop."""
+        """Decide whom to ask next, those asked before included, or to stop."""
         return choose(
             self.policy.actions(observation),
             [endpoint for endpoint in order if endpoint not in self.failed and eligible(endpoint, ())],
@@ -100,33 +100,33 @@ class Chain(Ask):
         )
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
-        """Never: whatever a pending endpoint says would be the answer."""
+        """Return False: the reply of a pending endpoint would be the answer."""
         return False
 
-    def hear(self, round_: Round) -> None:
-        """Take in a step's replies."""
+    def add_round(self, round_: Round) -> None:
+        """Add a step's replies."""
         self.rounds.append(round_)
         for reply in round_.replies:
             index = self.policy.endpoints.index(reply.endpoint)
-            candidate = self.sight.again(reply, len(self.rounds))
+            candidate = self.view.again(reply, len(self.rounds))
             if candidate is None:
-                if reply.error is None or reply.error.kind != "cancelled":  # who lost a race may be asked again
+                if reply.error is None or reply.error.kind != "cancelled":  # the loser of a race may be asked again
                     self.failed.add(index)
                 continue
             self.steps.append((index, candidate, reply.probabilities))
             self._backed[len(self.rounds), reply.endpoint] = candidate
             self._last = reply
             if not self.query.choices:
-                form = self.sight.forms[candidate]
-                self.sight.candidates[candidate] = shown(reply, form, self.query.answer)  # in its latest wording
+                form = self.view.forms[candidate]
+                self.view.candidates[candidate] = shown(reply, form, self.query.answer)  # in its latest wording
 
     def fuse(self) -> None:
-        """See what the answer is now, if the last step brought a reply."""
+        """Make the last reply the answer, if the last step brought one."""
         if self.steps and self.rounds[-1].replies:
-            self.fused = Fused(self.sight.evidence(), self._posterior())
+            self.fused = Fused(self.view.evidence(), self._posterior())
 
     def _posterior(self) -> list[float]:
-        k = len(self.sight.candidates)
+        k = len(self.view.candidates)
         total = np.zeros(k)
         for _, candidate, mass in self.steps:
             if mass is None:
@@ -140,5 +140,6 @@ class Chain(Ask):
         posterior: list[float] = (total / total.sum()).tolist()
         return posterior
 
-    def _candidate(self, number: int, reply: Reply) -> int | None:
+    def candidate_of(self, number: int, reply: Reply) -> int | None:
+        """Return the candidate that a reply in this step backs; None: it holds none."""
         return self._backed.get((number, reply.endpoint))

@@ -33,6 +33,7 @@ from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded
 from focalroute.serving.ask import Ask
 from focalroute.serving.query import make_query
+from focalroute.serving.recording import make_answer
 from tests.benchmarks import harness
 from tests.benchmarks.harness import CHOICES, PROMPT, Section, Table, Target, best, p99, quartiles
 from tests.benchmarks.server import floor_server
@@ -80,9 +81,9 @@ class Inside:
             observation = ask.observe(0.1)
             order = self.observer.order()
             decision = ask.decide(observation, order=order, eligible=lambda *_: True, explore=True)
-            ask.take(Round(observation, decision, tuple(replies)))
-        ask.stored(ask.answer(), texts=False)
-        ask.ledger()
+            ask.add_round(Round(observation, decision, tuple(replies)))
+            ask.fuse()
+        make_answer(ask, store_text=False)
 
     def learn(self, number: int) -> None:
         """An outcome comes in: the window changes."""

@@ -17,6 +17,7 @@ from focalroute.policy.bundle import cold
 from focalroute.policy.decider import decide, pick_probabilities
 from focalroute.policy.fallback import Fallback, Guarded
 from focalroute.serving.ask import Ask
+from focalroute.serving.recording import make_answer
 
 NAMES = ("a", "b", "c", "d")
 CHEAPEST_FIRST = (3, 1, 0, 2)
@@ -41,7 +42,8 @@ def one_round(ask: Ask, reply: Callable[[str], Reply], explore: bool = True) -> 
     """Whom the ask picks, after they have replied."""
     observation = ask.observe(0.1)
     decision = ask.decide(observation, order=CHEAPEST_FIRST, eligible=anybody, explore=explore)
-    ask.take(Round(observation, decision, tuple(reply(NAMES[i]) for i in decision.picked)))
+    ask.add_round(Round(observation, decision, tuple(reply(NAMES[i]) for i in decision.picked)))
+    ask.fuse()
     return decision.picked
 
 
@@ -84,7 +86,7 @@ def test_nobody_is_asked_twice_and_somebody_as_long_as_nobody_has_answered() -> 
             assert picked
             assert not asked & set(picked)
             asked |= set(picked)
-        assert ask.sight.asked == [i for r in ask.rounds for i in r.decision.picked]
+        assert ask.view.asked == [i for r in ask.rounds for i in r.decision.picked]
         assert one_round(ask, lambda name: Reply(name, error=FAILED)) == ()
         assert ask.rounds[-1].decision.order == ()
 
@@ -110,9 +112,10 @@ def test_the_fallback_does_not_explore() -> None:
 def test_what_is_stored_holds_the_texts_features() -> None:
     ask = begun()
     one_round(ask, lambda name: Reply(name, choice=0))
-    steps = ask.stored(ask.answer(), texts=False).trajectory
+    _, stored = make_answer(ask, store_text=False)
+    steps = stored.trajectory
     assert steps is not None
-    assert steps.features is ask.sight.features
+    assert steps.features is ask.view.features
     assert np.linalg.norm(steps.features) == pytest.approx(1)
 
 
@@ -142,10 +145,12 @@ def test_the_receipt_says_what_cancelled_calls_would_have_gone_on_to_cost(
     for endpoint in (1, 2):  # the only one that can be asked then, as nobody has answered
         observation = ask.observe(0.1)
         decision = ask.decide(observation, order=(endpoint,), eligible=anybody, explore=False)
-        ask.take(Round(observation, decision, (cancelled(seconds, attempts)(NAMES[endpoint]),)))
-    calls = {call.endpoint: call for call in ask.answer().receipt.calls}
+        ask.add_round(Round(observation, decision, (cancelled(seconds, attempts)(NAMES[endpoint]),)))
+        ask.fuse()
+    answer, _ = make_answer(ask, store_text=False)
+    calls = {call.endpoint: call for call in answer.receipt.calls}
     assert calls["b"].saved == Decimal(saved)
     assert (calls["b"].cost, calls["b"].cost_source) == (Decimal("0.5") if attempts else 0, "reserved")
     assert calls["c"].saved is None
-    assert ask.answer().receipt.saved == calls["b"].saved
-    assert f'"saved":"{calls["b"].saved}"' in ask.answer().receipt.to_json()
+    assert answer.receipt.saved == calls["b"].saved
+    assert f'"saved":"{calls["b"].saved}"' in answer.receipt.to_json()

@@ -20,6 +20,7 @@ from focalroute.policy import bundle
 from focalroute.policy.fallback import Guarded
 from focalroute.serving.ask import Ask
 from focalroute.serving.query import make_query
+from focalroute.serving.recording import make_answer
 
 
 def asking(n: int, *, window: int = 60, choices: int = 4) -> Callable[[], None]:
@@ -41,8 +42,9 @@ def asking(n: int, *, window: int = 60, choices: int = 4) -> Callable[[], None]:
         for came in (replies[:3], replies[3:], ()):
             seen = asked.observe(0.1)
             decision = asked.decide(seen, order=observer.order(), eligible=lambda *_: True, explore=True)
-            asked.take(Round(seen, decision, tuple(came)))
-        asked.stored(asked.answer(), texts=False)
+            asked.add_round(Round(seen, decision, tuple(came)))
+            asked.fuse()
+        make_answer(asked, store_text=False)
 
     ask()
     return ask
