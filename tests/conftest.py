@@ -1,4 +1,4 @@
-"""Simulated pools for all tests: each one starts once in a test process and is reset for every test that asks for it."""
+"""Simulated pools for all tests: each starts once in a test process and is reset for every test that asks for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ StartPool = Callable[..., SimulatedPool]
 
 @pytest.fixture(scope="session")
 def start_pool() -> Iterator[StartPool]:
-    """``start_pool(models, **settings)``: a running `SimulatedPool`, for fixtures of a wider scope; equal ones share."""
+    """``start_pool(models, **settings)``: a running `SimulatedPool`, reset; equal arguments share one process."""
     running: dict[str, SimulatedPool] = {}
 
     def start(models: Sequence[SimulatedModel] | None = None, **settings: Any) -> SimulatedPool:
