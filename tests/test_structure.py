@@ -33,7 +33,7 @@ ENGINES = {
     "uvicorn": {"server/command.py"},
     "opentelemetry": {
         "serving/telemetry/recorder.py",
-        "serving/telemetry/exporting.py",
+        "serving/telemetry/__init__.py",
     },  # what records, and what sends it
     "prometheus_client": {"server/metrics.py"},
     "torch": {"learn/_torch.py"},

@@ -29,7 +29,7 @@ from focalroute.observe.features import Embedder, text_features
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.policy.named import Named
 from focalroute.serving.ask import Ask
-from focalroute.serving.exploration import probed
+from focalroute.serving.exploration import stored_probe
 from focalroute.serving.recording import make_answer
 from focalroute.store.base import StoredAnswer, StoredProbe
 
@@ -113,7 +113,7 @@ class Serving:
             return ()
         reply = self._reply(turn, probe.endpoint)
         self._probing.settle(probe, Cost(float(reply.cost or 0), 1))
-        row = probed(query, reply)
+        row = stored_probe(query, reply)
         return () if row is None else (row,)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:

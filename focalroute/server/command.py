@@ -18,7 +18,7 @@ from focalroute.core.pool import load_pool
 from focalroute.server.callers import KEY_VARIABLE, Callers, new_key
 from focalroute.server.making import NEEDED, create_app
 from focalroute.serving.ensemble import AsyncEnsemble
-from focalroute.serving.telemetry.exporting import exporting
+from focalroute.serving.telemetry import exporting
 
 if TYPE_CHECKING:
     import uvicorn

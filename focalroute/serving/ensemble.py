@@ -37,21 +37,20 @@ from focalroute.policy.fallback import Guarded
 from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask
-from focalroute.serving.batch import ask_all
+from focalroute.serving.concurrency import StartGate, ask_all
 from focalroute.serving.embedders import Embedding
-from focalroute.serving.exploration import Prober
-from focalroute.serving.feedback import Listener
-from focalroute.serving.judge import Judging, judging_endpoints
+from focalroute.serving.exploration import Explorer
+from focalroute.serving.feedback import FeedbackHandler
+from focalroute.serving.judge import BackgroundJudge, judging_endpoints
 from focalroute.serving.query import Prompt, QueryOptions, make_query
 from focalroute.serving.recording import make_answer
 from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import open_ask
 from focalroute.serving.settings import Settings, pool_settings, takes_settings
-from focalroute.serving.start_gate import StartGate
 from focalroute.serving.stats import Stats, stats_of
 from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
-from focalroute.serving.telemetry import recorder_of
+from focalroute.serving.telemetry import make_recorder
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
 from focalroute.store.base import StoredAnswer
@@ -91,11 +90,11 @@ class AsyncEnsemble:
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
-        self._turns = PerLoop(StartGate)
+        self._gates = PerLoop(StartGate)
         self._streams = Background()  # the answers being written
         self._closed = False
         policy = chosen(settings.policy, self._names, settings.seed)
-        self._recorder = recorder_of(settings.telemetry, self.endpoints)
+        self._recorder = make_recorder(settings.telemetry, self.endpoints)
         self._store = open_store(settings.store, durability=settings.durability)
         try:
             self._open(settings, policy, judging)
@@ -118,22 +117,22 @@ class AsyncEnsemble:
         self._follower = Follower(store, self._slot, policy)
         self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
         self._updater = Updater(store, self._slot, policy, every=settings.update_every, seed=settings.seed)
-        on_feedback = None if self._recorder is None else self._recorder.heard
-        self._listener = Listener(
+        on_feedback = None if self._recorder is None else self._recorder.on_feedback
+        self._feedback = FeedbackHandler(
             store,
             self._write_batcher,
             self._observer,
             self._slot,
             self._updater,
             window=settings.window,
-            told=on_feedback,
+            on_feedback=on_feedback,
         )
-        self._judging = Judging(settings.judge, self._listener, store, self._guard, self._pacer)
+        self._judge = BackgroundJudge(settings.judge, self._feedback, store, self._guard, self._pacer)
         rules = Rules(settings.attempts, settings.hedge_after, settings.early_stop)
         self._pool = Pool(self.endpoints, store, self._guard, rules=rules, samples=settings.samples)
         self._synthesiser = Synthesiser(self._pool, self._names, settings.synthesiser)
         share = 0.0 if isinstance(policy, Named) else settings.probe_share  # a named policy does without exploration
-        self._prober = Prober(self._observer, self._pool, store, self._pacer, share, deadline_s=settings.deadline_s)
+        self._explorer = Explorer(self._observer, self._pool, store, self._pacer, share, deadline_s=settings.deadline_s)
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
@@ -207,7 +206,7 @@ class AsyncEnsemble:
             params=params,
         )
         self._synthesiser.check(asked)
-        with self._turns.here():
+        with self._gates.here():
             return await self._answer(asked, max_usd, deadline_s)
 
     def stream(
@@ -218,7 +217,7 @@ class AsyncEnsemble:
         deadline_s: float | None = None,
         **options: Unpack[QueryOptions],
     ) -> AsyncAnswerStream:
-        """Ask the pool and say the answer as it comes; arguments as `ask`.
+        """Ask the pool and stream the answer as it comes; arguments as `ask`.
 
         Open text that a single member was chosen for streams through at once, and is the answer: no further round
         follows. Where several were chosen, or answers can be compared (all but open text), or one is synthesised, the
@@ -293,7 +292,7 @@ class AsyncEnsemble:
         ask_budget = self._guard.ask_budget(max_usd, query.id, query.tags, settings.deadline_s)
         deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
-        if (turn := self._turns.here().enter()) is not None:
+        if (turn := self._gates.here().enter()) is not None:
             await turn
             self._check_open()
         text = await self._embedding.read(query.text, ask_budget, deadline)
@@ -326,9 +325,9 @@ class AsyncEnsemble:
         if self._recorder is not None:
             self._recorder.answered(ask, answer)
         if answer.durable:
-            self._listener.expect(row)
-            self._prober.after(ask)
-            self._judging.after(ask, answer)
+            self._feedback.remember(row)
+            self._explorer.on_answer(ask)
+            self._judge.on_answer(ask, answer)
         return answer
 
     def _check_open(self) -> None:
@@ -389,7 +388,7 @@ class AsyncEnsemble:
         """
         if isinstance(answer, Answer):
             label, answer = checked_label(label, answer.value), answer.id
-        await self._listener.give(answer, reward=reward, label=label, source=source)
+        await self._feedback.submit(answer, reward=reward, label=label, source=source)
 
     async def update(self) -> UpdateReport:
         """Learn from the feedback in the store now, and serve the outcome if it passes its gate.
@@ -417,7 +416,7 @@ class AsyncEnsemble:
         """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
         self._check_open()
         version, name = self._slot.current.version, self._slot.name
-        health, judge = self._pool.health(), self._judging.stats
+        health, judge = self._pool.health(), self._judge.stats
         return stats_of(self.endpoints, self._store, self._observer, health, version, name, judge)
 
     async def reload(self) -> None:
@@ -431,15 +430,15 @@ class AsyncEnsemble:
         for up to 5 seconds.
         """
         self._closed = True
-        await self._judging.aclose()  # while there is still somebody to hear of its feedback
+        await self._judge.aclose()  # while its feedback can still be learned from
         self._updater.close()
         self._follower.close()
         self._slot.close()
         try:
             await self._streams.cancel()  # what they consumed is in the ledger
-            await self._prober.aclose()
+            await self._explorer.aclose()
             await self._embedding.aclose()
             await self._pool.aclose()
-            await self._turns.here().wait_idle(_CLOSING_S)
+            await self._gates.here().wait_idle(_CLOSING_S)
         finally:
             self._store.close()

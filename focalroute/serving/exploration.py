@@ -1,4 +1,4 @@
-"""Probes: after an answer, off its path, a query is put to one endpoint that was not asked (see `observe.probing`)."""
+"""Makes exploration calls: after an answer, its query is put to one endpoint that was not asked."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from focalroute.store.base import PROBE, Store, StoredProbe
 _log = logging.getLogger("focalroute")
 
 
-class Prober:
-    """Probes endpoints in the background of the loop that asked. Safe to use from several event loops.
+class Explorer:
+    """Makes exploration calls in the background of the loop that asked. Safe to use from several event loops.
 
-    A probe is paid from the purse of its ask, so that it stays within every limit of it; its rows in the ledger stand
-    under "probe:" and the answer's id, and the receipt knows nothing of it.
+    An exploration call is paid from the budget of its ask, so that it stays within every limit of it; its rows in the
+    ledger stand under "probe:" and the answer's id, and it is not on the receipt.
 
     Args:
-        pacer: the asks to come make up for what a probe cost.
-        share: of what the asks cost; 0: nobody is probed.
-        deadline_s: for one probe.
+        pacer: later asks make up for what exploration cost.
+        share: of what the asks cost; 0: no exploration.
+        deadline_s: for one call.
     """
 
     def __init__(
@@ -45,30 +45,30 @@ class Prober:
         self._tasks = Background()
         self._closed = False
 
-    def after(self, ask: Ask) -> None:
-        """An answer was given and stored: probe somebody with its query, if it is time. Returns at once."""
-        if self._closed or ask.view.agreement is not None:  # of another open text no feedback tells anything
+    def on_answer(self, ask: Ask) -> None:
+        """Ask another endpoint the query of an answer that was stored, if it is time. Returns at once."""
+        if self._closed or ask.view.agreement is not None:  # feedback tells nothing of another open text
             return
-        probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._candidates(ask))
+        probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._callable(ask))
         if probe is not None:
-            self._tasks.start(self._probe(probe, ask.query, ask.ask_budget))
+            self._tasks.start(self._explore(probe, ask.query, ask.ask_budget))
 
-    def _candidates(self, ask: Ask) -> set[int]:
-        """Who was not asked, and can be."""
+    def _callable(self, ask: Ask) -> set[int]:
+        """Find the endpoints that were not asked, and can be."""
         free = enumerate(zip(self._pool.available(), self._pool.lacking(needs(ask.query)), strict=True))
         return {i for i, (available, lack) in free if available and not lack and i not in ask.view.asked}
 
-    async def _probe(self, probe: Probe, query: Query, ask_budget: AskBudget) -> None:
+    async def _explore(self, probe: Probe, query: Query, ask_budget: AskBudget) -> None:
         paid, written = len(ask_budget.bills), len(ask_budget.unwritten)
         ask_budget.answer_id = f"{PROBE}:{query.id}"
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
             (reply,) = await self._pool.ask((probe.endpoint,), self._pool.terms(query, ask_budget, deadline))
-            row = probed(query, reply)
+            row = stored_probe(query, reply)
             if row is not None:
                 self._store.write(row)
         except FocalrouteError as error:
-            _log.warning("a probe failed: %s", error)
+            _log.warning("an exploration call failed: %s", error)
         finally:
             cost = _cost(ask_budget.bills[paid:])
             self._probing.settle(probe, cost)
@@ -76,23 +76,24 @@ class Prober:
             self._store.write(*ask_budget.unwritten[written:])
 
     async def aclose(self) -> None:
-        """Give up the probes under way in the running loop; what they consumed is in the ledger. No more are begun."""
+        """Give up the calls under way in the running loop; what they consumed is in the ledger. No more are begun."""
         self._closed = True
         await self._tasks.cancel()
 
 
-def probed(query: Query, reply: Reply) -> StoredProbe | None:
-    """What a probe's reply is kept as; None if there was none.
+def stored_probe(query: Query, reply: Reply) -> StoredProbe | None:
+    """Make the row of an exploration call's reply; None if there was none.
 
     Raises:
         ConfigError: the caller's own normaliser failed.
     """
     if reply.error is not None and reply.error.kind != "unusable":
         return None
-    if query.choices:
-        candidate = None if reply.choice is None else query.choices[reply.choice]
-    else:
+    candidate: str | None = None
+    if not query.choices:
         candidate = reply_form(reply, query.answer)
+    elif reply.choice is not None:
+        candidate = query.choices[reply.choice]
     key = None if candidate is None else candidate_key(candidate)
     return StoredProbe(query.id, reply.endpoint, key, reply.length, reply.latency_s, reply.cost)
 

@@ -1,4 +1,4 @@
-"""What is said of answers: checked and stored when it comes in, learned from once it is committed."""
+"""Validates, stores and applies feedback."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from focalroute.store.write_batcher import WriteBatcher
 
 _log = logging.getLogger("focalroute")
 
-_EXPECTED = 4096  # of this process's latest answers
+_REMEMBERED = 4096  # latest answers of this process
 
 
-class Listener:
-    """Takes feedback in, and lets the observer, the policy and the updater hear of it.
+class FeedbackHandler:
+    """Commits feedback, and teaches the observer, the policy and the updater what is committed.
 
     Args:
-        window: how many past outcomes the observer looks back on; the store's latest so many are heard at once.
-        told: called with each feedback that was given here, once it is committed.
+        window: how many past outcomes the observer looks back on; that many of the store's latest are learned at once.
+        on_feedback: called with each feedback that was given here, once it is committed.
     """
 
     def __init__(
@@ -40,46 +40,46 @@ class Listener:
         updater: Updater,
         *,
         window: int,
-        told: Callable[[Feedback], None] | None = None,
+        on_feedback: Callable[[Feedback], None] | None = None,
     ) -> None:
         self._store = store
         self._write_batcher = write_batcher
-        self._given: OrderedDict[str, StoredAnswer] = OrderedDict()
+        self._answers: OrderedDict[str, StoredAnswer] = OrderedDict()
         self._observer = observer
         self._slot = slot
         self._updater = updater
         self._window = window
-        self._told = told
+        self._on_feedback = on_feedback
         self._sources: OrderedDict[str, str] = OrderedDict()
         self._started = False  # what the store holds from before is known, but not news
-        store.subscribe(self._hear, last=window)
+        store.subscribe(self._on_commit, last=window)
         self._started = True
 
-    async def give(self, answer_id: str, *, reward: float | bool | None, label: Label | None, source: str) -> None:
+    async def submit(self, answer_id: str, *, reward: float | bool | None, label: Label | None, source: str) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
         if not isinstance(answer_id, str) or not isinstance(source, str) or not source:
             raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")
-        stored = self._given.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
+        stored = self._answers.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
         if stored is None:
             raise UnknownAnswer(
                 f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
             )
-        said, key = judged(stored, reward=reward, label=label)
-        feedback = Feedback(answer_id, said, key, source, time.time())
+        value, key = judged(stored, reward=reward, label=label)
+        feedback = Feedback(answer_id, value, key, source, time.time())
         await self._write_batcher.write((feedback,))
-        if self._told is not None:
-            self._told(feedback)
+        if self._on_feedback is not None:
+            self._on_feedback(feedback)
 
-    def expect(self, answer: StoredAnswer) -> None:
-        """Feedback for it may come soon, and need not read it then; of it is kept what tells whether a label fits."""
-        self._given[answer.id] = StoredAnswer(
+    def remember(self, answer: StoredAnswer) -> None:
+        """Keep what feedback for this answer is checked against, so that it need not be read from the store."""
+        self._answers[answer.id] = StoredAnswer(
             answer.id, answer.created_at, answer.keys, answer.kind, answer.answered, answer.probabilities, {}, None, ""
         )
-        if len(self._given) > _EXPECTED:
-            self._given.popitem(last=False)  # in one step, as several loops' threads may be here
+        if len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)  # one step: threads of several loops may be here
 
-    def _hear(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
-        """Feedback was committed, here or by another process: let the observer learn each outcome."""
+    def _on_commit(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
+        """Learn each outcome of feedback that was committed, here or by another process."""
         news = 0
         for stored, feedback in rows:
             known = self._sources.get(stored.id)
@@ -87,14 +87,14 @@ class Listener:
                 changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
                 if known != feedback.source and self._slot.name is not None:
                     self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))
-                self._remember(stored.id, feedback.source)
+                self._remember_source(stored.id, feedback.source)
                 for name, change in changes.items() if self._started else ():
                     _log.info("endpoint %r changed: %s", name, change)
-            news += known != feedback.source  # one that comes again, because of a probe, is none
+            news += known != feedback.source  # not news where only an exploration call was added
         if self._started:
-            self._updater.heard(news)
+            self._updater.on_feedback(news)
 
-    def _remember(self, answer_id: str, source: str) -> None:
+    def _remember_source(self, answer_id: str, source: str) -> None:
         self._sources[answer_id] = source
         if len(self._sources) > 2 * self._window:
             self._sources.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Updates of a serving ensemble's policies: on demand, or in the background every so many feedbacks."""
+"""Updates the policies of a serving ensemble: on demand, or in the background after enough feedback."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Updater:
         self._every = every
         self._seed = seed
         self._runs = 0
-        self._heard = 0
+        self._feedbacks = 0
         self._latest: Future[None] | None = None  # the update in the background that began, or will, last
         self._learner: FleetLearner | None = None
         self._one_at_a_time = threading.Lock()
@@ -110,22 +110,22 @@ class Updater:
             self._learner = FleetLearner(store, start=root, every=self._every or 1, seed=self._seed)
         return self._learner
 
-    def heard(self, feedbacks: int) -> None:
-        """So many more were committed. Quick: an update that is due runs on the updater's own thread.
+    def on_feedback(self, feedbacks: int) -> None:
+        """Count feedback that was committed. Quick: an update that is due runs on the updater's own thread.
 
         While one waits for the one before, no other joins it: it will learn from all that came.
         """
         if self._every is None:
             return
-        self._heard += feedbacks
+        self._feedbacks += feedbacks
         waiting = self._latest is not None and not (self._latest.running() or self._latest.done())
-        if self._heard >= self._every and not waiting:
-            self._heard = 0
+        if self._feedbacks >= self._every and not waiting:
+            self._feedbacks = 0
             self._latest = self._worker.submit(self._run_quietly)
 
     def _run_quietly(self) -> None:
         try:
-            report = self._due()
+            report = self._run_if_due()
         except FocalrouteError as error:
             _log.warning("the policies could not be updated, the old ones stay: %s", error)
         else:
@@ -133,7 +133,7 @@ class Updater:
                 return
             _log.info("update of the policies: %s, version %d: %s", report.status, report.version, report.reason)
 
-    def _due(self) -> UpdateReport | None:
+    def _run_if_due(self) -> UpdateReport | None:
         """Update; in a fleet only if this process is its learner, and there is enough from all of it."""
         if not is_shared(self._store):
             return self.run()

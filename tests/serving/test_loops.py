@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from focalroute.core.event_loops import PerLoop
-from focalroute.serving.start_gate import MOST_ADMITTED, StartGate
+from focalroute.serving.concurrency import MOST_ADMITTED, StartGate
 
 
 def test_every_loop_has_its_own_and_closed_ones_are_forgotten() -> None:

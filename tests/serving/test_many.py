@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.serving.batch import ask_all
+from focalroute.serving.concurrency import ask_all
 
 Ask = Callable[..., Awaitable[Any]]
 

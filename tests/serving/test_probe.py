@@ -194,7 +194,7 @@ def test_a_callers_function_that_gives_no_text_for_a_probe_is_a_warning(
         begin(ensemble)
         ensemble.ask("?", answer=form)
         until(lambda: ensemble.stats().endpoints["other"].calls == 1)
-    assert "a probe failed: answer: the callable must give" in caplog.text
+    assert "an exploration call failed: answer: the callable must give" in caplog.text
 
 
 def test_the_share_is_checked() -> None:

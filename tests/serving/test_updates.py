@@ -37,10 +37,10 @@ def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         go_on = threading.Event()
         updater._worker.submit(go_on.wait)
         for _ in range(10):
-            updater.heard(2)
+            updater.on_feedback(2)
         go_on.set()
         updater._worker.submit(int).result()
-        updater.heard(2)
+        updater.on_feedback(2)
         updater._worker.submit(int).result()
         updater.close()
     assert len([record for record in caplog.records if "update of the policies" in record.message]) == 2

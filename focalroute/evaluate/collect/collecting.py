@@ -21,7 +21,7 @@ from focalroute.evaluate.collect.dataset import Question
 from focalroute.evaluate.collect.lines import LogFile, line_of, outputs_of
 from focalroute.evaluate.job_engine import Engine
 from focalroute.money.budget import BudgetGuard
-from focalroute.serving.batch import together
+from focalroute.serving.concurrency import run_together
 from focalroute.serving.query import make_query
 from focalroute.store import open_store
 
@@ -240,7 +240,7 @@ async def _ask_all(
         pool = Pool(way.pool, store, guard, rules=Rules(way.attempts), samples=way.samples)
         work = _Asking(way, pool, guard, left, tell)
         try:
-            await together(work.run(waiting) for _ in range(way.concurrency))
+            await run_together(work.run(waiting) for _ in range(way.concurrency))
         finally:
             await pool.aclose()
         noted = sum((total.cost for total in store.totals().values()), Decimal(0))

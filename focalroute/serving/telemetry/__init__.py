@@ -7,7 +7,9 @@ in `focalroute.serving.telemetry.names`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
 
     from focalroute.serving.telemetry.recorder import Recorder
 
-__all__ = ["NEEDED", "Telemetry", "recorder_of"]
-
-NEEDED = "telemetry: needs OpenTelemetry; pip install 'focalroute[otel]'"
+_NEEDED = "telemetry: needs OpenTelemetry; pip install 'focalroute[otel]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Telemetry:
     content: bool = False
 
 
-def recorder_of(telemetry: Telemetry | bool, endpoints: Iterable[Endpoint]) -> Recorder | None:
-    """What records the asks of these endpoints; None: nothing is recorded.
+def make_recorder(telemetry: Telemetry | bool, endpoints: Iterable[Endpoint]) -> Recorder | None:
+    """Make what records the asks of these endpoints; None: nothing is recorded.
 
     Raises:
         ConfigError: it is neither a Telemetry nor a bool, or OpenTelemetry is not installed.
@@ -58,5 +58,39 @@ def recorder_of(telemetry: Telemetry | bool, endpoints: Iterable[Endpoint]) -> R
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "opentelemetry":
             raise
-        raise ConfigError(NEEDED) from None
+        raise ConfigError(_NEEDED) from None
     return Recorder(Telemetry() if telemetry is True else telemetry, endpoints)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[Telemetry]:
+    """Send telemetry in the background by OTLP over HTTP, as the variables ``OTEL_EXPORTER_OTLP_...`` say.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk._logs import LoggerProvider
+        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise ConfigError(_NEEDED) from None
+    resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "focalroute")})
+    tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+    tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+    loggers = LoggerProvider(resource, shutdown_on_exit=False)
+    loggers.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
+    try:
+        yield Telemetry(tracers, meters, loggers)
+    finally:
+        for provider in (tracers, meters, loggers):
+            provider.shutdown()

@@ -94,7 +94,7 @@ class Recorder:
 
     @_harmless
     def answered(self, ask: Ask, answer: Answer) -> None:
-        """An ask was answered."""
+        """Record an ask that was answered."""
         receipt = answer.receipt
         about: Attributes = {
             names.ROUNDS: receipt.rounds,
@@ -108,13 +108,13 @@ class Recorder:
 
     @_harmless
     def failed(self, ask: Ask, error: BaseException) -> None:
-        """An ask ended without an answer."""
+        """Record an ask that ended without an answer."""
         spent = total(bill.cost for bill in ask.ask_budget.bills)
         self._ended(ask, {names.ERROR_TYPE: type(error).__name__}, spent, error=error)
 
     @_harmless
-    def heard(self, feedback: Feedback) -> None:
-        """Somebody said how good an answer was."""
+    def on_feedback(self, feedback: Feedback) -> None:
+        """Record feedback as an event."""
         attributes: Attributes = {
             names.EVALUATION_NAME: "reward",
             names.EVALUATION_SCORE: feedback.reward,
