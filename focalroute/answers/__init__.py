@@ -1,14 +1,14 @@
-"""When two free-form answers are the same answer, and how a candidate is named without storing its text.
+"""Decides when two free-form answers are the same, and names a candidate without storing its text.
 
 A normaliser maps a whole reply, reasoning and all, to the normal form of its final answer (None: there is none). Every
-one but "text" looks for that where `final.final` says. Two replies are one candidate if their forms are equal, and a
-label is right if its form is.
+one but "text" looks for it as `final.find_final` describes. Two replies are one candidate if their forms are equal, and
+a label is right if its form is.
 
-- "number": one number, see `numbers.number`;
-- "short": a name, a place, a word or a few, see `short.short`;
-- "yes-no": yes or no, see `verdicts.verdict`;
-- "date": a day, month or year, see `dates.date`;
-- "math": an expression, list, set, tuple, interval, equation or inequality, see `formulas.math`;
+- "number": one number, see `numbers.read_number`;
+- "short": a name, a place, a word or a few, see `short.read_short`;
+- "yes-no": yes or no, see `short.read_verdict`;
+- "date": a day, month or year, see `dates.read_date`;
+- "math": an expression, list, set, tuple, interval, equation or inequality, see `formulas.read_math`;
 - "text": open text, the same only if equal up to spacing;
 - a callable of the caller's own.
 
@@ -18,7 +18,9 @@ All are idempotent, never raise, and take time in proportion to the reply's leng
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from focalroute.answers.structured import Structure
@@ -44,49 +46,30 @@ Normaliser = Callable[[str], str | None]
 AnswerKind = str | Normaliser
 
 
-def _number(text: str) -> str | None:
-    from focalroute.answers.numbers import number  # the patterns of a kind are compiled on its first use
-
-    return number(text)
-
-
-def _short(text: str) -> str | None:
-    from focalroute.answers.short import short
-
-    return short(text)
-
-
-def _verdict(text: str) -> str | None:
-    from focalroute.answers.verdicts import verdict
-
-    return verdict(text)
-
-
-def _date(text: str) -> str | None:
-    from focalroute.answers.dates import date
-
-    return date(text)
-
-
-def _math(text: str) -> str | None:
-    from focalroute.answers.formulas import math
-
-    return math(text)
-
-
-def _text(text: str) -> str | None:
-    """Open text: the same only if equal up to spacing."""
+def read_text(text: str) -> str | None:
+    """Return open text, equal up to spacing."""
     return " ".join(text.split()) or None
 
 
-#: The kinds of free-form answers by name; each says what it reads, and as what.
+def _read_later(module: str, function: str) -> Normaliser:
+    """Import a reader on its first use, as each module compiles many patterns."""
+
+    @cache
+    def reader() -> Normaliser:
+        found: Normaliser = getattr(import_module(f"{__name__}.{module}"), function)
+        return found
+
+    return lambda text: reader()(text)
+
+
+#: The kinds of free-form answers by name.
 KINDS: dict[str, Normaliser] = {
-    "number": _number,
-    "short": _short,
-    "text": _text,
-    "yes-no": _verdict,
-    "date": _date,
-    "math": _math,
+    "number": _read_later("numbers", "read_number"),
+    "short": _read_later("short", "read_short"),
+    "text": read_text,
+    "yes-no": _read_later("short", "read_verdict"),
+    "date": _read_later("dates", "read_date"),
+    "math": _read_later("formulas", "read_math"),
 }
 
 

@@ -1,8 +1,8 @@
-"""Exact algebra in bounded time, as far as a canonical form needs it: quotients of polynomials.
+"""Brings quotients of polynomials into a canonical form, exactly and in bounded time.
 
-Not a computer algebra system: it evaluates nothing that it is given as text, and gives up on what is too large. Its
-coefficients are rational numbers. Its variables ("atoms") are names, square roots of primes and "i", whose squares it
-knows, and whole functions such as "sin(x)", of which it knows nothing.
+Not a computer algebra system: it evaluates no text as code, and gives up on what is too large. Coefficients are
+rational numbers. Variables ("atoms") are names; square roots of primes and "i", whose squares are known; and whole
+functions such as "sin(x)", which stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import reduce
 from typing import NamedTuple
 
-from focalroute.answers.numbers import written
+from focalroute.answers.numbers import write_number
 
 Monomial = tuple[tuple[str, int], ...]  # (atom, exponent), sorted by atom; exponents are positive
 Polynomial = Mapping[Monomial, Fraction]  # no coefficient is 0
@@ -26,18 +26,18 @@ _ONE: Polynomial = {(): Fraction(1)}
 
 
 class NotMath(ValueError):
-    """It is no expression that can be read, or too large a one."""
+    """The text cannot be read as an expression, or it is too large."""
 
 
 class Quotient(NamedTuple):
-    """``over / under``."""
+    """A quotient of polynomials, ``over / under``."""
 
     over: Polynomial
     under: Polynomial
 
 
-def is_number(quotient: Quotient) -> Fraction | None:
-    """Its value, if there is no atom in it; it has to be in lowest terms."""
+def constant_value(quotient: Quotient) -> Fraction | None:
+    """Return the value of a quotient in lowest terms; None if it has atoms."""
     if quotient.under == _ONE and not quotient.over.keys() - {()}:
         return quotient.over.get((), Fraction(0))
     return None
@@ -66,47 +66,47 @@ def _product(one: Monomial, other: Monomial) -> tuple[Monomial, int]:
 
 
 class Algebra:
-    """The work on one text; every operation raises `NotMath` once it has become too much."""
+    """Computes for one text; every operation raises `NotMath` once the text has taken too much work."""
 
     def __init__(self) -> None:
-        self._left = _MOST_WORK
+        self._work_left = _MOST_WORK
 
     # -- making ------------------------------------------------------------------------------------------------------
 
     def number(self, value: Fraction) -> Quotient:
-        """A rational number."""
+        """Make a rational number."""
         return Quotient({(): self._checked(value)} if value else {}, _ONE)
 
     def atom(self, name: str) -> Quotient:
-        """A name, or a function of which nothing is known."""
+        """Make a variable: a name, or a function as a whole."""
         return Quotient({((name, 1),): Fraction(1)}, _ONE)
 
     def function(self, name: str, *arguments: Quotient) -> Quotient:
-        """A function as an atom."""
+        """Make a function of the arguments, as an atom."""
         return self.atom(f"{name}({', '.join(map(self.text, arguments))})")
 
     # -- computing ---------------------------------------------------------------------------------------------------
 
     def plus(self, one: Quotient, other: Quotient, sign: int = 1) -> Quotient:
-        """Sum, or difference."""
+        """Add, or with sign -1 subtract."""
         if one.under == other.under:
             return Quotient(self._sum(one.over, other.over, Fraction(sign)), one.under)
         over = self._sum(self._times(one.over, other.under), self._times(other.over, one.under), Fraction(sign))
         return Quotient(over, self._times(one.under, other.under))
 
     def times(self, one: Quotient, other: Quotient) -> Quotient:
-        """Product."""
+        """Multiply."""
         return Quotient(self._times(one.over, other.over), self._times(one.under, other.under))
 
     def divided(self, one: Quotient, other: Quotient) -> Quotient:
-        """Quotient."""
+        """Divide."""
         if not other.over:
             raise NotMath
         return Quotient(self._times(one.over, other.under), self._times(one.under, other.over))
 
     def power(self, base: Quotient, exponent: Quotient) -> Quotient:
-        """Power; of anything but a number, or a root of one, an atom."""
-        n = is_number(self.lowest(exponent))
+        """Raise to a power; with an exponent that is not a number, make an atom."""
+        n = constant_value(self.lowest(exponent))
         if n is None:
             return self.function("pow", base, exponent)
         if n.denominator > 1:
@@ -116,9 +116,9 @@ class Algebra:
         return Quotient(self._power(base.over, abs(n.numerator)), self._power(base.under, abs(n.numerator)))
 
     def root(self, base: Quotient, degree: int) -> Quotient:
-        """The root of this degree; exact for numbers where it can be, else an atom."""
+        """Take the root of this degree: exact for numbers where it can be, else an atom."""
         base = self.lowest(base)
-        value = is_number(base)
+        value = constant_value(base)
         if value is not None and value >= 0:
             exact = _exact_root(value, degree)
             if exact is not None:
@@ -132,12 +132,13 @@ class Algebra:
         return self.function("root", self.number(Fraction(degree)), base)
 
     def _square_root(self, value: Fraction) -> Quotient:
-        """Of a rational number: sqrt(p / q) = sqrt(p q) / q, as a product of roots of primes."""
+        """Take the square root of a rational number: sqrt(p / q) = sqrt(p q) / q, as a product of roots of primes."""
         radicand = abs(value.numerator * value.denominator)
         if radicand > _LARGEST_RADICAND:
             raise NotMath
-        factor, monomial = 1, ([("i", 1)] if value < 0 else [])
-        divisor = 2
+        factor, divisor, monomial = 1, 2, []
+        if value < 0:
+            monomial.append(("i", 1))
         while divisor * divisor <= radicand:
             while radicand % (divisor * divisor) == 0:
                 radicand, factor = radicand // (divisor * divisor), factor * divisor
@@ -145,15 +146,16 @@ class Algebra:
                 radicand //= divisor
                 monomial.append((f"sqrt({divisor})", 1))
             divisor += 1
-        monomial += [(f"sqrt({radicand})", 1)] if radicand > 1 else []
+        if radicand > 1:
+            monomial.append((f"sqrt({radicand})", 1))
         return Quotient({tuple(sorted(monomial)): Fraction(factor, value.denominator)}, _ONE)
 
     # -- one way to write it -----------------------------------------------------------------------------------------
 
     def lowest(self, quotient: Quotient) -> Quotient:
-        """In lowest terms, no root below the line, 1 before its first term.
+        """Bring into lowest terms, with no root in the denominator and 1 as the denominator's first coefficient.
 
-        Common factors are found where there is one atom below the line, or where one side is a multiple of the other.
+        Common factors are found where the denominator has one atom, or where one side is a multiple of the other.
         """
         over, under = quotient
         for atom in sorted({atom for monomial in under for atom, _ in monomial if _square(atom) is not None}):
@@ -166,21 +168,24 @@ class Algebra:
         return Quotient({m: c / lead for m, c in over.items()}, {m: c / lead for m, c in under.items()})
 
     def monic_text(self, polynomial: Polynomial) -> str:
-        """The same for all its multiples by a number."""
+        """Write a polynomial so that all its multiples by a number are written alike."""
         lead = _ordered(polynomial)[0][1]
         return _sum_text({m: c / lead for m, c in polynomial.items()})
 
     def text(self, quotient: Quotient) -> str:
-        """The same for equal quotients, and read as the same."""
+        """Write a quotient so that equal ones are written alike, and are read back as the same."""
         lowest = self.lowest(quotient)
-        value = is_number(lowest)
+        value = constant_value(lowest)
         if value is not None:
-            return written(value)
+            return write_number(value)
         if lowest.under == _ONE:
             return _sum_text(lowest.over)
         over, under = _sum_text(lowest.over), _sum_text(lowest.under)
-        over = f"({over})" if len(lowest.over) > 1 or "/" in over else over
-        return f"{over}/({under})" if len(lowest.under) > 1 or "*" in under else f"{over}/{under}"
+        if len(lowest.over) > 1 or "/" in over:
+            over = f"({over})"
+        if len(lowest.under) > 1 or "*" in under:
+            under = f"({under})"
+        return f"{over}/{under}"
 
     def _reduced(self, over: Polynomial, under: Polynomial) -> tuple[Polynomial, Polynomial]:
         if not over:
@@ -192,10 +197,12 @@ class Algebra:
         if len(atoms) == 1:
             return self._without_common_factor(over, under, *atoms)
         if len(atoms) > 1:
-            for one, other, inverse in ((over, under, False), (under, over, True)):
-                whole = self._exactly(one, other)
-                if whole is not None:
-                    return (_ONE, whole) if inverse else (whole, _ONE)
+            whole = self._exactly(over, under)
+            if whole is not None:
+                return whole, _ONE
+            whole = self._exactly(under, over)
+            if whole is not None:
+                return _ONE, whole
         return over, under
 
     def _without_common_factor(self, over: Polynomial, under: Polynomial, atom: str) -> tuple[Polynomial, Polynomial]:
@@ -256,8 +263,8 @@ class Algebra:
     # -- of polynomials ----------------------------------------------------------------------------------------------
 
     def _pay(self, work: int) -> None:
-        self._left -= work
-        if self._left < 0:
+        self._work_left -= work
+        if self._work_left < 0:
             raise NotMath
 
     def _checked(self, value: Fraction) -> Fraction:
@@ -273,8 +280,10 @@ class Algebra:
         return {m: c for m, c in total.items() if c}
 
     def _times(self, one: Polynomial, other: Polynomial) -> Polynomial:
-        if one == _ONE or other == _ONE:
-            return other if one == _ONE else one
+        if one == _ONE:
+            return other
+        if other == _ONE:
+            return one
         self._pay(len(one) * len(other))
         total: dict[Monomial, Fraction] = {}
         for m, c in one.items():
@@ -290,7 +299,8 @@ class Algebra:
             if exponent & 1:
                 result = self._times(result, base)
             exponent >>= 1
-            base = self._times(base, base) if exponent else base
+            if exponent:
+                base = self._times(base, base)
         return result
 
 
@@ -308,8 +318,7 @@ def _exact_root(value: Fraction, degree: int) -> Fraction | None:
 
 def _shared(one: Monomial, other: Monomial) -> Monomial:
     exponents = dict(other)
-    both = ((atom, min(e, exponents[atom])) for atom, e in one if atom in exponents)
-    return tuple(both)
+    return tuple((atom, min(e, exponents[atom])) for atom, e in one if atom in exponents)
 
 
 def _without(monomial: Monomial, factor: Monomial) -> Monomial:
@@ -341,4 +350,5 @@ def _term_text(monomial: Monomial, coefficient: Fraction) -> str:
     if abs(coefficient.numerator) != 1 or not factors:
         factors.insert(0, str(abs(coefficient.numerator)))
     below = f"/{coefficient.denominator}" if coefficient.denominator > 1 else ""
-    return ("-" if coefficient < 0 else "") + "*".join(factors) + below
+    sign = "-" if coefficient < 0 else ""
+    return sign + "*".join(factors) + below

@@ -1,4 +1,4 @@
-"""Reads mathematical expressions, in LaTeX or plain.
+"""Parses mathematical expressions, in LaTeX or plain.
 
 A small recursive descent parser over a few kinds of tokens. Nothing is evaluated as code, and size, depth and work are
 bounded.
@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import comb, factorial
 from typing import TypeVar
 
-from focalroute.answers.algebra import Algebra, NotMath, Quotient, is_number
+from focalroute.answers.algebra import Algebra, NotMath, Quotient, constant_value
 
 _T = TypeVar("_T")
 
@@ -28,6 +28,7 @@ _FUNCTIONS = frozenset((
     "exp", "abs", "sqrt", "root", "pow", "binom", "det", "max", "min",
 ))  # fmt: skip
 _CONSTANTS = {"pi", "infinity"}
+_SIGNS = {"+": 1, "-": -1}
 GREEK = frozenset((
     "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "kappa",
     "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta",
@@ -44,8 +45,8 @@ _BARS = ("|",)
 ENDING = frozenset((")", "]", "}", "\\}"))
 
 
-class Reader:
-    """Reads expressions, token after token; see `canonical`."""
+class ExpressionParser:
+    """Parses expressions, token after token."""
 
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = []
@@ -66,7 +67,7 @@ class Reader:
         return self._tokens[at] if at < len(self._tokens) else ""
 
     def _take(self, *wanted: str) -> str:
-        """The next token, if it is one of these (any, if none are named); else NotMath."""
+        """Consume the next token, which must be one of these if any are named; else NotMath."""
         token = self._next()
         if not token or (wanted and token not in wanted):
             raise NotMath
@@ -79,7 +80,7 @@ class Reader:
         return found
 
     def _closed_at(self, opening: int) -> int:
-        """The index of the token that closes the bracket at ``opening``."""
+        """Return the index of the token that closes the bracket at ``opening``."""
         depth = 0
         for at in range(opening, len(self._tokens)):
             token = self._tokens[at]
@@ -99,13 +100,11 @@ class Reader:
         return value
 
     def _sum(self) -> Quotient:
-        sign = -1 if self._skip("-") else 1
-        if sign > 0:
-            self._skip("+")
-        zero = self._algebra.number(Fraction(0))
-        total = self._algebra.plus(zero, self._term(), sign)
+        total = self._algebra.number(Fraction(0))
+        if self._next() not in ("+", "-"):
+            total = self._algebra.plus(total, self._term())
         while self._next() in ("+", "-"):
-            sign = 1 if self._take() == "+" else -1
+            sign = _SIGNS[self._take()]
             total = self._algebra.plus(total, self._term(), sign)
         return total
 
@@ -146,10 +145,12 @@ class Reader:
         if self._skip("-"):
             return self._algebra.times(self._algebra.number(Fraction(-1)), self._nested(self._exponent))
         base = self._base()
-        return self._algebra.power(base, self._nested(self._exponent)) if self._skip("^") else base
+        if self._skip("^"):
+            return self._algebra.power(base, self._nested(self._exponent))
+        return base
 
     def _factorial(self, base: Quotient) -> Quotient:
-        n = is_number(self._algebra.lowest(base))
+        n = constant_value(self._algebra.lowest(base))
         if n is None or n.denominator > 1 or not 0 <= n <= _LARGEST_FACTORIAL:
             raise NotMath
         return self._algebra.number(Fraction(factorial(int(n))))
@@ -178,7 +179,7 @@ class Reader:
         return self._algebra.atom(token + self._index())
 
     def _index(self) -> str:
-        """What stands below a name: a number or a name."""
+        """Read the index of a name: a number or a name."""
         if not self._skip("_"):
             return ""
         braced = self._skip("{")
@@ -190,7 +191,7 @@ class Reader:
         return f"_{index}"
 
     def _number(self, digits: str) -> Quotient:
-        """A number, or a mixed one: 3 1/2, 3\\frac{1}{2}."""
+        """Read the rest of a number, which may be mixed: 3 1/2, 3\\frac{1}{2}."""
         if len(digits) > 60:
             raise NotMath
         value = Fraction(digits.replace(",", ""))
@@ -202,7 +203,7 @@ class Reader:
         elif digits.isdecimal() and self._next() == "\\frac":
             begin = self._at
             self._at += 1
-            part = is_number(self._algebra.lowest(self._command("frac")))
+            part = constant_value(self._algebra.lowest(self._command("frac")))
             if part is not None and 0 < part < 1:
                 value += part
             else:
@@ -213,7 +214,7 @@ class Reader:
         if name == "sqrt":
             degree = 2
             if self._skip("["):
-                degree = _whole(is_number(self._algebra.lowest(self._nested(self._sum))), 2, 64)
+                degree = _whole(constant_value(self._algebra.lowest(self._nested(self._sum))), 2, 64)
                 self._take("]")
             return self._algebra.root(self._nested(self._base), degree)
         over, under = self._nested(self._argument), self._nested(self._argument)
@@ -222,11 +223,11 @@ class Reader:
         return self._binomial(over, under)
 
     def _binomial(self, n: Quotient, k: Quotient) -> Quotient:
-        whole = [_whole(is_number(self._algebra.lowest(value)), 0, 200) for value in (n, k)]
+        whole = [_whole(constant_value(self._algebra.lowest(value)), 0, 200) for value in (n, k)]
         return self._algebra.number(Fraction(comb(*whole)))
 
     def _argument(self) -> Quotient:
-        """What a command is of: a group, or one digit or letter."""
+        """Read the argument of a command: a group, or one digit or letter."""
         token = self._next()
         if not token.isdecimal():
             return self._base()
@@ -235,9 +236,11 @@ class Reader:
         return self._algebra.number(Fraction(self._take()))
 
     def _function(self, name: str) -> Quotient:
-        subscript = self._nested(self._argument) if name == "log" and self._skip("_") else None
-        exponent = self._nested(self._exponent) if self._skip("^") else None
-        arguments = [subscript] if subscript is not None else []
+        arguments, exponent = [], None
+        if name == "log" and self._skip("_"):
+            arguments.append(self._nested(self._argument))
+        if self._skip("^"):
+            exponent = self._nested(self._exponent)
         if self._next() in ("(", "{"):
             closing = {"(": ")", "{": "}"}[self._take()]
             arguments.append(self._nested(self._sum))
@@ -250,7 +253,7 @@ class Reader:
         return value if exponent is None else self._algebra.power(value, exponent)
 
     def _loose(self) -> Quotient:
-        """An argument without brackets: sin 2x."""
+        """Read an argument without brackets: sin 2x."""
         product = self._factor()
         while (
             self._next()
@@ -266,14 +269,14 @@ class Reader:
             case "sqrt", [inside]:
                 return algebra.root(inside, 2)
             case "root", [degree, inside]:
-                return algebra.root(inside, _whole(is_number(algebra.lowest(degree)), 2, 64))
+                return algebra.root(inside, _whole(constant_value(algebra.lowest(degree)), 2, 64))
             case "pow", [base, exponent]:
                 return algebra.power(base, exponent)
             case "exp", [inside]:
                 return algebra.power(algebra.atom("e"), inside)
             case "binom", [n, k]:
                 return self._binomial(n, k)
-            case "abs", [inside] if (value := is_number(algebra.lowest(inside))) is not None:
+            case "abs", [inside] if (value := constant_value(algebra.lowest(inside))) is not None:
                 return algebra.number(abs(value))
         return algebra.function(name, *arguments)
 
@@ -282,7 +285,7 @@ _AS_FACTOR = frozenset(("frac", "sqrt", "binom")) | _FUNCTIONS | GREEK
 
 
 def _split(name: str) -> Iterable[str]:
-    """A run of letters: a function, a constant, a word between answers, or a product of variables."""
+    """Split a run of letters: a function, a constant, a word between answers, or a product of variables."""
     if name in _FUNCTIONS or name in _CONSTANTS or name in ("or", "and"):
         return [name]
     if not name.isalpha():  # raised digits

@@ -1,8 +1,9 @@
-"""Where in a reply its final answer stands. What comes before is reasoning, what comes after is small talk."""
+"""Finds the final answer in a reply, between the reasoning before it and the small talk after it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 _TAIL = 20_000  # characters: a final answer stands at the end
@@ -24,41 +25,56 @@ _SENTENCE_END = re.compile(
     r"[.!?][\"'*_)\u201d\u2019]*\s+(?=[A-Z(])"
 )
 _REASON = re.compile(r"(?<=\w)[,;]?\s+\(?because\b", re.IGNORECASE)
+_MOST_PASSES = 8
 
 
-class Final(NamedTuple):
+class FinalAnswer(NamedTuple):
     """The part of a reply that holds its final answer.
 
     Attributes:
         text: that part, one line.
-        said: whether the reply marks it as its answer; else it is just its last line.
-        rest: all that the reply says, its hidden reasoning left out; the end of it, if it is long.
+        marked: whether the reply marks it as its answer; else it is just its last line.
+        reply: the whole reply without hidden reasoning; only the end of a long one.
     """
 
     text: str
-    said: bool
-    rest: str
+    marked: bool
+    reply: str
 
 
-def final(text: str) -> Final | None:
-    """The last that is boxed; in ``<answer>`` tags; after ``####`` on the last line; after "the answer is", "Answer:"
-    or a heading "Answer"; the only bold words of the last line; else the last line. None if there is no word in it.
+def find_final(text: str) -> FinalAnswer | None:
+    """Find the final answer of a reply; None if there is no word in it.
 
-    Reasoning in ``<think>`` tags does not count; one that never ends has no answer. Linear in time.
+    It is the last that is boxed; in ``<answer>`` tags; after ``####`` on the last line; after "the answer is",
+    "Answer:" or a heading "Answer"; the only bold words of the last line; else the last line. Reasoning in ``<think>``
+    tags does not count; a reply whose reasoning never ends has no answer. Linear in time.
 
-    >>> final("6 * 7 is easy. The answer is **42**. Anything else?").text
+    >>> find_final("6 * 7 is easy. The answer is **42**. Anything else?").text
     '42**'
     """
-    rest = _after_thinking(text)
-    lines = _lines(rest)
-    if not lines or _announces(lines[-1]):
+    reply = _without_thinking(text)
+    lines = [line.strip() for line in reply.splitlines() if _has_word(line)]
+    if not lines or _ends_before_answer(lines[-1]):
         return None
-    marked = _boxed(rest) or _tagged(rest) or _hashed(lines[-1]) or _marked(rest) or _bold(lines[-1])
-    return Final(marked or lines[-1], marked is not None, rest)
+    marked = _boxed(reply) or _tagged(reply) or _hashed(lines[-1]) or _announced(reply) or _bold(lines[-1])
+    return FinalAnswer(marked or lines[-1], marked is not None, reply)
 
 
-def _after_thinking(text: str) -> str:
-    """Without hidden reasoning, and not too long; empty where that goes on to the end."""
+def normalise_final(text: str, normalise: Callable[[FinalAnswer], str | None]) -> str | None:
+    """Normalise the final answer until nothing changes, as each pass may uncover another; None if there is none."""
+    for _ in range(_MOST_PASSES):
+        answer = find_final(text)
+        if answer is None:
+            return None
+        form = normalise(answer)
+        if form is None or form == text:
+            return form
+        text = form
+    return None
+
+
+def _without_thinking(text: str) -> str:
+    """Remove hidden reasoning, and the beginning of a long reply; empty if the reasoning never ends."""
     for name in _THINKING:
         _, _, text = text.rpartition(f"</{name}>")
         if f"<{name}>" in text:
@@ -66,30 +82,27 @@ def _after_thinking(text: str) -> str:
     return text[-_TAIL:]
 
 
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if _worded(line)]
-
-
-def _worded(text: str) -> bool:
+def _has_word(text: str) -> bool:
     return _WORD.search(text) is not None
 
 
 def _boxed(text: str) -> str | None:
-    start = max((match.end() for match in _BOXED.finditer(text)), default=None) if "box" in text else None
-    if start is None:
+    if "box" not in text:
         return None
-    inside = " ".join(text[start : _closing(text, start)].split())
-    return inside if _worded(inside) else None
+    ends = [match.end() for match in _BOXED.finditer(text)]
+    return _one_line(text[ends[-1] : _closing_brace(text, ends[-1])]) if ends else None
 
 
-def _closing(text: str, start: int) -> int:
+def _closing_brace(text: str, start: int) -> int:
     """Where the brace that was opened before ``start`` is closed; the end of the text if it is not."""
     depth, at = 1, start
     while at < len(text):
         if text[at] == "\\":
-            at += 1
-        elif text[at] in "{}":
-            depth += 1 if text[at] == "{" else -1
+            at += 1  # the next character is escaped
+        elif text[at] == "{":
+            depth += 1
+        elif text[at] == "}":
+            depth -= 1
             if not depth:
                 return at
         at += 1
@@ -98,44 +111,52 @@ def _closing(text: str, start: int) -> int:
 
 def _tagged(text: str) -> str | None:
     found = _TAGGED.findall(text)
-    inside = " ".join(found[-1].split()) if found else ""
-    return inside if _worded(inside) else None
+    return _one_line(found[-1]) if found else None
+
+
+def _one_line(text: str) -> str | None:
+    line = " ".join(text.split())
+    return line if _has_word(line) else None
 
 
 def _hashed(line: str) -> str | None:
-    """GSM8K's own mark, on the last line; elsewhere it is a heading."""
+    """The text after GSM8K's mark on the last line; elsewhere ``####`` is a heading."""
     found = _HASHED.fullmatch(line)
     return found[1] if found and not _markers(found[1]) else None
 
 
 def _markers(text: str) -> list[re.Match[str]]:
-    return list(_MARKER.finditer(text)) if "answer" in text.lower() else []
+    if "answer" not in text.lower():  # much quicker than the pattern
+        return []
+    return list(_MARKER.finditer(text))
 
 
-def _marked(text: str) -> str | None:
+def _announced(text: str) -> str | None:
     for marker in reversed(_markers(text)):
         start = _OPENING.match(text, marker.end())
         if start is None:
             continue
         line, *_ = text[start.end() : start.end() + _TAIL].split("\n", 1)
-        if _worded(line):
+        if _has_word(line):
             return _first_sentence(line)
     return None
 
 
-def _announces(line: str) -> bool:
-    """Whether a reply that ends with this line was cut before its answer."""
-    return any(not _worded(line[marker.end() :]) for marker in _markers(line))
+def _ends_before_answer(line: str) -> bool:
+    """Whether a reply that ends with this line was cut off before its answer."""
+    return any(not _has_word(line[marker.end() :]) for marker in _markers(line))
 
 
 def _bold(line: str) -> str | None:
     found = _BOLD.findall(line)
-    return found[0] if len(found) == 1 and _worded(found[0]) and not found[0].rstrip().endswith(":") else None
+    if len(found) != 1 or not _has_word(found[0]) or found[0].rstrip().endswith(":"):
+        return None
+    answer: str = found[0]
+    return answer
 
 
 def _first_sentence(line: str) -> str:
-    """Without the sentences that follow, nor a reason."""
+    """Cut off the sentences that follow, and a reason."""
     for pattern in (_SENTENCE_END, _REASON):
-        end = pattern.search(line)
-        line = line[: end.start()] if end else line
+        line = pattern.split(line, maxsplit=1)[0]
     return line

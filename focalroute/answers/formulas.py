@@ -1,42 +1,211 @@
-"""Mathematical answers."""
+"""Reads mathematical answers (lists, sets, intervals, equations, ...) and writes equal ones alike."""
 
 from __future__ import annotations
 
-from focalroute.answers.algebra import NotMath
-from focalroute.answers.final import final
-from focalroute.answers.latex import formula_in, plain
-from focalroute.answers.short import folded
-from focalroute.answers.statements import canonical
+from fractions import Fraction
 
-_LONGEST = 2_000  # characters; more is no formula
+from focalroute.answers.algebra import NotMath, Quotient
+from focalroute.answers.expressions import ENDING, GREEK, LONGEST, OPENING, ExpressionParser
+from focalroute.answers.final import normalise_final
+from focalroute.answers.latex import select_formula, simplify_latex
+from focalroute.answers.numbers import write_number
+from focalroute.answers.short import fold
+
+_LONGEST_FORMULA = 2_000  # characters
 _MARKS = frozenset("\\^_=<>+*/{}|")  # of a formula, rather than words
-_MOST_TURNS = 8
+_RELATIONS = {"=", "<", ">", "<=", ">=", "!="}
+_FLIPPED = {">": "<", ">=": "<=", "<": "<", "<=": "<="}
+_SEPARATING = (",", ";", "or", "and")
 
 
-def math(text: str) -> str | None:
-    """The final answer of a reply (see `final`), its first formula if it is marked as the answer, else its last.
+def read_math(text: str) -> str | None:
+    """Read the final answer of a reply (see `find_final`): its first formula if it is marked as the answer, else its
+    last.
 
-    Formulas are equal that are the same after multiplying out, see `canonical`; units, degrees, percent and currency
-    signs do not matter, nor does "x =". What cannot be read as one is compared as LaTeX without its spaces, or as a
-    short answer. Identities of functions, and factors in common of quotients in several variables, are not seen.
+    Formulas are equal that are the same after multiplying out, see `canonical_formula`; units, degrees, percent and
+    currency signs do not matter, nor does "x =". What cannot be read as a formula is compared as LaTeX without its
+    spaces, or as a short answer. Identities of functions, and common factors of quotients in several variables, are not
+    recognised.
 
-    >>> math("So $\\\\boxed{\\\\frac{1}{\\\\sqrt{2}}}$."), math("Answer: (x-1)(x+1)"), math("No solution.")
-    ('sqrt(2)/2', 'x^2-1', 'no solution')
+    >>> read_math("So $\\\\boxed{\\\\frac{1}{\\\\sqrt{2}}}$."), read_math("Answer: (x-1)(x+1)")
+    ('sqrt(2)/2', 'x^2-1')
     """
-    for _ in range(_MOST_TURNS):  # reading one thing may uncover another
-        found = final(text)
-        form = None if found is None else _form(formula_in(found.text, first=found.said))
-        if form is None or form == text:
-            return form
-        text = form
-    return None
+    return normalise_final(text, lambda answer: _form(select_formula(answer.text, first=answer.marked)))
 
 
 def _form(formula: str) -> str | None:
-    if len(formula) > _LONGEST:
-        return folded(formula)
-    simple = plain(formula)
+    if len(formula) > _LONGEST_FORMULA:
+        return fold(formula)
+    simple = simplify_latex(formula)
     try:
-        return canonical(simple)
+        return canonical_formula(simple)
     except NotMath:
-        return folded(formula) if _MARKS.isdisjoint(simple) else "".join(simple.split())
+        return fold(formula) if _MARKS.isdisjoint(simple) else "".join(simple.split())
+
+
+def canonical_formula(text: str) -> str:
+    """Write an answer in the one form that all equal answers have.
+
+    It may be an expression, a list, set, tuple, interval, equation or inequality. Equal are expressions that multiply
+    out to the same polynomial, quotients of such, roots of numbers with and without a root in the denominator; lists
+    and sets in any order; x = 5 and 5; 3 > x and x < 3.
+
+    Raises:
+        NotMath: it cannot be read as one of these, or is too large.
+    """
+    return _StatementParser(text).parse()
+
+
+class _StatementParser(ExpressionParser):
+    def parse(self) -> str:
+        """Parse the whole text."""
+        elements = self._elements(len(self._tokens))
+        if self._at < len(self._tokens) or not elements:
+            raise NotMath
+        form = ", ".join(elements)
+        if len(form) > LONGEST:  # it could not be read again
+            raise NotMath
+        return form
+
+    def _elements(self, end: int) -> list[str]:
+        """A list's elements up to a token, sorted, each once."""
+        found: set[str] = set()
+        while self._at < end:
+            found.update(self._element(end))
+            if self._at < end:
+                self._take(*_SEPARATING)
+        return sorted(found, key=lambda element: (len(element), element))
+
+    def _element(self, end: int) -> list[str]:
+        """One element; "a \\pm b" are two, and so may a set be more."""
+        stop = self._stop(end)
+        doubled = [at for at in range(self._at, stop) if self._tokens[at] == "\\pm"]
+        if not doubled:
+            return self._statement(stop)
+        if len(doubled) > 1:
+            raise NotMath
+        begin, both = self._at, []
+        for sign in "+-":
+            self._at, self._tokens[doubled[0]] = begin, sign
+            both += self._statement(stop)
+        return both
+
+    def _stop(self, end: int) -> int:
+        """Where the element that begins here ends."""
+        depth = 0
+        for at in range(self._at, end):
+            token = self._tokens[at]
+            depth += (token in OPENING) - (token in ENDING)
+            if not depth and token in _SEPARATING:
+                return at
+        return end
+
+    def _statement(self, stop: int) -> list[str]:
+        """An expression, equation or chain of inequalities."""
+        self._at += self._names_unknown(stop)
+        begin = self._at
+        sides, relations = [self._side(stop)], []
+        while self._at < stop:
+            relations.append(self._take(*_RELATIONS))
+            sides.append(self._side(stop))
+        if not relations:
+            return sides[0] if isinstance(sides[0], list) else [self._algebra.text(sides[0])]
+        quotients = [side for side in sides if isinstance(side, Quotient)]
+        if len(quotients) < len(sides):
+            raise NotMath
+        if set(relations) == {"="}:
+            return [self._equation(quotients, self._tokens[begin:stop])]
+        return [self._inequality(quotients, relations)]
+
+    def _names_unknown(self, stop: int) -> int:
+        """How many tokens say "x in", or "x =" and "(x, y) =" of a set, tuple or interval, which are no equations."""
+        named = self._closed_at(self._at) + 1 - self._at if self._next() == "(" else 1
+        if self._next(named) == "\\in":
+            return named + 1
+        names = self._tokens[self._at + 1 : self._at + named - 1] or [self._next()]
+        opening = self._at + named + 1
+        equals = self._next(named) == "=" and all(map(_is_variable, names[::2])) and opening < stop
+        return named + 1 if equals and self._tokens[opening] in OPENING and self._brackets(opening, stop) else 0
+
+    def _equation(self, sides: list[Quotient], tokens: list[str]) -> str:
+        """What is left alone on one side equals the other; else all on one side, solved if it is simple."""
+        text, algebra = self._algebra.text, self._algebra
+        left = tokens[: tokens.index("=")]
+        if len(sides) > 2 or _is_name(left):
+            return text(sides[-1])
+        if _is_name(tokens[tokens.index("=") + 1 :]):
+            return text(sides[0])
+        zero = algebra.lowest(algebra.plus(sides[0], sides[1], -1)).over
+        atoms = sorted({atom for monomial in zero for atom, _ in monomial})
+        if not atoms:
+            return text(sides[-1])
+        if len(atoms) == 1 and not zero.keys() - {(), ((atoms[0], 1),)}:
+            return write_number(-zero.get((), Fraction(0)) / zero[((atoms[0], 1),)])
+        return f"{algebra.monic_text(zero)}=0"
+
+    def _inequality(self, sides: list[Quotient], relations: list[str]) -> str:
+        """Chains point to the right."""
+        texts = [self._algebra.text(side) for side in sides]
+        if set(relations) <= {">", ">="}:
+            texts.reverse()
+            relations = [_FLIPPED[relation] for relation in reversed(relations)]
+        elif relations == ["!="]:
+            texts.sort()
+        elif not set(relations) <= {"<", "<="}:
+            raise NotMath
+        return "".join(text + relation for text, relation in zip(texts, [*relations, ""], strict=True))
+
+    def _side(self, stop: int) -> Quotient | list[str]:
+        """An expression; the elements of a set; a tuple, or a union of intervals, as the only element."""
+        if self._skip("\\emptyset"):
+            return ["\\emptyset"]
+        if self._next() in OPENING and self._brackets(self._at, stop):
+            if self._next() in ("\\{", "{"):
+                inside = self._closed_at(self._at)
+                self._at += 1
+                elements = self._nested(lambda: self._elements(inside))
+                self._at = inside + 1
+                return elements or ["\\emptyset"]
+            parts = [self._bracketed()]
+            while self._skip("\\cup"):
+                parts.append(self._bracketed())
+            return ["\\cup ".join(sorted(set(parts)))]
+        return self._sum()
+
+    def _brackets(self, opening: int, stop: int) -> bool:
+        """Whether what stands in the bracket at ``opening`` is a list, and nothing but a union follows."""
+        closed = self._closed_at(opening)
+        if closed >= stop or self._tokens[min(closed + 1, stop - 1)] not in ("\\cup", self._tokens[closed]):
+            return False
+        if self._tokens[opening] == "\\{":
+            return True
+        depth = 0
+        for token in self._tokens[opening + 1 : closed]:
+            depth += (token in OPENING) - (token in ENDING)
+            if token in _SEPARATING and not depth:
+                return True
+        return False
+
+    def _bracketed(self) -> str:
+        """A tuple or an interval: in order, with its brackets."""
+        opening, closed = self._take("(", "["), self._closed_at(self._at - 1)
+        parts = [self._algebra.text(self._nested(self._sum))]
+        while self._skip(","):
+            parts.append(self._algebra.text(self._nested(self._sum)))
+        if self._at != closed:
+            raise NotMath
+        return f"{opening}{', '.join(parts)}{self._take(')', ']')}"
+
+
+def _is_name(tokens: list[str]) -> bool:
+    """Whether it is a variable, with an index or not, or a function of one: y, x_1, f(x)."""
+    match tokens:
+        case [name] | [name, "_", _] | [name, "_", "{", _, "}"]:
+            return _is_variable(name)
+        case [name, "(", argument, ")"]:
+            return _is_variable(name) and _is_variable(argument)
+    return False
+
+
+def _is_variable(token: str) -> bool:
+    return (len(token) == 1 and token.isalpha()) or token[1:] in GREEK

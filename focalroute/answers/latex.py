@@ -1,10 +1,10 @@
-"""LaTeX as models write it, made plain: what changes only how an answer looks is taken away."""
+"""Simplifies LaTeX: removes what changes only how an answer looks."""
 
 from __future__ import annotations
 
 import re
 
-from focalroute.answers.numbers import typed
+from focalroute.answers.numbers import type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEEPEST = 4  # such commands within each other
@@ -40,12 +40,12 @@ _CHARACTERS = str.maketrans({
 
 
 def without_commands(text: str) -> str:
-    """Words out of their ``\\text{...}``, and formulas out of their dollars.
+    """Take words out of their ``\\text{...}``, and formulas out of their dollars.
 
     >>> without_commands("$\\\\text{New York}$, for $5")
     'New York, for $5'
     """
-    text = _out_of_dollars(text)
+    text = _DOLLARS.sub(_inside_dollars, text)
     for _ in range(_DEEPEST):
         text, found = _TEXT.subn(r"\1", text)
         if not found:
@@ -53,27 +53,27 @@ def without_commands(text: str) -> str:
     return _SPACES.sub(" ", text)
 
 
-def _out_of_dollars(text: str) -> str:
-    return _DOLLARS.sub(lambda match: next(inside for inside in match.groups() if inside is not None), text)
+def _inside_dollars(match: re.Match[str]) -> str:
+    return next(inside for inside in match.groups() if inside is not None)
 
 
-def formula_in(text: str, *, first: bool) -> str:
-    """What the first, or the last, formula in the text holds; the text where there is none."""
+def select_formula(text: str, *, first: bool) -> str:
+    """Return what is inside the first, or the last, formula of the text; the text if it has none."""
     found = list(_DOLLARS.finditer(text))
     if not found:
         return text
-    return next(inside for inside in found[0 if first else -1].groups() if inside is not None)
+    return _inside_dollars(found[0] if first else found[-1])
 
 
-def plain(formula: str) -> str:
-    """A formula without spacing commands, sizes of brackets, units, degrees, percents and currencies.
+def simplify_latex(formula: str) -> str:
+    """Remove spacing commands, sizes of brackets, units, degrees, percents and currencies from a formula.
 
-    >>> plain("\\\\dfrac{1}{2}\\\\,\\\\text{cm}^2"), plain("12 apples"), plain("90^\\\\circ")
-    ('\\\\frac{1}{2}', '12', '90')
+    >>> simplify_latex("\\\\dfrac{1}{2}\\\\,\\\\text{cm}^2"), simplify_latex("90^\\\\circ"), simplify_latex("12 apples")
+    ('\\\\frac{1}{2}', '90', '12')
     """
     text = _LOOKS.sub("", _SPACES.sub(" ", formula.strip("*`_ ").replace("{,}", ",").replace("**", "^")))
     text = _UNIT_TEXT.sub("", _WORDS_BETWEEN.sub(", ", text))
     text = _DEGREES.sub("", text.replace("\\%", "").replace("\\$", ""))
     text = _COMMAND.sub(lambda match: _SIGNS.get(match[0], match[0]), without_commands(text))
-    text = typed(text).translate(_CHARACTERS).strip().rstrip(".,;:").strip()
+    text = type_out(text).translate(_CHARACTERS).strip().rstrip(".,;:").strip()
     return _UNIT_WORDS.sub("", text).strip()

@@ -1,4 +1,4 @@
-"""Numbers: which one a reply gives, and one way to write it."""
+"""Reads numbers, in digits or English words, and writes equal ones alike."""
 
 from __future__ import annotations
 
@@ -7,8 +7,29 @@ import unicodedata
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation, Overflow
 from fractions import Fraction
 
-from focalroute.answers.final import final
-from focalroute.answers.words import SCALES, number_in_words
+from focalroute.answers.final import find_final
+
+_UNITS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = (
+    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
+)  # fmt: skip
+_SMALL = {word: value for value, word in enumerate(_UNITS)} | {w: 10 * i for i, w in enumerate(_TENS, 2)}
+# Word -> how many zeros it adds.
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_FRACTION_WORDS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8}
+_FRACTION_WORDS |= {"ninth": 9, "tenth": 10, "halve": 2}
+
+_NUMBER_WORD = "|".join(sorted((*_SMALL, *_SCALES), key=len, reverse=True))
+_NUMBER_IN_WORDS = re.compile(
+    rf"(?:\b(?P<sign>minus|negative)\s+)?\b(?P<words>(?:{_NUMBER_WORD})(?:[\s-]+(?:and\s+)?(?:{_NUMBER_WORD}))*)\b"
+    rf"(?:[\s-]+(?P<part>{'|'.join(_FRACTION_WORDS)})s?\b|(?P<half>\s+and\s+a\s+half\b))?|^\W*(?:a\s+)?half\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(_NUMBER_WORD, re.IGNORECASE)
+_MOST_WORDS = 16
 
 _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
 _NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
@@ -25,11 +46,12 @@ _TOKEN = re.compile(
       (?:(?P<mantissa>{_NUMBER}){_TIMES})?10{_TO_THE}(?P<ten>[-+]?\d{{1,6}})
       |(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>\d{{1,2}})(?!\d)
       |(?:(?P<whole>\d{{1,18}})\s+)?(?P<over>{_BOUNDED})\s*/\s*(?P<under>{_BOUNDED})(?!\d)
-      |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)(?:\s*(?P<scale>{"|".join(SCALES)})\b)?
+      |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)(?:\s*(?P<scale>{"|".join(_SCALES)})\b)?
     )(?P<half>\s+and\s+a\s+half\b)?)""",
     re.VERBOSE | re.IGNORECASE,
 )
-_FEW = 10**6
+_LARGEST_WITH_HALF = 10**6  # "3 and a half"
+_FIRST, _LAST = 0, -1
 _ASIDE = re.compile(r"\([^()]{1,200}\)[\s.]*$")  # "2.5 hours (150 minutes)."
 _CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
@@ -39,57 +61,61 @@ _FRACTION = re.compile(rf"(\d?)\\[dtc]?frac\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))\s
 _PLAIN = str.maketrans("\N{MINUS SIGN}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH FULL STOP}", "---.")
 
 
-def number(text: str) -> str | None:
-    """The number that a reply gives as its answer: the first where it says so, else its last.
+def read_number(text: str) -> str | None:
+    """Return the number that a reply gives as its answer: the first where it marks its answer, else its last.
 
     Plain decimal notation without trailing zeros; a lowest fraction where that would not end. Thousands separators,
     currencies, percent signs and units do not matter; "3/4", "3 1/2", ``\\frac{3}{4}``, "1.2 x 10^3", "3 million" and
     small numbers in words are read. Equal means exactly equal: 0.33 is not 1/3. The comma is never a decimal point.
 
-    >>> number("So 1,250.50 in all."), number("The answer is 3/4 of 20."), number("-2/6"), number("none")
-    ('1250.5', '0.75', '-1/3', None)
+    >>> read_number("So 1,250.50 in all."), read_number("The answer is 3/4 of 20."), read_number("-2/6")
+    ('1250.5', '0.75', '-1/3')
+    >>> read_number("One hundred and twenty-one."), read_number("none")
+    ('121', None)
     """
-    found = final(text)
-    if found is None:
+    answer = find_final(text)
+    if answer is None:
         return None
-    if found.said:
-        said = cleaned(found.text)
-        _, _, solved = _CLAUSE_END.split(said, 1)[0].rpartition("=")
-        form = _in_digits(solved, first=True) or _in_digits(said, first=True) or _in_words(said, first=True)
-        if form is not None or any(character.isdigit() for character in said):
+    if answer.marked:
+        marked = _plain_digits(answer.text)
+        _, _, solved = _CLAUSE_END.split(marked, 1)[0].rpartition("=")
+        form = (
+            _number_in_digits(solved, _FIRST) or _number_in_digits(marked, _FIRST) or _number_in_words(marked, _FIRST)
+        )
+        if form is not None or any(character.isdigit() for character in marked):
             return form
-    for line in reversed(found.rest.splitlines()):
-        line = cleaned(line)
-        form = _in_digits(_ASIDE.sub("", line), first=False) or _in_digits(line, first=False)
+    for line in reversed(answer.reply.splitlines()):
+        line = _plain_digits(line)
+        form = _number_in_digits(_ASIDE.sub("", line), _LAST) or _number_in_digits(line, _LAST)
         if form is not None:
             return form
-    return _in_words(found.text, first=False)
+    return _number_in_words(answer.text, _LAST)
 
 
-def cleaned(text: str) -> str:
-    """Typographic and LaTeX ways to write numbers as plain ones.
+def _plain_digits(text: str) -> str:
+    """Turn typographic and LaTeX numbers into plain ones.
 
-    >>> cleaned("3½ is 1{,}000 \\\\frac{7}{2}")
+    >>> _plain_digits("3½ is 1{,}000 \\\\frac{7}{2}")
     '3 1/2 is 1,000 7/2'
     """
-    text = _THIN.sub("", typed(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
+    text = _THIN.sub("", type_out(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
     return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or m[3]}/{m[4] or m[5]}", text)
 
 
-def typed(text: str) -> str:
-    """Raised digits and small fractions as they are typed.
+def type_out(text: str) -> str:
+    """Replace raised digits and small fractions by what one types on a keyboard.
 
-    >>> typed("5½ m²")
+    >>> type_out("5½ m²")
     '5 1/2 m^2'
     """
     text = _RAISED.sub(lambda match: "^" + unicodedata.normalize("NFKC", match[0]).translate(_PLAIN), text)
     return _VULGAR.sub(_spelled, text)
 
 
-def written(value: Fraction | Decimal) -> str:
-    """One way to write a number.
+def write_number(value: Fraction | Decimal) -> str:
+    """Write a number in one form: in decimals where they end, else as a lowest fraction.
 
-    >>> written(Fraction(1, 8)), written(Fraction(-2, 6)), written(Decimal("1.50"))
+    >>> write_number(Fraction(1, 8)), write_number(Fraction(-2, 6)), write_number(Decimal("1.50"))
     ('0.125', '-1/3', '1.5')
     """
     if isinstance(value, Fraction):
@@ -111,23 +137,23 @@ def _spelled(match: re.Match[str]) -> str:
     return match[1] + (match[1] and " ") + unicodedata.normalize("NFKD", match[2]).replace("\u2044", "/")
 
 
-def _in_digits(text: str, *, first: bool) -> str | None:
-    """The form of the first number, or of the last."""
+def _number_in_digits(text: str, which: int) -> str | None:
+    """Write the first number of the text, or the last."""
     found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
-    return _form(found[0 if first else -1]) if found else None
-
-
-def _in_words(text: str, *, first: bool) -> str | None:
-    value = number_in_words(text, first=first)
-    return None if value is None else written(value)
-
-
-def _form(match: re.Match[str]) -> str | None:
+    if not found:
+        return None
+    match = found[which]
     try:
         value = _value(match)
-        if value is not None and match["half"]:
-            value = Fraction(value) + Fraction(1, 2) if abs(Fraction(value)) < _FEW else None
-        return None if value is None else written(-value if match["sign"] == "-" else value)
+        if value is None:
+            return None
+        if match["half"]:
+            if abs(Fraction(value)) >= _LARGEST_WITH_HALF:
+                return None
+            value = Fraction(value) + Fraction(1, 2)
+        if match["sign"] == "-":
+            value = -value
+        return write_number(value)
     except (InvalidOperation, Overflow):  # beyond any number that is meant
         return None
 
@@ -139,11 +165,67 @@ def _value(match: re.Match[str]) -> Fraction | Decimal | None:
         return Fraction(_decimal(match["base"])) ** int(match["exponent"])
     if match["over"] is not None:
         over, under = Fraction(_decimal(match["over"])), Fraction(_decimal(match["under"]))
-        whole = int(match["whole"] or 0) if over < under else 0  # "12 6/3" is no mixed number
-        return whole + over / under if under else None
+        if not under:
+            return None
+        if match["whole"] and over < under:  # "12 6/3" is not a mixed number
+            return int(match["whole"]) + over / under
+        return over / under
     value = _decimal(match["plain"] + match["e"])
-    return _EXACT.scaleb(value, SCALES[match["scale"].casefold()]) if match["scale"] else value
+    if match["scale"]:
+        value = _EXACT.scaleb(value, _SCALES[match["scale"].casefold()])
+    return value
 
 
 def _decimal(digits: str) -> Decimal:
     return _EXACT.create_decimal(digits.replace(",", ""))
+
+
+def _number_in_words(text: str, which: int) -> str | None:
+    """Write the first number in words, or the last; a lone "one" counts at the beginning only.
+
+    >>> _number_in_words("two thirds", _FIRST)
+    '2/3'
+    """
+    values = [value for match in _NUMBER_IN_WORDS.finditer(text) if (value := _value_in_words(match, text)) is not None]
+    return write_number(values[which]) if values else None
+
+
+def _value_in_words(match: re.Match[str], text: str) -> Fraction | None:
+    if match["words"] is None:
+        return Fraction(1, 2)
+    words = [word.casefold() for word in _WORD.findall(match["words"])]
+    if len(words) > _MOST_WORDS:
+        return None
+    lone = words == ["one"] and match["part"] is None
+    if lone and any(character.isalnum() for character in text[: match.start()]):
+        return None
+    whole = _add_up(words)
+    if whole is None:
+        return None
+    value = Fraction(whole)
+    if match["part"]:
+        value /= _FRACTION_WORDS[match["part"].casefold()]
+    if match["half"]:
+        value += Fraction(1, 2)
+    if match["sign"]:
+        value = -value
+    return value
+
+
+def _add_up(words: list[str]) -> int | None:
+    """Add up the words of one number; None where they are several, as in "five six"."""
+    total, below, room = 0, 0, 1000  # room: what the next word has to be less than
+    for word in words:
+        if word == "hundred":
+            if below >= 10 or room == 100:
+                return None
+            below, room = max(below, 1) * 100, 100
+        elif word in _SCALES:
+            total, below, room = total + max(below, 1) * 10 ** _SCALES[word], 0, 1000
+        else:
+            value = _SMALL[word]
+            if value >= room or (value == 0 and len(words) > 1):
+                return None
+            below += value
+            room = 10 if value >= 20 else 1
+    return total + below

@@ -1,17 +1,23 @@
-"""Structured answers: what they have to look like, how a reply is read and checked, and how several become one."""
+"""Reads and checks structured answers, and fuses several of them field by field.
+
+Where a field of the JSON schema is closed (an enumeration, a constant, a boolean, or one of these or null) the
+posterior of the candidates adds up by its values. All else, such as free text, numbers and lists, is taken whole from
+one candidate.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from focalroute.answers.canonical_json import canonical, parsed
-from focalroute.answers.closed_fields import Election, closed_fields, elect
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 
@@ -21,14 +27,19 @@ Wanted = type[BaseModel] | Mapping[str, Any]
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
+#: The names that lead to a field; empty: the whole value.
+Path = tuple[str, ...]
+
+_ABSENT = "absent"  # no JSON text: a field may be missing, which is a value of its own
+_CLOSED_TYPES = {"boolean", "null"}
 
 
 class Structure:
-    """What a structured answer has to be. Called with a reply's text it gives the normal form, or None.
+    """A normaliser for structured answers: maps a reply's text to its normal form, or None.
 
     Attributes:
         schema: the JSON schema.
-        digest: names it.
+        digest: of the schema.
     """
 
     def __init__(self, schema: Mapping[str, Any], model: type[BaseModel] | None = None) -> None:
@@ -39,39 +50,43 @@ class Structure:
         self._valid = _validator(schema) if model is None else None
 
     def __call__(self, text: str) -> str | None:
-        """The answer in a reply as JSON in one form; None if there is none, or none that is valid.
+        """Return the first valid answer in a reply as canonical JSON; None if there is none.
 
         Code fences around it and words before it do not matter, nor does reasoning in ``<think>`` tags.
         """
-        forms = (self._form(value) for value in _values(text[-_MAX_LENGTH - 1 :]) if len(text) <= _MAX_LENGTH)
+        if len(text) > _MAX_LENGTH:
+            return None
+        forms = (self._form(value) for value in _values(text))
         return next((form for form in forms if form is not None), None)
 
     def _form(self, value: object) -> str | None:
+        """The canonical JSON of a valid value; None of an invalid one."""
         try:
+            received = canonical(value)
+            if self._valid is not None and not self._valid(value):
+                return None
             if self._model is None:
-                return canonical(value) if self._valid is not None and self._valid(value) else None
-            given = canonical(value)
-            form = canonical(self._model.model_validate_json(given).model_dump(mode="json", by_alias=True))
+                return received
+            dumped = canonical(self._model.model_validate_json(received).model_dump(mode="json", by_alias=True))
         except ValueError:
             return None
-        return form if self._takes(form) else given  # it may write other names than it reads
-
-    def _takes(self, form: str) -> bool:
         try:
-            self.value(form)
-        except ValidationError:
-            return False
-        return True
+            self.value(dumped)
+        except ValidationError:  # the model writes other names than it reads
+            return received
+        return dumped
 
     def value(self, form: str) -> Any:
-        """The answer of a normal form: an instance of the model, or the plain value."""
-        return parsed(form) if self._model is None else self._model.model_validate_json(form)
+        """Return the answer of a normal form: an instance of the model, or the plain value."""
+        if self._model is None:
+            return parsed(form)
+        return self._model.model_validate_json(form)
 
     def fuse(self, forms: Sequence[str], masses: Sequence[float]) -> tuple[str, Election]:
-        """The normal form of what the candidates say together, field by field (see `elect`), and how it came to be.
+        """Fuse the candidates field by field (see `elect`); return the normal form and how it was elected.
 
         Args:
-            forms: the candidates; tool calls among them have no say, but one must be none.
+            forms: the candidates; tool calls among them are left out, and at least one must be no tool call.
             masses: their posterior.
         """
         places = [i for i, form in enumerate(forms) if not form.startswith(CALLS)]
@@ -87,20 +102,21 @@ class Structure:
 
     @functools.cached_property
     def response_format(self) -> dict[str, Any]:
-        """The parameter that holds a reply to it. Of a model every field is required, as OpenAI's strict mode wants."""
-        schema = dict(self.schema) if self._model is None else _strict(self.schema)
+        """The ``response_format`` parameter; every field of a model is required, as OpenAI's strict mode wants."""
+        strict_schema = _strict(self.schema)
+        schema = strict_schema if self._model else dict(self.schema)
         name = _NAME.sub("_", str(self.schema.get("title") or "answer"))[:64] or "answer"
-        strict = schema == _strict(schema)
+        strict = schema == strict_schema
         return {"type": "json_schema", "json_schema": {"name": name, "strict": strict, "schema": schema}}
 
     @functools.cached_property
     def instruction(self) -> str:
-        """The same in words, for services that cannot be told so otherwise."""
+        """The same as a prompt, for services without ``response_format``."""
         return f"Answer with JSON only, which must be valid against this JSON schema:\n{canonical(self.schema)}"
 
 
 def structure_of(wanted: object) -> Structure | None:
-    """What is wanted as a `Structure`; None if it is no structured answer.
+    """Make a `Structure` of a pydantic model or JSON schema; None for any other kind of answer.
 
     Raises:
         ConfigError: the schema is wrong, or nothing is installed to check answers with.
@@ -132,7 +148,7 @@ def _of_schema(schema: str) -> Structure:
 
 
 def _validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
-    """Whether a value is valid; nothing is ever fetched from where a reference may point."""
+    """Make the function that says whether a value is valid; references are never fetched from the network."""
     try:
         import jsonschema
         import referencing
@@ -157,7 +173,7 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
 
 
 def _values(text: str) -> Iterator[object]:
-    """Every way to read JSON out of a text, the likeliest first."""
+    """Yield every JSON value that can be read out of a text, the likeliest first."""
     text = text.rpartition("</think>")[2].strip()
     opened = [at for at in (text.find("{"), text.find("[")) if at >= 0]
     span = text[min(opened, default=0) : max(text.rfind("}"), text.rfind("]")) + 1]
@@ -169,7 +185,7 @@ def _values(text: str) -> Iterator[object]:
 
 
 def _strict(schema: Any) -> Any:
-    """The schema with every field of every object required, none besides, and no defaults."""
+    """Make every field of every object required, allow no others, and remove defaults."""
     if isinstance(schema, list):
         return [_strict(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -185,7 +201,7 @@ def _strict(schema: Any) -> Any:
 
 
 def checked_label(label: Any, value: object) -> Any:
-    """The label; of an answer that is a model's instance, a plain value as one, so that it has all of its fields.
+    """Check a label; where the answer is an instance of a model, turn a plain value into one, with all of its fields.
 
     Raises:
         BadLabel: it is not valid.
@@ -200,7 +216,7 @@ def checked_label(label: Any, value: object) -> Any:
 
 
 def label_form(label: object) -> str:
-    """The normal form of a right answer: an instance of the model, a plain value, or its JSON.
+    """Return the normal form of a right answer: an instance of the model, a plain value, or its JSON.
 
     Raises:
         BadLabel: it cannot be written as JSON.
@@ -211,3 +227,143 @@ def label_form(label: object) -> str:
         return canonical(parsed(label) if isinstance(label, str) else label)
     except ValueError:
         raise BadLabel("label: give an instance of the model, a plain value, or its JSON") from None
+
+
+def closed_fields(schema: object) -> tuple[Path, ...]:
+    """Find the closed fields of a JSON schema, those of nested objects included; within lists there are none.
+
+    >>> closed_fields({"type": "object", "properties": {"sure": {"type": "boolean"}, "why": {"type": "string"}}})
+    (('sure',),)
+    """
+    return tuple(_walk(schema, schema, (), frozenset()))
+
+
+def _walk(schema: object, root: object, path: Path, followed: frozenset[str]) -> Iterator[Path]:
+    schema, followed = _resolved(schema, root, followed)
+    if not isinstance(schema, Mapping):
+        return
+    if _closed(schema, root, followed):
+        yield path
+    elif isinstance(schema.get("properties"), Mapping):
+        for name, part in schema["properties"].items():
+            yield from _walk(part, root, (*path, name), followed)
+    else:  # an object or null
+        objects = [option for option in _options(schema) if not (isinstance(option, Mapping) and _null(option))]
+        if len(objects) == 1:
+            yield from _walk(objects[0], root, path, followed)
+
+
+def _resolved(schema: object, root: object, followed: frozenset[str]) -> tuple[object, frozenset[str]]:
+    """Follow a reference within the schema; None if it leads outside, or round in a circle."""
+    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+        reference = schema["$ref"]
+        if reference in followed or not reference.startswith("#"):
+            return None, followed
+        followed |= {reference}
+        schema = root
+        for name in reference[1:].split("/")[1:]:
+            if not isinstance(schema, Mapping):
+                return None, followed
+            schema = schema.get(name.replace("~1", "/").replace("~0", "~"))
+    return schema, followed
+
+
+def _closed(schema: object, root: object, followed: frozenset[str]) -> bool:
+    schema, followed = _resolved(schema, root, followed)
+    if not isinstance(schema, Mapping):
+        return False
+    types = schema.get("type")
+    options = _options(schema)
+    return (
+        "const" in schema
+        or isinstance(schema.get("enum"), list)
+        or (isinstance(types, str) and types in _CLOSED_TYPES)
+        or (isinstance(types, list) and bool(types) and _CLOSED_TYPES.issuperset(types))
+        or (bool(options) and all(_closed(option, root, followed) for option in options))
+    )
+
+
+def _options(schema: Mapping[str, Any]) -> Sequence[object]:
+    """The alternatives of a schema; a lone part of ``allOf`` is another way to write the schema itself."""
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            listed: list[object] = schema[name]
+            return listed
+    parts = schema.get("allOf")
+    return parts if isinstance(parts, list) and len(parts) == 1 else ()
+
+
+def _null(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "null" or ("const" in schema and schema["const"] is None)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Election:
+    """The result of fusing candidates.
+
+    Attributes:
+        value: the elected values, and all else from one candidate.
+        candidate: the index of that one, if the value is the whole candidate; None: no candidate has this combination.
+        shares: field, its names joined by dots -> the posterior mass of the candidates that agree with it there.
+    """
+
+    value: object
+    candidate: int | None
+    shares: Mapping[str, float]
+
+
+def elect(candidates: Sequence[object], masses: Sequence[float], fields: Sequence[Path]) -> Iterator[Election]:
+    """Yield what the closed fields elect, each by itself; then, in case that is invalid, the likeliest candidate.
+
+    Args:
+        candidates: JSON values, at least one.
+        masses: their posterior.
+        fields: the closed ones.
+    """
+    falling = sorted(range(len(candidates)), key=lambda i: -masses[i])
+    votes = [[_at(candidate, field) for field in fields] for candidate in candidates]
+    totals: list[dict[str, float]] = [{} for _ in fields]
+    for i in falling:  # of equal totals the likelier candidate's value comes first
+        for total, vote in zip(totals, votes[i], strict=True):
+            total[vote] = total.get(vote, 0.0) + masses[i]
+    elected = [max(total, key=total.__getitem__) for total in totals]
+    base = max(falling, key=lambda i: sum(map(str.__eq__, votes[i], elected)))
+    names = [".".join(field) for field in fields]
+
+    def shares(values: Sequence[str]) -> dict[str, float]:
+        return {name: total[value] for name, total, value in zip(names, totals, values, strict=True)}
+
+    if votes[base] == elected:
+        yield Election(candidates[base], base, shares(elected))
+        return
+    combined = copy.deepcopy(candidates[base])
+    donors = [next(i for i in falling if votes[i][k] == elected[k]) for k in range(len(fields))]
+    if all(_copy_field(combined, field, candidates[i]) for field, i in zip(fields, donors, strict=True)):
+        yield Election(combined, None, shares(elected))
+    yield Election(candidates[falling[0]], falling[0], shares(votes[falling[0]]))
+
+
+def _found(value: object, path: Path) -> tuple[bool, object]:
+    for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            return False, None
+        value = value[name]
+    return True, value
+
+
+def _at(value: object, path: Path) -> str:
+    there, found = _found(value, path)
+    return canonical(found) if there else _ABSENT
+
+
+def _copy_field(value: object, path: Path, donor: object) -> bool:
+    """Copy a field from a donor; return whether the value has a place for it."""
+    there, wanted = _found(donor, path)
+    holder = _found(value, path[:-1])[1]
+    if not path or not isinstance(holder, dict):
+        return not there
+    if there:
+        holder[path[-1]] = copy.deepcopy(wanted)
+    else:
+        holder.pop(path[-1], None)
+    return True

@@ -1,4 +1,4 @@
-"""When two replies call the same tools: the normal form of tool calls, which makes them candidates like any answer."""
+"""Reads tool calls and gives them a normal form, which makes them candidates like any answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLS = "\0"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Offer:
+class ToolOffer:
     """The tools that a request offers.
 
     Attributes:
@@ -28,8 +28,8 @@ class Offer:
     required: bool
 
     @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Offer:
-        """What the parameters of a request offer."""
+    def of(cls, params: Mapping[str, Any]) -> ToolOffer:
+        """Read the parameters of a request."""
         tools = params.get("tools")
         listed = tools if isinstance(tools, list | tuple) else ()
         functions = [tool.get("function") for tool in listed if isinstance(tool, Mapping)]
@@ -41,7 +41,7 @@ class Offer:
         )
 
     def refusal(self, calls: Sequence[ToolCall]) -> str | None:
-        """Why a reply with these calls (as `called` gives them) cannot be used; None: it can."""
+        """Explain why a reply with these calls (from `parse_calls`) cannot be used; None: it can."""
         if not calls and self.required:
             return "the reply calls no tool, though one was required"
         if self.names is not None and any(call["function"]["name"] not in self.names for call in calls):
@@ -49,8 +49,8 @@ class Offer:
         return None
 
 
-def called(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
-    """The calls of a reply in OpenAI's shape, each with an id of its own; None where one of them cannot be read.
+def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
+    """Return a reply's calls in OpenAI's shape, each with an id of its own; None if one of them cannot be read.
 
     Arguments must be a JSON object, or nothing at all.
     """
@@ -59,24 +59,23 @@ def called(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
         read = _read(call)
         if read is None or not isinstance(call, Mapping):
             return None
-        given, (name, arguments) = call.get("id"), read
-        unique = given if isinstance(given, str) and given and given not in shaped else f"call_{secrets.token_hex(8)}"
-        shaped[unique] = {
-            "id": unique,
-            "type": "function",
-            "function": {"name": name, "arguments": canonical(arguments)},
-        }
+        name, arguments = read
+        call_id = call.get("id")
+        if not isinstance(call_id, str) or not call_id or call_id in shaped:
+            call_id = f"call_{secrets.token_hex(8)}"
+        function = {"name": name, "arguments": canonical(arguments)}
+        shaped[call_id] = {"id": call_id, "type": "function", "function": function}
     return tuple(shaped.values())
 
 
 def calls_text(calls: Iterable[ToolCall]) -> str:
-    """Names and arguments as JSON, in one form: of parallel calls, the order does not matter, nor do ids.
+    """Write names and arguments as canonical JSON, whatever the order of parallel calls and their ids.
 
     Args:
         calls: each in OpenAI's shape, or as an object with "name" and "arguments".
 
     Raises:
-        ValueError: one of them is no tool call.
+        ValueError: one of them is not a tool call.
 
     >>> calls_text([{"name": "add", "arguments": '{"b": 2.0, "a": 1}'}])
     '[{"arguments":{"a":1,"b":2},"name":"add"}]'
@@ -85,25 +84,30 @@ def calls_text(calls: Iterable[ToolCall]) -> str:
     for call in calls:
         read = _read(call)
         if read is None:
-            raise ValueError("is no tool call; give its name and its arguments")
+            raise ValueError("is not a tool call; give its name and its arguments")
         forms.append(canonical({"name": read[0], "arguments": read[1]}))
     return f"[{','.join(sorted(forms))}]"
 
 
 def calls_form(calls: Iterable[ToolCall]) -> str:
-    """The normal form of calls as a candidate, which no text has; as `calls_text` otherwise."""
+    """Return the normal form of calls as a candidate: as `calls_text`, and different from that of any text."""
     return f"{CALLS}{calls_text(calls)}"
 
 
 def _read(call: object) -> tuple[str, Mapping[str, Any]] | None:
-    """Name and arguments of a call; None if it is none."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
+    """Read the name and arguments of a call; None if it is not one."""
+    if not isinstance(call, Mapping):
+        return None
+    function = call.get("function", call)
     if not isinstance(function, Mapping):
         return None
-    name, arguments = function.get("name"), function.get("arguments") or {}  # none: of a function that takes none
+    name, arguments = function.get("name"), function.get("arguments") or {}  # a function may take none
     try:
-        value = parsed(arguments) if isinstance(arguments, str) else arguments
-        canonical(value)
+        if isinstance(arguments, str):
+            arguments = parsed(arguments)
+        canonical(arguments)
     except ValueError:
         return None
-    return (name, value) if isinstance(name, str) and name and isinstance(value, Mapping) else None
+    if isinstance(name, str) and name and isinstance(arguments, Mapping):
+        return name, arguments
+    return None

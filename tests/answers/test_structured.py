@@ -17,8 +17,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from focalroute import Answer, BadLabel, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.answers.canonical_json import canonical
-from focalroute.answers.closed_fields import closed_fields, elect
-from focalroute.answers.structured import Structure, structure_of
+from focalroute.answers.structured import Structure, closed_fields, elect, structure_of
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from focalroute import Answer, BadLabel, Endpoint, Ensemble, PoolError
 from focalroute.answers.canonical_json import canonical, parsed
-from focalroute.answers.tool_calls import Offer, called, calls_text
+from focalroute.answers.tool_calls import ToolOffer, calls_text, parse_calls
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving
@@ -82,14 +82,14 @@ def test_calls_are_the_same_if_names_and_arguments_are(one: Any, other: Any, sam
     ],
 )
 def test_a_call_that_cannot_be_read_spoils_the_reply(bad: Any) -> None:
-    assert called([call('{"a": 1}'), bad]) is None
+    assert parse_calls([call('{"a": 1}'), bad]) is None
     with pytest.raises(ValueError, match="tool call"):
         calls_text([bad])
 
 
 def test_every_call_has_an_id_of_its_own() -> None:
     """Whatever the service calls them."""
-    shaped = called([call("{}"), call("{}"), call("{}", id=None), call("{}", id="")])
+    shaped = parse_calls([call("{}"), call("{}"), call("{}", id=None), call("{}", id="")])
     assert shaped is not None
     ids = [one["id"] for one in shaped]
     assert ids[0] == "call_1"
@@ -98,13 +98,13 @@ def test_every_call_has_an_id_of_its_own() -> None:
 
 
 def test_what_was_not_offered_or_left_out_is_said() -> None:
-    one = called([call("{}")]) or ()
-    assert Offer.of(PARAMS).refusal(one) is None
-    assert Offer.of(PARAMS).refusal(()) is None
-    assert "not offered" in (Offer.of(PARAMS).refusal(called([call("{}", name="sub")]) or ()) or "")
-    assert "required" in (Offer.of({**PARAMS, "tool_choice": "required"}).refusal(()) or "")
-    assert Offer.of({}).refusal(one) is None
-    assert Offer.of({"tools": 17, "tool_choice": "auto"}).refusal(one) is None
+    one = parse_calls([call("{}")]) or ()
+    assert ToolOffer.of(PARAMS).refusal(one) is None
+    assert ToolOffer.of(PARAMS).refusal(()) is None
+    assert "not offered" in (ToolOffer.of(PARAMS).refusal(parse_calls([call("{}", name="sub")]) or ()) or "")
+    assert "required" in (ToolOffer.of({**PARAMS, "tool_choice": "required"}).refusal(()) or "")
+    assert ToolOffer.of({}).refusal(one) is None
+    assert ToolOffer.of({"tools": 17, "tool_choice": "auto"}).refusal(one) is None
 
 
 def test_json_in_one_form_can_always_be_stored() -> None:

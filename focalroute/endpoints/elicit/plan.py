@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.answers.structured import Structure
-from focalroute.answers.tool_calls import Offer, called
+from focalroute.answers.tool_calls import ToolOffer, parse_calls
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Method, Query
 from focalroute.endpoints.capabilities import Capabilities
@@ -110,10 +110,10 @@ class Plan:
         first = completion.choices[0]
         if not first.tool_calls and not self.request.params:  # which offer tools
             return None
-        calls = called(first.tool_calls)
+        calls = parse_calls(first.tool_calls)
         if calls is None:
             raise _unusable(completion, "the reply calls a tool with arguments that are no JSON object")
-        refusal = Offer.of(self.request.params).refusal(calls)
+        refusal = ToolOffer.of(self.request.params).refusal(calls)
         if refusal is not None:
             raise _unusable(completion, _why(first, refusal))
         return Reading(first.text, None, None, "text", first.finish_reason, calls) if calls else None

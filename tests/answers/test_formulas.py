@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from focalroute.answers import normal_form
 from focalroute.answers.algebra import NotMath
-from focalroute.answers.statements import canonical
+from focalroute.answers.formulas import canonical_formula
 
 STEADY = settings(deadline=None, derandomize=True, max_examples=60)
 VALUES = {"x": 0.7321, "y": -1.3077, "sqrt": cmath.sqrt, "pi": cmath.pi, "i": 1j, "pow": pow, "e": cmath.e}
@@ -74,7 +74,7 @@ def worth(form: str) -> complex:
 @given(FORMULAS)
 def test_a_formula_and_its_form_mean_the_same_however_it_is_written(formula: Formula) -> None:
     assume(abs(formula.value) < 1e6)  # nor is it not a number
-    form = canonical(formula.plain.replace("**", "^"))
+    form = canonical_formula(formula.plain.replace("**", "^"))
     assert normal_form(f"So it is ${formula.latex}$.", "math") == form
     assert normal_form(f"Answer: {formula.plain}", "math") == form
     assert normal_form(form, "math") == form
@@ -139,6 +139,6 @@ def test_different_answers_have_different_forms(one: str, other: str) -> None:
 def test_what_is_too_much_or_no_formula_is_compared_as_text(text: str) -> None:
     """Nothing of it is evaluated as code, and none takes long: a slow one would be seen in the fuzzing runs."""
     with pytest.raises(NotMath):
-        canonical(text)
+        canonical_formula(text)
     form = normal_form(text, "math")
     assert form is None or normal_form(form, "math") == form
