@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from focalroute.core.receipts import Answer, Call, Choice, Limit, Receipt
     from focalroute.core.records import Failure, Reply, Usage
-    from focalroute.serving.embedders import OnnxEmbedder
+    from focalroute.serving.embedders.onnx import OnnxEmbedder
     from focalroute.serving.ensemble import AsyncEnsemble
     from focalroute.serving.judge import Judge, JudgeStats
     from focalroute.serving.stats import EndpointStats, Stats

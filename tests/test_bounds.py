@@ -13,8 +13,9 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.parse import reader_of
-from focalroute.endpoints.wire import MAX_REPLY_BYTES, StreamDecoder, decode, decode_bytes
+from focalroute.endpoints.elicit.parse import choice_parser
+from focalroute.endpoints.wire import MAX_REPLY_BYTES, decode, decode_bytes
+from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.money.prices import read_listing
 from tests.loopback import completion
 
@@ -90,7 +91,7 @@ def test_nobody_has_more_votes_than_were_asked_for() -> None:
     ],
 )
 def test_a_text_made_to_be_slow_is_read_at_once(text: str, named: int | None) -> None:
-    found = reader_of(PLANETS).find(text)
+    found = choice_parser(PLANETS).find(text)
     assert (found and found.choice) == named
 
 

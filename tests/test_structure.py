@@ -27,7 +27,7 @@ ENGINES = {
     "httpx": {"money/prices.py"},
     "certifi": {"endpoints/http.py"},
     "aiohttp": {"endpoints/http.py", "sim/server.py"},  # a client, and the simulated service it may talk to
-    "tenacity": {"endpoints/retries.py"},
+    "tenacity": {"endpoints/calls.py"},
     "typer": {"cli/app.py", "cli/policy.py", "cli/pool.py", "cli/server.py"},  # of a part: in that part
     "starlette": {"server/app.py"},
     "uvicorn": {"server/command.py"},

@@ -30,7 +30,7 @@ from examples.tiny_pool.streams import fresh
 from examples.tiny_pool.training import train
 from examples.tiny_pool.wording import ANSWER, END, TEMPLATE, tokenizer
 from focalroute import Answer, AsyncEnsemble, Endpoint
-from focalroute.endpoints.elicit.likelihood import written_out
+from focalroute.endpoints.elicit.probabilities import write_out_choices
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.sim import Question
 from tests.real.hugging_face import write_folder
@@ -63,7 +63,7 @@ def recipes(seed: int) -> list[Recipe]:
 def written(model: Llama, questions: Sequence[Question]) -> Any:
     """Cross entropy of the right answer, written behind its question as whole choices are scored."""
     made = tokenizer(TOPICS)
-    texts = [(written_out(_said(question), (question.answer,)) or ("",))[0] for question in questions]
+    texts = [(write_out_choices(_said(question), (question.answer,)) or ("",))[0] for question in questions]
     whole = [made.encode(text).ids for text in texts]
     asked = [len(made.encode(text[: text.rindex("Answer:") + 7]).ids) for text in texts]
     ids = torch.zeros(len(whole), max(map(len, whole)), dtype=torch.long)

@@ -41,8 +41,8 @@ _OWN_DOMAINS = ("internal", "invalid", "lan", "local", "localhost", "test")
 class PoolFile:
     """A parsed pool file: the endpoints, and the keyword arguments its other tables give.
 
-    ``embedder``: the table of that name as it stands (see `focalroute.serving.embedders.embedder_of`); None: there is
-    none.
+    ``embedder``: the table of that name as it stands (see
+    `focalroute.serving.embedders.embedder_from_pool_file`); None: there is none.
     """
 
     endpoints: tuple[Endpoint, ...]

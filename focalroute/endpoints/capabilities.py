@@ -12,9 +12,10 @@ from typing import Any
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
-from focalroute.core.records import Usage
+from focalroute.core.records import Query, Usage
 from focalroute.endpoints.client import EndpointClient
 from focalroute.endpoints.wire import Completion, Request
+from focalroute.endpoints.wire.refusals import Feature
 
 _MAX_TOP = 20  # the most that OpenAI, Together and vLLM give
 _FEWER_TOP = 5  # what stricter services still give
@@ -26,6 +27,9 @@ _MESSAGES = ({"role": "user", "content": _QUESTION},)
 PROBE = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: whoever answers with one of them was held to them.
 _HELD = ("Q", "Z")
+
+
+_IMAGES = frozenset(("image_url", "input_image", "image"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,24 @@ def key(endpoint: Endpoint) -> str:
 def _said(endpoint: Endpoint) -> dict[str, Any]:
     values = {field.name: getattr(endpoint, field.name) for field in dataclasses.fields(Capabilities)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def required_features(query: Query) -> frozenset[Feature]:
+    """What a query needs. A structured answer (``answer=``) needs nothing: it can be asked for in words."""
+    params, wanted = query.params, query.params.get("response_format")
+    found: set[Feature] = set()
+    if params.get("tools") or params.get("functions"):
+        found.add("tools")
+    if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
+        found.add("json_schema")
+    if any(_has_image(message.get("content")) for message in query.messages):
+        found.add("images")
+    return frozenset(found)
+
+
+def _has_image(content: Any) -> bool:
+    parts = content if isinstance(content, list | tuple) else ()
+    return any(isinstance(part, Mapping) and part.get("type") in _IMAGES for part in parts)
 
 
 async def probe(client: EndpointClient) -> tuple[Capabilities, Usage | None]:

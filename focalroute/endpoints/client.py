@@ -14,19 +14,9 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, Injected
-from focalroute.endpoints.wire import (
-    CapField,
-    Completion,
-    Embedded,
-    Request,
-    StreamDecoder,
-    decode_bytes,
-    decode_embeddings,
-    decode_scored,
-    encode,
-    encode_scored,
-    encode_texts,
-)
+from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode
+from focalroute.endpoints.wire.stream import StreamDecoder
+from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decode_scored, encode_scored, encode_texts
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -103,7 +93,7 @@ class EndpointClient:
             return decode_scored(body, len(request.scored))
         return decode_bytes(await self._whole(CHAT, self._body(request, self._ready().cap), timeout_s))
 
-    async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embedded:
+    async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embeddings:
         """Ask once for the embeddings of some texts.
 
         Raises:

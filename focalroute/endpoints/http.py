@@ -36,7 +36,10 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.records import Failure
 from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, cap_field, read_all
-from focalroute.endpoints.wire import MAX_REPLY_BYTES, StreamDecoder, broken, refusal
+from focalroute.endpoints.wire import MAX_REPLY_BYTES
+from focalroute.endpoints.wire.fields import protocol_error
+from focalroute.endpoints.wire.refusals import refusal_of
+from focalroute.endpoints.wire.stream import StreamDecoder
 
 _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
@@ -138,7 +141,7 @@ class Http:
             failure = Failure("connection", f"could not reach the service ({type(error).__name__})")
             raise CallFailed(failure, free=isinstance(error, ClientConnectorError | ConnectionTimeoutError)) from None
         except (ClientError, ValueError) as error:
-            raise broken(f"the service does not speak HTTP ({type(error).__name__})") from None
+            raise protocol_error(f"the service does not speak HTTP ({type(error).__name__})") from None
         if self._heed is not None:
             self._heed(response.raw_headers)
         if not 200 <= response.status < 300:
@@ -152,7 +155,7 @@ class Http:
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "")
-        return refusal(response.status, response.headers, payload, secrets)
+        return refusal_of(response.status, response.headers, payload, secrets)
 
 
 def _key(endpoint: Endpoint) -> str | None:
@@ -194,7 +197,7 @@ async def _piece(response: ClientResponse) -> bytes:
     try:
         return await response.content.readany()
     except (ClientError, OSError) as error:
-        raise broken(f"the reply was cut short ({type(error).__name__})") from None
+        raise protocol_error(f"the reply was cut short ({type(error).__name__})") from None
 
 
 async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes, None]:

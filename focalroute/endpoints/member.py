@@ -16,16 +16,16 @@ from focalroute.core.event_loops import Background
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.breaker import Breaker
+from focalroute.endpoints.calls import CallContext, StreamSink
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.endpoints.cost_bounds import upper_bound
-from focalroute.endpoints.elicit import Plan, Reading
-from focalroute.endpoints.features import Feature
-from focalroute.endpoints.paid_call import PaidCall, reserved
+from focalroute.endpoints.elicit import ParsedReply, Plan
+from focalroute.endpoints.paid_call import PaidCall, reserved, upper_bound
 from focalroute.endpoints.rate_limits import Health, Throttle
-from focalroute.endpoints.retries import Terms
-from focalroute.endpoints.stream_sink import StreamSink
-from focalroute.endpoints.wire import Completion, Request, StreamDecoder, broken
+from focalroute.endpoints.wire import Completion, Request
+from focalroute.endpoints.wire.fields import protocol_error
+from focalroute.endpoints.wire.refusals import Feature
+from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import Bill, bill_of
 from focalroute.store.base import PROBE, CapabilityRow, Store
@@ -41,7 +41,7 @@ _UNBOUNDED_TOKENS = 1024  # of a reply whose length nobody bounded, as it counts
 
 
 @dataclass(slots=True)
-class Call:
+class MemberCall:
     """One member's part in one round: what it may do, and what its attempts have cost so far.
 
     Attributes:
@@ -54,7 +54,7 @@ class Call:
 
     plan: Callable[[Capabilities], Plan]
     needs_probe: bool
-    terms: Terms
+    terms: CallContext
     started: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
     outrun: bool = False
@@ -88,7 +88,7 @@ class PoolMember:
 
     # -- what it can do ----------------------------------------------------------------------------------------------
 
-    async def _able(self, call: Call) -> Capabilities:
+    async def _able(self, call: MemberCall) -> Capabilities:
         """What it can do; probed once, by whoever needs it first, for all who wait.
 
         Whoever would have to wait too long goes without: plain replies are what every endpoint gives.
@@ -196,7 +196,7 @@ class PoolMember:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def attempt(self, call: Call) -> tuple[Reading, Completion]:
+    async def attempt(self, call: MemberCall) -> tuple[ParsedReply, Completion]:
         """One call, once the endpoint takes one more; whoever gives up before has cost nothing.
 
         Raises:
@@ -222,7 +222,7 @@ class PoolMember:
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(turn, tokens, failure)
 
-    async def _put(self, call: Call, plan: Plan, otherwise: Plan) -> tuple[Reading, Completion]:
+    async def _put(self, call: MemberCall, plan: Plan, otherwise: Plan) -> tuple[ParsedReply, Completion]:
         """One attempt; a second one in another way where the service does not take just this schema, or scores none."""
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
@@ -237,7 +237,7 @@ class PoolMember:
             self._refused.add(way)
         return await self._attempt(call, otherwise)
 
-    async def _attempt(self, call: Call, plan: Plan) -> tuple[Reading, Completion]:
+    async def _attempt(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
         """Reserved before and settled after, whatever becomes of it."""
         bound = upper_bound(plan.request, self.endpoint)
         ask_budget = call.terms.ask_budget
@@ -275,7 +275,9 @@ class PoolMember:
             call.bills.append(bill)
             ask_budget.settle(hold, bill)
 
-    async def _said(self, call: Call, stream_sink: StreamSink, request: Request, decoder: StreamDecoder) -> Completion:
+    async def _said(
+        self, call: MemberCall, stream_sink: StreamSink, request: Request, decoder: StreamDecoder
+    ) -> Completion:
         """The whole reply, said in pieces as they come."""
         able = self._capabilities
         told = self.endpoint.stream_usage is not False if able is None else able.stream_usage
@@ -285,7 +287,7 @@ class PoolMember:
                 if isinstance(piece, Completion):
                     return piece
                 stream_sink.say(call, piece)
-        raise broken("the stream was cut short", decoder.usage)
+        raise protocol_error("the stream was cut short", decoder.usage)
 
     def _tokens(self, request: Request) -> float:
         """About what a call will use of the tokens of a minute; corrected by what it did."""
@@ -305,7 +307,7 @@ def _not_affordable() -> CallFailed:
     return CallFailed(Failure("unavailable", "not affordable any more"))
 
 
-def _given_up(call: Call) -> Failure:
+def _given_up(call: MemberCall) -> Failure:
     """Cancelled from outside: because it was too slow, which the endpoint has to answer for, or because of us."""
     if call.outrun or call.terms.left_s <= 0:
         return Failure("timeout", "another endpoint, or the deadline of the ask, came first")

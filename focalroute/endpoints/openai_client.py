@@ -15,7 +15,10 @@ from urllib.parse import urlsplit
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
-from focalroute.endpoints.wire import MAX_REPLY_BYTES, CapField, StreamDecoder, broken, refusal
+from focalroute.endpoints.wire import MAX_REPLY_BYTES, CapField
+from focalroute.endpoints.wire.fields import protocol_error
+from focalroute.endpoints.wire.refusals import refusal_of
+from focalroute.endpoints.wire.stream import StreamDecoder
 
 #: What is called at a service.
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
@@ -39,7 +42,7 @@ async def read_all(piece: Callable[[], Awaitable[bytes]], limit: int) -> bytearr
     while some := await piece():
         body += some
         if len(body) > limit:
-            raise broken("the reply is too long")
+            raise protocol_error("the reply is too long")
     return body
 
 
@@ -107,7 +110,7 @@ def _cut(error: Exception) -> CallFailed:
     """The failure of a reply that broke off; httpx and httpx2 have the same names for a timeout of their own."""
     if "Timeout" in type(error).__name__:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
-    return broken(f"the reply was cut short ({type(error).__name__})")
+    return protocol_error(f"the reply was cut short ({type(error).__name__})")
 
 
 def _unsent(error: Exception) -> bool:
@@ -125,5 +128,5 @@ def _translated(error: Exception, secrets: Sequence[str]) -> Failure:
     if isinstance(error, openai.APIConnectionError):
         return Failure("connection", f"could not reach the service ({name})")
     if isinstance(error, openai.APIStatusError):
-        return refusal(error.status_code, error.response.headers, error.body, secrets)
+        return refusal_of(error.status_code, error.response.headers, error.body, secrets)
     return Failure("protocol", f"no chat completion came back ({name})")

@@ -15,16 +15,15 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints import capabilities, elicit
 from focalroute.endpoints.breaker import Breaker, Breakers
+from focalroute.endpoints.calls import CallContext, StreamSink
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import HttpClients
-from focalroute.endpoints.cost_bounds import upper_bound
 from focalroute.endpoints.elicit import Plan
-from focalroute.endpoints.features import Feature
 from focalroute.endpoints.member import PoolMember
+from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.rate_limits import Health
-from focalroute.endpoints.retries import Terms
 from focalroute.endpoints.round import RoundCalls, RoundController, Rules
-from focalroute.endpoints.stream_sink import StreamSink
+from focalroute.endpoints.wire.refusals import Feature
 from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.store.base import HealthRow, Store
 
@@ -134,11 +133,13 @@ class Pool:
 
     def terms(
         self, query: Query, ask_budget: AskBudget, deadline: float, stream_sink: StreamSink | None = None
-    ) -> Terms:
-        """What all calls of one ask share (see `Terms`); ``deadline`` is in the running loop's time."""
-        return Terms(query, ask_budget, deadline, self._rules.attempts - 1, stream_sink)
+    ) -> CallContext:
+        """What all calls of one ask share (see `CallContext`); ``deadline`` is in the running loop's time."""
+        return CallContext(query, ask_budget, deadline, self._rules.attempts - 1, stream_sink)
 
-    async def ask(self, picked: Sequence[int], terms: Terms, helm: RoundController | None = None) -> tuple[Reply, ...]:
+    async def ask(
+        self, picked: Sequence[int], terms: CallContext, helm: RoundController | None = None
+    ) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently.
 
         Their replies in the same order, failures included, and then those of endpoints that were asked besides, because

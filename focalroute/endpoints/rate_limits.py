@@ -92,7 +92,7 @@ class Rolling:
 
 
 @dataclass(slots=True)
-class Turn:
+class ThrottledCall:
     """A call that was let in: when (monotonic), through which gate, and what it uses of which rate."""
 
     started: float
@@ -185,7 +185,7 @@ class Throttle:
         if self._tokens is not None:
             yield self._tokens, tokens
 
-    async def enter(self, tokens: float, within_s: float) -> Turn:
+    async def enter(self, tokens: float, within_s: float) -> ThrottledCall:
         """Wait for a turn; then `leave` must follow.
 
         Args:
@@ -198,7 +198,7 @@ class Throttle:
         until = time.monotonic() + within_s
         gate = self._gates.here()
         await gate.enter(self)
-        turn = Turn(time.monotonic(), gate)
+        turn = ThrottledCall(time.monotonic(), gate)
         if self._rated or self._paused_until > turn.started:
             try:
                 await self._wait(turn, tokens, until)
@@ -207,7 +207,7 @@ class Throttle:
                 raise
         return turn
 
-    async def _wait(self, turn: Turn, tokens: float, until: float) -> None:
+    async def _wait(self, turn: ThrottledCall, tokens: float, until: float) -> None:
         while (now := time.monotonic()) < self._paused_until:
             if self._paused_until >= until:
                 raise _limited()
@@ -216,7 +216,7 @@ class Throttle:
             await self._use(turn, tokens, now, until)
         turn.started = time.monotonic()
 
-    async def _use(self, turn: Turn, tokens: float, now: float, until: float) -> None:
+    async def _use(self, turn: ThrottledCall, tokens: float, now: float, until: float) -> None:
         with self._lock:
             when = self._earliest(tokens, now)
             if when >= until:
@@ -228,13 +228,13 @@ class Throttle:
             self._correct(turn, dict.fromkeys((self._requests, self._tokens), 0.0))
             raise
 
-    def _correct(self, turn: Turn, real: Mapping[Rolling | None, float]) -> None:
+    def _correct(self, turn: ThrottledCall, real: Mapping[Rolling | None, float]) -> None:
         with self._lock:
             for rate, entry in turn.uses:
                 if rate in real:
                     rate.correct(entry, real[rate])
 
-    def leave(self, turn: Turn, tokens: int | None, failure: Failure | None) -> None:
+    def leave(self, turn: ThrottledCall, tokens: int | None, failure: Failure | None) -> None:
         """The call ended: with so many tokens used (None: unknown), well or not."""
         if turn.uses and tokens is not None:
             self._correct(turn, {self._tokens: float(tokens)})

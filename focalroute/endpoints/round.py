@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Reply
+from focalroute.endpoints.calls import CallContext, StreamSink, call_with_retries
 from focalroute.endpoints.capabilities import Capabilities
-from focalroute.endpoints.elicit import Plan, Reading, needs_probe
-from focalroute.endpoints.member import Call, PoolMember
-from focalroute.endpoints.retries import Terms, retrying
-from focalroute.endpoints.stream_sink import StreamSink
+from focalroute.endpoints.elicit import ParsedReply, Plan, needs_capabilities
+from focalroute.endpoints.member import MemberCall, PoolMember
 from focalroute.endpoints.wire import Completion
 from focalroute.money.cost import Bill
 
@@ -51,7 +50,7 @@ class _Member:
 
     index: int
     group: int
-    call: Call
+    call: MemberCall
     hedge_of: str | None
     task: asyncio.Task[None] = field(init=False)
     raced: bool = False
@@ -77,7 +76,7 @@ class RoundCalls:
     def __init__(
         self,
         seats: Sequence[PoolMember],
-        terms: Terms,
+        terms: CallContext,
         rules: Rules,
         plan: Callable[[Capabilities], Plan],
         helm: RoundController | None,
@@ -117,7 +116,7 @@ class RoundCalls:
         return tuple([self._counted(member, member.reply) for member in self._members if member.reply is not None])
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
-        call = Call(self._plan, needs_probe(self._terms.query), self._terms, stream_sink=self._outlet)
+        call = MemberCall(self._plan, needs_capabilities(self._terms.query), self._terms, stream_sink=self._outlet)
         member = _Member(index, group, call, hedge_of)
         member.task = asyncio.get_running_loop().create_task(self._ask(member))
         self._members.append(member)
@@ -125,7 +124,7 @@ class RoundCalls:
     async def _ask(self, member: _Member) -> None:
         seat, call = self._seats[member.index], member.call
         try:
-            answered = await retrying(
+            answered = await call_with_retries(
                 lambda: seat.attempt(call),
                 self._terms,
                 self._rules.attempts,
@@ -258,7 +257,9 @@ class RoundCalls:
             member.reply = _reply(self._seats[member.index], member.call, member.hedge_of, error=failure)
 
 
-def _replied(seat: PoolMember, call: Call, hedge_of: str | None, reading: Reading, completion: Completion) -> Reply:
+def _replied(
+    seat: PoolMember, call: MemberCall, hedge_of: str | None, reading: ParsedReply, completion: Completion
+) -> Reply:
     return _reply(
         seat,
         call,
@@ -277,7 +278,7 @@ def _replied(seat: PoolMember, call: Call, hedge_of: str | None, reading: Readin
     )
 
 
-def _reply(seat: PoolMember, call: Call, hedge_of: str | None, **rest: Any) -> Reply:
+def _reply(seat: PoolMember, call: MemberCall, hedge_of: str | None, **rest: Any) -> Reply:
     usage, cost, source = Bill.total(call.bills)
     return Reply(
         seat.endpoint.name,

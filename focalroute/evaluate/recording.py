@@ -27,7 +27,8 @@ from focalroute.learn.state import pack
 from focalroute.money.cost import typical_cost
 from focalroute.observe.features import name_of, unit_vector
 from focalroute.policy.publish import publish
-from focalroute.serving.embedders import TextEmbedder, embedded
+from focalroute.serving.embedders import TextEmbedder
+from focalroute.serving.embedders.embedding import embed_log
 
 
 def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = False) -> LogTable:
@@ -44,7 +45,7 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
     """
     texts = dict.fromkeys(table.texts)
     with progress_bar("embedding", len(texts), shown=shown) as advance:
-        return replace(table, embed=embedded(texts, embedder, advance))
+        return replace(table, embed=embed_log(texts, embedder, advance))
 
 
 def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded:

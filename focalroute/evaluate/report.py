@@ -27,7 +27,7 @@ from focalroute.evaluate.training import Training
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
-from focalroute.serving.embedders import TextEmbedder, embedder_of
+from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
 
 _OURS = "focalroute"
 _PIPED_WIDTH = 150
@@ -140,7 +140,7 @@ def evaluate(
     published = find_presets(presets)
     file = load_pool(pool)
     table = join(read_log(log), file, log)
-    embedder = embedder or embedder_of(file, pool)
+    embedder = embedder or embedder_from_pool_file(file, pool)
     if embedder is not None:
         table = with_embedder(table, embedder, shown=progress)
     parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)

@@ -23,7 +23,7 @@ from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.learn.offline.train import (
     Trained,
 )
-from focalroute.serving.embedders import embedder_of
+from focalroute.serving.embedders import embedder_from_pool_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _read(
 ) -> _Log:
     file = load_pool(pool)
     table = join(read_log(log), file, log)
-    embedder = embedder_of(file, pool)
+    embedder = embedder_from_pool_file(file, pool)
     if embedder is not None:
         table = with_embedder(table, embedder, shown=shown)
     rows = np.arange(len(table.queries))

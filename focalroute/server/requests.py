@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from focalroute.endpoints.elicit.messages import added
+from focalroute.endpoints.elicit.messages import append_text
 from focalroute.server.refusals import Refusal, Refused
 from focalroute.server.wanted import wanted_of
 
@@ -217,7 +217,7 @@ def read_chat(body: object, tags: Sequence[str] | None) -> Asked:
         "params": {**params, **wanted.params},
     }
     return Asked(
-        query=added(messages, wanted.meaning) if wanted.meaning else messages,
+        query=append_text(messages, wanted.meaning) if wanted.meaning else messages,
         options=options,
         field_name=wanted.field_name,
         stream=bool(chat.stream),

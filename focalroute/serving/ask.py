@@ -12,7 +12,7 @@ from typing import NamedTuple
 from focalroute.answers.structured import Structure
 from focalroute.core.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
 from focalroute.core.records import Decision, Evidence, Observation, Query, Reply, Round
-from focalroute.endpoints.stream_sink import StreamSink
+from focalroute.endpoints.calls import StreamSink
 from focalroute.money.budget import AskBudget
 from focalroute.observe import AskView
 from focalroute.policy.decider import Eligible, decide

@@ -22,9 +22,9 @@ from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Combine, Query, Round
+from focalroute.endpoints.calls import StreamSink
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
-from focalroute.endpoints.stream_sink import StreamSink
 from focalroute.learn.fleet import Follower, fetch
 from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard
@@ -38,7 +38,7 @@ from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask
 from focalroute.serving.concurrency import StartGate, ask_all
-from focalroute.serving.embedders import Embedding
+from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.judge import BackgroundJudge, judging_endpoints
@@ -106,7 +106,7 @@ class AsyncEnsemble:
         """Make everything that works with the store."""
         store = self._store
         self._write_batcher = WriteBatcher(store)
-        self._embedding = Embedding(settings.embedder, store)
+        self._embedding = TextEmbedding(settings.embedder, store)
         paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
         self._guard = BudgetGuard(settings.budget, paid, store)
         self._pacer = make_pacer(settings.budget, store, settings.cost_weight)

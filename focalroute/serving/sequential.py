@@ -10,7 +10,7 @@ import numpy as np
 
 from focalroute.answers import shown
 from focalroute.core.records import Decision, Observation, Query, Reply, Round
-from focalroute.endpoints.elicit import transfer
+from focalroute.endpoints.elicit.messages import transfer
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.policy.decider import Eligible

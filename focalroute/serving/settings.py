@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 from focalroute.core.config import FORMER_KEYS, MOST_SAMPLES, STRICT, Budget, Endpoint, raises_config_error
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
-from focalroute.serving.embedders import TextEmbedder, embedder_of
+from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
 from focalroute.serving.judge import Judge
 from focalroute.serving.telemetry import Telemetry
 
@@ -138,5 +138,5 @@ def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, A
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
     settings = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **overrides}
     if "embedder" not in settings:
-        settings["embedder"] = embedder_of(pool, path)
+        settings["embedder"] = embedder_from_pool_file(pool, path)
     return settings

@@ -10,7 +10,7 @@ from typing import Self
 
 from focalroute.core.event_loops import Background
 from focalroute.core.receipts import Answer
-from focalroute.endpoints.stream_sink import StreamSink
+from focalroute.endpoints.calls import StreamSink
 
 _UNFINISHED = "the answer is there once the stream has been read to its end"
 _GIVEN_UP = "the stream was given up, as its ensemble was closed"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Failure, Query, Reply
-from focalroute.endpoints.elicit.messages import added
-from focalroute.endpoints.features import needs
+from focalroute.endpoints.capabilities import required_features
+from focalroute.endpoints.elicit.messages import append_text
 from focalroute.endpoints.pool import Pool
 from focalroute.serving.ask import Ask
 
@@ -74,7 +74,7 @@ class Synthesiser:
 
     def _unable(self, writer: int, query: Query) -> str | None:
         """Why it cannot be asked now; None: it can."""
-        lacks = self._pool.lacking(needs(query))[writer]
+        lacks = self._pool.lacking(required_features(query))[writer]
         if lacks is not None:
             return f"it takes no {lacks}"
         return None if self._pool.available()[writer] else "its breaker is open, or its rate limit reached"
@@ -83,5 +83,5 @@ class Synthesiser:
 def _put(ask: Ask) -> Query:
     """The request with the replies to it."""
     drafts = json.dumps([{"reply": text[:_MOST_CHARACTERS]} for text in ask.ranked()], ensure_ascii=False)
-    messages = added(ask.query.messages, _ASKED.format(drafts=drafts))
+    messages = append_text(ask.query.messages, _ASKED.format(drafts=drafts))
     return Query(ask.query.id, messages, params=ask.query.params)

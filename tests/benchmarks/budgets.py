@@ -31,7 +31,7 @@ from typing import Any
 from focalroute import Answer, AsyncEnsemble, Budget, Endpoint
 from focalroute.core.pool import load_pool
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.endpoints.cost_bounds import upper_bound
+from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import Bill, cost_of

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from focalroute.core.records import Failure
-from focalroute.endpoints.breaker import Breaker, Breakers
+from focalroute.endpoints.breaker import Breaker, Breakers, Latencies
 
 FAULT = Failure("connection", "refused")
 
@@ -308,3 +308,17 @@ def test_news_never_put_the_last_ones_out() -> None:
     bench.call(times=5)
     bench.pool.all[1].hear(5.0, 1, bench.now)
     assert bench.pool.all[1].allows
+
+
+def test_quantiles_are_of_the_latest_calls_and_unknown_before_there_are_some() -> None:
+    latencies = Latencies()
+    for i in range(19):
+        latencies.add(i / 10)
+    assert latencies.quantile(0.5) is None
+    latencies.add(1.9)
+    assert latencies.quantile(0.5) == 1.0
+    assert latencies.quantile(0.95) == 1.9
+    for _ in range(144):
+        latencies.add(7.0)
+    assert latencies.quantile(0.5) == 7.0
+    assert latencies.quantile(0.95) == 7.0

@@ -16,7 +16,7 @@ from focalroute.core.records import Query
 from focalroute.endpoints import capabilities, elicit
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.endpoints.elicit import Reading
+from focalroute.endpoints.elicit import ParsedReply
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.sim.models import default_models
 from focalroute.sim.process import DialectName, SimulatedPool
@@ -59,20 +59,20 @@ def with_client(endpoint: Endpoint, use: Any) -> Any:
 
 def ask(
     endpoint: Endpoint, able: Capabilities, questions: tuple[Question, ...] = QUESTIONS
-) -> list[Reading | CallFailed]:
+) -> list[ParsedReply | CallFailed]:
     """The readings of all questions, failures included."""
 
-    async def one(client: EndpointClient, question: Question) -> Reading | CallFailed:
+    async def one(client: EndpointClient, question: Question) -> ParsedReply | CallFailed:
         made = elicit.plan(Query("q", ({"role": "user", "content": question.text},), question.choices), able)
         try:
             return made.read(await client.complete(made.request))
         except CallFailed as error:
             return error
 
-    async def use(client: EndpointClient) -> list[Reading | CallFailed]:
+    async def use(client: EndpointClient) -> list[ParsedReply | CallFailed]:
         return await asyncio.gather(*(one(client, question) for question in questions))
 
-    readings: list[Reading | CallFailed] = with_client(endpoint, use)
+    readings: list[ParsedReply | CallFailed] = with_client(endpoint, use)
     return readings
 
 
@@ -91,7 +91,7 @@ def test_every_question_is_answered_by_the_best_way_of_the_dialect(
         if dialect == "openrouter" and isinstance(reading, CallFailed):  # its log-probabilities are null at times
             assert "did not come back" in reading.failure.message
             continue
-        assert isinstance(reading, Reading)
+        assert isinstance(reading, ParsedReply)
         assert reading.method == METHODS.get(dialect, "logprobs")
         assert reading.choice is not None
         assert 0 <= reading.choice < len(question.choices)
@@ -112,7 +112,7 @@ def test_scores_hold_nearly_all_mass_with_and_without_a_constraint(
     """The labels' spellings are all found, in a bare letter and within a JSON object."""
     able = Capabilities(True, 20, True, held, True)
     for reading in ask(endpoints[dialect], able):
-        assert isinstance(reading, Reading)
+        assert isinstance(reading, ParsedReply)
         assert reading.probabilities is not None
         assert sum(reading.probabilities) > 0.9
 
@@ -124,7 +124,7 @@ def test_lesser_ways_are_read_in_every_dialect(
 ) -> None:
     """A vote, and samples (a vote where a service ignores n), without any constraint."""
     for reading in ask(endpoints[dialect], able):
-        assert isinstance(reading, Reading)
+        assert isinstance(reading, ParsedReply)
         assert reading.method in ("parsed", "samples")
 
 

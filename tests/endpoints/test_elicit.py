@@ -14,9 +14,10 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query, Usage
 from focalroute.endpoints.capabilities import NONE, Capabilities
 from focalroute.endpoints.elicit import Plan, plan
-from focalroute.endpoints.elicit.parse import reader_of
-from focalroute.endpoints.elicit.score import score, spoken
-from focalroute.endpoints.wire import Completion, CompletionChoice, Token
+from focalroute.endpoints.elicit.parse import choice_parser
+from focalroute.endpoints.elicit.probabilities import drop_end_tokens, label_probabilities
+from focalroute.endpoints.wire import Completion, CompletionChoice
+from focalroute.endpoints.wire.fields import Token
 
 PLANETS = ("Jupiter", "Saturn", "Mars")
 SCORED = Capabilities(True, 20, True, False, True)
@@ -43,7 +44,7 @@ def tops(text: str, top: Mapping[str, float]) -> Token:
 
 
 def named(text: str, choices: tuple[str, ...] = PLANETS) -> str | None:
-    found = reader_of(choices).find(text)
+    found = choice_parser(choices).find(text)
     return None if found is None else choices[found.choice]
 
 
@@ -100,7 +101,7 @@ def test_labels_never_coincide_with_the_text_of_a_choice() -> None:
     assert named("The answer is A", ("B", "A")) == "A"
     assert [named(r, ("(B)", "(A)")) for r in ("B", "(A)", "Answer: (B)")] == ["(B)", "(A)", "(B)"]
     mixed = ("A", "none of them", "B")
-    assert reader_of(mixed).labels == ("C", "D", "E")
+    assert choice_parser(mixed).labels == ("C", "D", "E")
     assert [named(r, mixed) for r in ("A", "C", "B", "E", "D", "Answer: A")] == [
         "A",
         "A",
@@ -117,7 +118,7 @@ def test_labels_never_coincide_with_the_text_of_a_choice() -> None:
 def test_more_than_26_choices_are_numbered() -> None:
     """Numbers where letters run out, none of them equal to a choice."""
     many = (*(f"city {i}" for i in range(27)), "5")
-    reader = reader_of(many)
+    reader = choice_parser(many)
     assert reader.labels[:6] == ("1", "2", "3", "4", "6", "7")
     assert named("27", many) == "city 25"
     assert named("5", many) == "5"
@@ -134,7 +135,7 @@ def test_a_choice_within_another_is_told_apart() -> None:
 @settings(max_examples=300, deadline=None)
 def test_any_reply_to_any_choices_can_be_read(reply: str, choices: list[str]) -> None:
     """Reading never breaks, and what it finds lies within the reply."""
-    found = reader_of(tuple(choices)).find(reply)
+    found = choice_parser(tuple(choices)).find(reply)
     assert found is None or (0 <= found.start <= found.end <= len(reply) and 0 <= found.choice < len(choices))
 
 
@@ -228,7 +229,7 @@ def test_tokens_behind_the_reply_are_left_out(end: tuple[str, ...]) -> None:
 
 def test_a_reply_with_ends_without_end_costs_no_time() -> None:
     tokens = (token("B", 0.9), *[token(" ", 1.0)] * 100_000)
-    assert len(spoken(tokens, "B")) > 99_990
+    assert len(drop_end_tokens(tokens, "B")) > 99_990
 
 
 def test_the_most_probable_choice_may_differ_from_the_sampled_one() -> None:
@@ -241,11 +242,11 @@ def test_labels_of_several_tokens_get_prefix_products() -> None:
     """ "1" then "2" is 12, "1" then "." is 1; an unsampled prefix that could go on stays unknown."""
     many = tuple(f"city {i}" for i in range(1, 31))
     tokens = (tops("1", {"1": 0.6, "7": 0.2, "2": 0.1}), tops("2", {"2": 0.5, "0": 0.25, ".": 0.2}), token(".", 0.9))
-    found = score(tokens, reader_of(many), 11)
+    found = label_probabilities(tokens, choice_parser(many), 11)
     assert found is not None
     masses = {i + 1: mass for i, mass in enumerate(found) if mass > 0}
     assert masses == pytest.approx({12: 0.3, 10: 0.15, 1: 0.12, 7: 0.2})
-    ended = score(tokens[:1], reader_of(many), 0)
+    ended = label_probabilities(tokens[:1], choice_parser(many), 0)
     assert ended is not None
     assert ended[0] == pytest.approx(0.6)
 
@@ -327,7 +328,7 @@ def test_an_unusable_reply_is_a_typed_failure_that_says_why(able: Capabilities, 
 def test_scores_never_exceed_one(tokens: list[Token], choices: tuple[str, ...]) -> None:
     """Whatever tokens come back, masses are within 0 and 1 and so is their sum."""
     for choice in range(len(choices)):
-        masses = score(tokens, reader_of(choices), choice)
+        masses = label_probabilities(tokens, choice_parser(choices), choice)
         if masses is not None:
             assert all(0 <= mass <= 1 for mass in masses)
             assert sum(masses) <= 1 + 1e-9

@@ -16,10 +16,12 @@ from focalroute import Answer, Budget, Endpoint, Ensemble, PoolError
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.endpoints.capabilities import NONE, Capabilities, declared
-from focalroute.endpoints.cost_bounds import upper_bound
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.likelihood import choice_masses, written_out
-from focalroute.endpoints.wire import Request, Token, decode_scored, encode_scored
+from focalroute.endpoints.elicit.probabilities import choice_probabilities, write_out_choices
+from focalroute.endpoints.paid_call import upper_bound
+from focalroute.endpoints.wire import Request
+from focalroute.endpoints.wire.fields import Token
+from focalroute.endpoints.wire.texts import decode_scored, encode_scored
 from focalroute.money.cost import cost_of
 from focalroute.serving.query import make_query
 from tests.loopback import Server, completion, json_reply, serving
@@ -66,7 +68,7 @@ def asked(server: Server, times: int = 1, **settings: Any) -> list[Answer]:
 def test_every_choice_is_written_behind_the_whole_conversation() -> None:
     parts = [{"type": "text", "text": "Which planet "}, {"type": "text", "text": "has rings?"}]
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": parts})
-    assert written_out(messages, ("Saturn", "Mars")) == (
+    assert write_out_choices(messages, ("Saturn", "Mars")) == (
         "Be brief.\n\nWhich planet has rings?\n\nAnswer: Saturn",
         "Be brief.\n\nWhich planet has rings?\n\nAnswer: Mars",
     )
@@ -80,7 +82,7 @@ def test_every_choice_is_written_behind_the_whole_conversation() -> None:
     ],
 )
 def test_what_is_more_than_text_is_asked_for_by_letter(message: dict[str, Any]) -> None:
-    assert written_out((message,), CHOICES) is None
+    assert write_out_choices((message,), CHOICES) is None
     query = make_query([{"role": "user", "content": "?"}, message], choices=CHOICES)
     assert plan(query, WHOLE).method == "parsed"
 
@@ -95,8 +97,8 @@ def test_the_masses_are_normalised_products_of_what_differs() -> None:
         tokens(shared, (" New", math.log(0.5)), (" Delhi", math.log(0.6))),
         tokens(shared, (" Rome", math.log(0.1))),
     ]
-    assert choice_masses(texts) == pytest.approx([0.1 / 0.5, 0.3 / 0.5, 0.1 / 0.5])
-    assert choice_masses([tokens(shared), tokens(shared)]) == (0.5, 0.5)
+    assert choice_probabilities(texts) == pytest.approx([0.1 / 0.5, 0.3 / 0.5, 0.1 / 0.5])
+    assert choice_probabilities([tokens(shared), tokens(shared)]) == (0.5, 0.5)
 
 
 # -- the format -------------------------------------------------------------------------------------------------------

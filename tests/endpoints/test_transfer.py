@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.capabilities import NONE
-from focalroute.endpoints.elicit import plan, transfer
-from focalroute.endpoints.elicit.transfer import MOST_SHOWN
+from focalroute.endpoints.elicit import plan
+from focalroute.endpoints.elicit.messages import MAX_SHOWN_CHARACTERS, transfer
 
 QUESTION = {"role": "user", "content": "Which planet has the most moons?"}
 PLANETS = ("Jupiter", "Saturn", "Mars")
@@ -61,7 +61,7 @@ def test_an_answer_cannot_end_its_own_section() -> None:
 
 def test_a_long_answer_keeps_its_start_and_more_of_its_end() -> None:
     text = shown("first " + "x" * 10_000 + " last: 42")
-    assert len(text) <= MOST_SHOWN + 10
+    assert len(text) <= MAX_SHOWN_CHARACTERS + 10
     assert text.startswith("first ")
     assert text.endswith(" last: 42")
     assert "[...]" in text

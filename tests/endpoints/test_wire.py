@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from focalroute.core.config import Dialect
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
-from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request, StreamDecoder, decode, decode_bytes, encode
+from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request, decode, decode_bytes, encode
+from focalroute.endpoints.wire.stream import StreamDecoder
 
 MESSAGES = ({"role": "user", "content": "Hi"},)
 DIALECTS: tuple[Dialect, ...] = ("openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter")

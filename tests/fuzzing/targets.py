@@ -25,9 +25,11 @@ from focalroute.endpoints.breaker import Breakers
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.parse import reader_of
+from focalroute.endpoints.elicit.parse import choice_parser
 from focalroute.endpoints.rate_limits import Throttle, pause_of
-from focalroute.endpoints.wire import Completion, Request, StreamDecoder, decode_bytes, refusal
+from focalroute.endpoints.wire import Completion, Request, decode_bytes
+from focalroute.endpoints.wire.refusals import refusal_of
+from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.evaluate.outcomes import read_log
 from focalroute.learn.offline.checkpoint import Checkpoint
 from focalroute.money.prices import read_listing
@@ -101,7 +103,7 @@ def stream(data: bytes) -> None:
 
 def text(data: bytes) -> None:
     said = data.decode("utf-8", "replace")
-    found = reader_of(("Jupiter", "Saturn", "Mars", "3.5")).find(said)
+    found = choice_parser(("Jupiter", "Saturn", "Mars", "3.5")).find(said)
     assert found is None or said[found.start : found.end]
     for kind in (*KINDS, STRUCTURE):
         form = normal_form(said, kind)
@@ -111,7 +113,7 @@ def text(data: bytes) -> None:
 def headers(data: bytes) -> None:
     said = data.decode("latin-1")
     for named in ({"Retry-After": said}, {"retry-after-ms": said}):
-        failure = refusal(429, named, {"error": {"code": said}}, ("secret",))
+        failure = refusal_of(429, named, {"error": {"code": said}}, ("secret",))
         assert failure.retry_after_s is None or 0 <= failure.retry_after_s < float("inf")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from focalroute.core.config import Endpoint
 from focalroute.core.records import Usage
-from focalroute.endpoints.cost_bounds import upper_bound
+from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
 from focalroute.money.cost import Bill, cost_of, total, typical_cost
 

@@ -20,7 +20,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
 from focalroute.endpoints.capabilities import NONE, Capabilities, probe
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.endpoints.elicit import Reading, plan
+from focalroute.endpoints.elicit import ParsedReply, plan
 from focalroute.endpoints.wire import Completion, Request
 from tests.real import servers
 from tests.real.servers import Server
@@ -70,7 +70,7 @@ def with_client(endpoint: Endpoint, act: Callable[[EndpointClient], Awaitable[T]
     return anyio.run(run)
 
 
-def read(endpoint: Endpoint, capabilities: Capabilities) -> Reading:
+def read(endpoint: Endpoint, capabilities: Capabilities) -> ParsedReply:
     """The endpoint's answer to `QUERY`, put in the way that these capabilities allow."""
     put = plan(QUERY, capabilities)
     return put.read(with_client(endpoint, lambda client: client.complete(put.request)))

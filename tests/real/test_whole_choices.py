@@ -18,7 +18,7 @@ from examples.paper import whole_choices  # noqa: E402
 from examples.tiny_pool import recipe, training  # noqa: E402
 from examples.tiny_pool.network import Llama  # noqa: E402
 from examples.tiny_pool.wording import tokenizer  # noqa: E402
-from focalroute.endpoints.elicit.likelihood import written_out  # noqa: E402
+from focalroute.endpoints.elicit.probabilities import write_out_choices  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("vllm")]
 
@@ -38,7 +38,7 @@ def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained() -> No
     found = whole_choices.played([brief], questions)
     model, _ = training.train(brief, whole_choices.written)
     for question, logged in zip(questions, found["whole choices"], strict=True):
-        texts = written_out(({"role": "user", "content": question.text},), question.choices)
+        texts = write_out_choices(({"role": "user", "content": question.text},), question.choices)
         assert texts is not None
         masses = torch.softmax(torch.tensor([likelihood(model, text) for text in texts]), 0)
         assert logged.outputs[brief.name].probabilities == pytest.approx(masses.tolist(), abs=0.01)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from focalroute.core.records import Query, Reply
-from focalroute.endpoints.elicit import transfer
+from focalroute.endpoints.elicit.messages import transfer
 from focalroute.evaluate.quality import metric, rouge
 from focalroute.sim import Question, SimulatedModel, SimulatedPool, solve, stream
 from focalroute.sim.passages import FACTS, fact_in, questions_behind, summed_up

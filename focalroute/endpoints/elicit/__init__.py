@@ -1,9 +1,262 @@
-"""How a question is put to one endpoint and its reply is read: `plan` gives a `Plan`, its ``read`` a `Reading`.
+"""How a question is put to one endpoint, and how its reply is read.
 
-`transfer` shows the answer of one endpoint to the next.
+A closed question gets its choices as lettered lines and asks for the letter alone, unless the endpoint is to be asked
+for the likelihood of each whole choice (see `focalroute.endpoints.elicit.probabilities`). What an endpoint can do
+decides how its
+probabilities are had, best first:
+
+1. log-probabilities with alternatives: the mass of every label where the reply gives its answer;
+2. several samples: the share of each choice;
+3. the sampled token's log-probability alone: the mass of the answer given, the rest unknown;
+4. one reply, parsed: a vote, no probabilities.
+
+Samples come before (3) because they say something of the other choices too. Structured answers are held to their schema
+where that is possible, and checked in any case. All other free-form questions are passed on as is; where several
+samples are wanted of them, one request draws them (Wang et al. 2023, self-consistency, arXiv 2203.11171) from an
+endpoint that can do that, and the share of each answer is counted.
 """
 
-from focalroute.endpoints.elicit.plan import Plan, Reading, needs_probe, plan
-from focalroute.endpoints.elicit.transfer import transfer
+from __future__ import annotations
 
-__all__ = ["Plan", "Reading", "needs_probe", "plan", "transfer"]
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
+from focalroute.answers.structured import Structure
+from focalroute.answers.tool_calls import ToolOffer, parse_calls
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Failure, Method, Query
+from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.elicit.messages import append_text
+from focalroute.endpoints.elicit.parse import DECORATION, ChoiceParser, choice_parser
+from focalroute.endpoints.elicit.probabilities import (
+    choice_probabilities,
+    drop_end_tokens,
+    label_probabilities,
+    write_out_choices,
+)
+from focalroute.endpoints.wire import Completion, CompletionChoice, Request
+
+#: Enough for a letter and the sentence some models put around it. A model that reasons aloud needs more: set
+#: ``max_tokens`` in the endpoint's ``params``.
+MAX_TOKENS = 32
+#: Of free-form samples: they have to differ, and still to be good (that paper uses 0.5 to 0.7).
+TEMPERATURE = 0.7
+
+_NO_ANSWER = "the reply holds no answer of the kind asked for"
+_NOT_VALID = "the reply is no JSON that is valid against the schema"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """What a reply says.
+
+    Attributes:
+        text: the reply's text, of the first sample.
+        choice: index of the most probable choice; None for a free-form question.
+        probabilities: mass on each choice, shape (K,), sums to at most 1, the rest is unknown; None for a bare vote.
+        method: how they were had.
+        tool_calls: the tools it calls, in OpenAI's shape; they are the answer to a free-form question.
+        shares: of several samples of a free-form answer, see `Reply`; None: there was one.
+        samples: how many they were counted from.
+        form: the normal form of the answer in ``text`` to a free-form question.
+    """
+
+    text: str
+    choice: int | None
+    probabilities: tuple[float, ...] | None
+    method: Method
+    finish_reason: str | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    shares: tuple[tuple[str, float], ...] | None = None
+    samples: int = 1
+    form: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One request, and how to read what comes back.
+
+    Attributes:
+        method: what the request is made for.
+        choices: those of the query; None for a free-form question.
+        kind: of a free-form question's answer.
+        otherwise: how to put it where this is refused, for the schema it is held to or as there are no likelihoods to
+            be had; None: there is no other way.
+    """
+
+    request: Request
+    method: Method
+    choices: tuple[str, ...] | None
+    kind: AnswerKind | None = None
+    otherwise: Plan | None = None
+
+    def read(self, completion: Completion) -> ParsedReply:
+        """The reply's answer.
+
+        Raises:
+            CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
+            ConfigError: the caller's own normaliser gives something else than a string or None.
+        """
+        samples = completion.choices[: self.request.n]  # nobody has more votes than were asked for
+        if self.choices is None:
+            return self._called(completion) or _free_form(completion, samples, self.kind)
+        if self.method == "likelihood":
+            return _likeliest(completion, self.choices)
+        reader = choice_parser(self.choices)
+        if self.method == "samples" and len(samples) > 1:
+            return _counted(completion, samples, reader)
+        return _single(completion, reader, self.method)
+
+    def _called(self, completion: Completion) -> ParsedReply | None:
+        """The tools that a reply calls; None: it does not."""
+        first = completion.choices[0]
+        if not first.tool_calls and not self.request.params:  # which offer tools
+            return None
+        calls = parse_calls(first.tool_calls)
+        if calls is None:
+            raise _unusable(completion, "the reply calls a tool with arguments that are no JSON object")
+        refusal = ToolOffer.of(self.request.params).refusal(calls)
+        if refusal is not None:
+            raise _unusable(completion, _why(first, refusal))
+        return ParsedReply(first.text, None, None, "text", first.finish_reason, calls) if calls else None
+
+
+def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan:
+    """The best way to put the query to an endpoint that can do this much.
+
+    Args:
+        samples: how many to draw where probabilities come from samples, unless the query says so.
+    """
+    if isinstance(query.answer, Structure):
+        return _structured(query, query.answer, held=capabilities.structured_choice)
+    if query.choices is None:
+        return _free_form_plan(query, capabilities)
+    labelled = _labelled(query, query.choices, capabilities, samples if query.samples is None else query.samples)
+    scored = write_out_choices(query.messages, query.choices) if capabilities.whole_choices else None
+    if scored is None:
+        return labelled
+    return Plan(Request((), 0, params=query.params, scored=scored), "likelihood", query.choices, otherwise=labelled)
+
+
+def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities, samples: int) -> Plan:
+    """Its choices as lettered lines."""
+    labels = choice_parser(choices).labels
+    messages = append_text(query.messages, _asked(choices, labels))
+    held = labels if capabilities.structured_choice else None
+    if capabilities.logprobs and capabilities.top_logprobs >= 2:
+        request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
+        return Plan(request, "logprobs", choices)
+    if capabilities.n and samples > 1:
+        request = Request(messages, MAX_TOKENS, 1.0, samples, None, held, params=query.params)
+        return Plan(request, "samples", choices)
+    if capabilities.logprobs:
+        return Plan(Request(messages, MAX_TOKENS, 0.0, 1, 0, held, params=query.params), "logprobs", choices)
+    return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", choices)
+
+
+def needs_capabilities(query: Query) -> bool:
+    """Whether the best way to put it hangs on what an endpoint can do."""
+    return query.choices is not None or (query.samples or 1) > 1 or isinstance(query.answer, Structure)
+
+
+def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
+    """Held to the schema where that can be; else, or where just this schema is refused, the prompt has it."""
+    told = Request(append_text(query.messages, structure.instruction), None, params=query.params)
+    otherwise = Plan(told, "text", None, structure)
+    if not held or "response_format" in query.params:
+        return otherwise
+    params = {**query.params, "response_format": structure.response_format}
+    return Plan(Request(query.messages, None, params=params), "text", None, structure, otherwise)
+
+
+def _free_form_plan(query: Query, capabilities: Capabilities) -> Plan:
+    """Several samples where they are wanted and one call can give them, else one reply."""
+    samples = query.samples or 1
+    if samples == 1 or not capabilities.n:
+        return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
+    request = Request(query.messages, None, TEMPERATURE, samples, params=query.params)
+    return Plan(request, "samples", None, query.answer)
+
+
+def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
+    kind: Literal["letter", "number"] = "number" if labels[0].isdigit() else "letter"
+    if all(choice.strip(DECORATION) == label for choice, label in zip(choices, labels, strict=True)):
+        return f"Answer with one of these only: {', '.join(labels)}."
+    lines = "\n".join(f"{label}. {choice}" for label, choice in zip(labels, choices, strict=True))
+    return f"{lines}\n\nAnswer with the {kind} of one choice only."
+
+
+def _single(completion: Completion, reader: ChoiceParser, method: Method) -> ParsedReply:
+    sample = completion.choices[0]
+    found = reader.find(sample.text)
+    if found is None:
+        raise _unusable(completion, _why(sample))
+    if method != "logprobs":
+        return ParsedReply(sample.text, found.choice, None, "parsed", sample.finish_reason)
+    if sample.tokens is None:
+        raise _unusable(
+            completion,
+            "the log-probabilities asked for did not come back; set logprobs = false where this happens often",
+        )
+    masses = label_probabilities(drop_end_tokens(sample.tokens, sample.text), reader, found.choice)
+    if masses is None:
+        return ParsedReply(sample.text, found.choice, None, "parsed", sample.finish_reason)
+    choice = max(range(len(masses)), key=lambda i: (masses[i], i == found.choice))
+    return ParsedReply(sample.text, choice, masses, "logprobs", sample.finish_reason)
+
+
+def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
+    tokens = [choice.tokens for choice in completion.choices if choice.tokens is not None]
+    if len(tokens) < len(choices):
+        raise _unusable(completion, "no log-probabilities of the prompt came back; leave whole_choices out here")
+    mass = choice_probabilities(tokens)
+    choice = mass.index(max(mass))
+    return ParsedReply(choices[choice], choice, mass, "likelihood", None)
+
+
+def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> ParsedReply:
+    """The most frequent answer, the first of equals, and the share of each; samples without one are unknown mass."""
+    giving: dict[str, list[CompletionChoice]] = {}
+    why = _why(samples[0], _NOT_VALID if isinstance(kind, Structure) else _NO_ANSWER)
+    for sample in samples:
+        try:
+            form = normal_form(sample.text, kind)
+        except NormaliserFailed as error:  # on this member's text, which may be anything
+            form, why = None, str(error)
+        if form is not None:
+            giving.setdefault(form, []).append(sample)
+    if not giving:
+        raise _unusable(completion, why)
+    most_first = sorted(giving, key=lambda form: len(giving[form]), reverse=True)
+    form, first = most_first[0], giving[most_first[0]][0]
+    if len(samples) == 1:
+        return ParsedReply(first.text, None, None, "text", first.finish_reason, form=form)
+    shares = tuple((giving[one][0].text, len(giving[one]) / len(samples)) for one in most_first)
+    return ParsedReply(
+        first.text, None, None, "samples", first.finish_reason, shares=shares, samples=len(samples), form=form
+    )
+
+
+def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader: ChoiceParser) -> ParsedReply:
+    """The share of each choice among the samples that came back; samples without an answer are unknown mass."""
+    named = [found.choice for sample in samples if (found := reader.find(sample.text)) is not None]
+    first = samples[0]
+    if not named:
+        raise _unusable(completion, _why(first))
+    shares = tuple(named.count(i) / len(samples) for i in range(len(reader.choices)))
+    choice = max(range(len(shares)), key=lambda i: (shares[i], i == named[0]))
+    return ParsedReply(first.text, choice, shares, "samples", first.finish_reason)
+
+
+def _why(sample: CompletionChoice, otherwise: str = "the reply names none of the choices, or more than one") -> str:
+    if sample.finish_reason == "length":
+        return "the reply was cut at its token limit before it answered; set a larger max_tokens in params"
+    if sample.finish_reason == "content_filter":
+        return "the reply was withheld by the service's content filter"
+    return otherwise
+
+
+def _unusable(completion: Completion, why: str) -> CallFailed:
+    return CallFailed(Failure("unusable", why), completion.usage)

@@ -35,7 +35,7 @@ _NOT = re.compile(r"(?:\bnot|n't|\bnever|\bneither|\brather than|\binstead of)\s
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NamedChoice:
     """The choice that a text names, and the part of the text that names it.
 
     Attributes:
@@ -65,12 +65,12 @@ def labels_for(choices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=512)
-def reader_of(choices: tuple[str, ...]) -> Reader:
+def choice_parser(choices: tuple[str, ...]) -> ChoiceParser:
     """The reader of these choices; kept, since several members are asked the same."""
-    return Reader(choices)
+    return ChoiceParser(choices)
 
 
-class Reader:
+class ChoiceParser:
     """Finds the one choice a reply names.
 
     Tried in turn: a reply that is just a choice; the last "the answer is X", "Answer: X" or ``\\boxed{X}``
@@ -88,7 +88,7 @@ class Reader:
         ]
         self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
 
-    def find(self, text: str) -> Found | None:
+    def find(self, text: str) -> NamedChoice | None:
         """The choice that ``text`` names; None if none, or several. Reasoning in ``<think>`` tags does not count."""
         begin = text.rfind("</think>") + 8 if "</think>" in text else 0
         if "<think>" in text[begin:]:
@@ -107,32 +107,32 @@ class Reader:
             return None if self._hesitates(text, said) else said
         return self._only_mention(text, start)
 
-    def _only_decoration(self, text: str) -> Found | None:
+    def _only_decoration(self, text: str) -> NamedChoice | None:
         """A choice such as "+" or "..." that consists of what is elsewhere decoration."""
         bare = text.strip()
         start = text.find(bare)
         hits = [i for i, choice in enumerate(self.choices) if bare and choice.strip() == bare]
-        return Found(hits[0], start, start + len(bare), False) if hits else None
+        return NamedChoice(hits[0], start, start + len(bare), False) if hits else None
 
-    def _named_at(self, text: str, at: int, *, loose: bool = False) -> Found | None:
+    def _named_at(self, text: str, at: int, *, loose: bool = False) -> NamedChoice | None:
         """The choice named at ``at``, by text or label (a lower-case one only if ``loose`` or at a line's end)."""
         for i, bare in self._longest_first:
             end = at + len(bare)
             if text[at:end].casefold() == bare and bare not in self._by_label and not _continues(text, end):
-                return Found(i, at, end, False)
+                return NamedChoice(i, at, end, False)
         word = _WORD.match(text, at)
         choice = self._by_label.get(word.group().casefold()) if word else None
         if word is None or choice is None or _continues(text, word.end()):
             return None
         plain = loose or not word.group().islower() or _TO_LINE_END.match(text, word.end())
-        return Found(choice, at, word.end(), True) if plain else None
+        return NamedChoice(choice, at, word.end(), True) if plain else None
 
-    def _repeats(self, text: str, found: Found, end: int) -> bool:
+    def _repeats(self, text: str, found: NamedChoice, end: int) -> bool:
         """Whether all that follows a label is the text of the same choice, as in "B) Saturn"."""
         rest = text[found.end : end]
         return found.label and rest.strip(DECORATION + "-\u2013\u2014").casefold() == self._bare[found.choice]
 
-    def _last_explicit(self, text: str, begin: int, start: int) -> Found | None:
+    def _last_explicit(self, text: str, begin: int, start: int) -> NamedChoice | None:
         """The last "the answer is X" that is not quoted from somewhere."""
         quoted = text[:start].strip()[-1:] in ("“", '"')  # the whole reply is
         asides = [] if quoted else [aside.span() for aside in _ASIDE.finditer(text, begin)]
@@ -144,7 +144,7 @@ class Reader:
                 return named
         return None
 
-    def _hesitates(self, text: str, found: Found) -> bool:
+    def _hesitates(self, text: str, found: NamedChoice) -> bool:
         """Whether another choice follows at once: "A or C", or "B) Jupiter" where B is not Jupiter."""
         also = _ALSO.match(text, found.end)
         named = self._named_at(text, also.end()) if also else None
@@ -155,7 +155,7 @@ class Reader:
             named = self._named_at(text, after) if after > found.end else None
         return named is not None and named.choice != found.choice
 
-    def _leading(self, text: str, start: int) -> Found | None:
+    def _leading(self, text: str, start: int) -> NamedChoice | None:
         """A label that opens the reply, unless other lines open with other labels."""
         opening = [self._named_at(text, match.end()) for match in _LINE_START.finditer(text, start)]
         opening = [f for f in opening if f and f.label and _AFTER_LEADING.match(text, f.end)]
@@ -164,7 +164,7 @@ class Reader:
             return None
         return first
 
-    def _only_mention(self, text: str, start: int) -> Found | None:
+    def _only_mention(self, text: str, start: int) -> NamedChoice | None:
         mentions = [*self._texts_mentioned(text, start), *self._labels_pointed_at(text, start)]
         if len({found.choice for found in mentions}) != 1:
             return None
@@ -174,13 +174,13 @@ class Reader:
             else mentions[0]
         )
 
-    def _labels_pointed_at(self, text: str, start: int) -> Iterator[Found]:
+    def _labels_pointed_at(self, text: str, start: int) -> Iterator[NamedChoice]:
         for pointer in _POINTER.finditer(text, start):
             named = self._named_at(text, pointer.end())
             if named and named.label:
                 yield named
 
-    def _texts_mentioned(self, text: str, start: int) -> Iterator[Found]:
+    def _texts_mentioned(self, text: str, start: int) -> Iterator[NamedChoice]:
         """Choices mentioned by their text, longer ones first, so that "York" is not seen in "New York"."""
         left = text
         for i, bare in self._longest_first:
@@ -189,7 +189,7 @@ class Reader:
             for match in re.finditer(re.escape(bare), left[start:], re.IGNORECASE):
                 at, end = match.start() + start, match.end() + start
                 if not _continues(left, end) and not (at and left[at - 1].isalnum() and bare[0].isalnum()):
-                    yield Found(i, at, end, False)
+                    yield NamedChoice(i, at, end, False)
                     left = left[:at] + "\0" * (end - at) + left[end:]
 
 

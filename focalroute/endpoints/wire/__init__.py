@@ -1,37 +1,208 @@
-"""The formats of chat completions and embeddings, without I/O: requests to JSON, replies (hostile input) to records."""
+"""The chat completion format, without I/O: requests to JSON, replies (taken as hostile input) to records.
 
-from focalroute.endpoints.wire.embeddings import Embedded, decode_embeddings, encode_texts
-from focalroute.endpoints.wire.fields import Token, broken
-from focalroute.endpoints.wire.format import (
-    MAX_REPLY_BYTES,
-    CapField,
-    Completion,
-    CompletionChoice,
-    Request,
-    decode,
-    decode_bytes,
-    encode,
+Services agree on most of it and differ in four places, all settled in `encode`: how log-probabilities are asked for,
+how an answer is held to a set of choices, how many samples one call may return, and what the token limit is called.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from focalroute.core.config import Dialect
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Usage
+from focalroute.endpoints.wire.fields import (
+    Token,
+    content_of,
+    protocol_error,
+    reported_error,
+    text_of,
+    tokens_of,
+    usage_of,
 )
-from focalroute.endpoints.wire.refusals import refusal
-from focalroute.endpoints.wire.scored import decode_scored, encode_scored
-from focalroute.endpoints.wire.stream import StreamDecoder
 
-__all__ = [
-    "MAX_REPLY_BYTES",
-    "CapField",
-    "Completion",
-    "CompletionChoice",
-    "Embedded",
-    "Request",
-    "StreamDecoder",
-    "Token",
-    "broken",
-    "decode",
-    "decode_bytes",
-    "decode_embeddings",
-    "decode_scored",
-    "encode",
-    "encode_scored",
-    "encode_texts",
-    "refusal",
-]
+CapField = Literal["max_tokens", "max_completion_tokens"]
+
+#: A reply longer than this is refused while it is being read.
+MAX_REPLY_BYTES = 8 * 2**20
+#: Nor does any reply have more samples than this.
+MAX_CHOICES = 1024
+
+#: Objects and lists in a large reply. One of 8 MB with alternatives for every token has 80,000; a reply made of nothing
+#: else would take seconds, and 20 times its size, to parse.
+_MAX_CONTAINERS = 100_000
+_LARGE = 2**18
+_DEEPINFRA_MAX_N = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One chat completion to ask for. Its repr holds nothing of the prompt.
+
+    Attributes:
+        max_tokens: bound on the generated tokens of one sample; None: the service's own.
+        temperature: None: the service's own.
+        n: samples wanted from one call.
+        top_logprobs: alternatives wanted with each token; 0: only the sampled token's own, None: no log-probabilities.
+        choices: hold the answer to one of these; None: free.
+        stream: whether the reply comes in pieces.
+        stream_usage: whether a stream is asked to end with its usage.
+        params: provider parameters; they go into the body unchanged and win over everything above.
+        scored: texts whose own log-likelihood is wanted, in place of a reply to messages (see `encode_scored`).
+    """
+
+    messages: Sequence[Mapping[str, Any]] = field(repr=False)
+    max_tokens: int | None
+    temperature: float | None = None
+    n: int = 1
+    top_logprobs: int | None = None
+    choices: tuple[str, ...] | None = field(default=None, repr=False)
+    stream: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    stream_usage: bool = True
+    scored: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionChoice:
+    """One sample. ``tokens`` is None where no (credible) log-probabilities came back."""
+
+    text: str
+    finish_reason: str | None
+    tokens: tuple[Token, ...] | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole reply: at least one choice. ``usage`` is None where none (credible) came back."""
+
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage | None
+    model: str | None
+    id: str | None
+
+
+def encode(request: Request, model: str, dialect: Dialect, *, cap: CapField = "max_tokens") -> dict[str, Any]:
+    """The JSON body of a request, in the service's dialect.
+
+    ``cap`` names the token limit: every service knows ``max_tokens`` but OpenAI's own newer models, which refuse it,
+    while several compatible servers silently ignore ``max_completion_tokens``.
+    """
+    body: dict[str, Any] = {"model": model, "messages": list(request.messages)}
+    if request.max_tokens is not None and request.params.keys().isdisjoint(("max_tokens", "max_completion_tokens")):
+        body[cap] = request.max_tokens
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.n > 1:
+        body["n"] = min(request.n, _DEEPINFRA_MAX_N) if dialect == "deepinfra" else request.n
+    if request.top_logprobs is not None:
+        body |= _logprobs_wanted(request.top_logprobs, dialect)
+    if request.choices is not None:
+        body |= _held_to(request.choices, dialect)
+    if request.stream:
+        body["stream"] = True
+        if request.stream_usage and dialect not in ("together", "deepinfra"):  # these two always send it
+            body["stream_options"] = {"include_usage": True}
+    return body | dict(request.params)
+
+
+def _logprobs_wanted(top: int, dialect: Dialect) -> dict[str, Any]:
+    if dialect == "together":  # an integer; 0 would mean none at all
+        return {"logprobs": max(top, 1)}
+    if dialect == "deepinfra" or top == 0:
+        return {"logprobs": True}
+    return {"logprobs": True, "top_logprobs": top}
+
+
+def _held_to(choices: Sequence[str], dialect: Dialect) -> dict[str, Any]:
+    """vLLM has choices, Together and DeepInfra regular expressions; elsewhere a strict JSON schema does it."""
+    if dialect == "vllm":
+        return {"structured_outputs": {"choice": list(choices)}}
+    pattern = "(" + "|".join(re.escape(choice) for choice in choices) + ")"
+    if dialect == "together":
+        return {"response_format": {"type": "regex", "pattern": pattern}}
+    if dialect == "deepinfra":
+        return {"response_format": {"type": "regex", "regex": pattern}}
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "enum": list(choices)}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+    }
+
+
+def decode_bytes(body: bytes | bytearray) -> Completion:
+    """`decode` of a reply's body.
+
+    Raises:
+        CallFailed: the body is not JSON, or not a chat completion.
+    """
+    return decode(parse_json(body))
+
+
+def parse_json(body: bytes | bytearray) -> object:
+    """A reply's body as JSON, in bounded time and memory; CallFailed if it is none, or has too many parts."""
+    if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+        raise protocol_error("the reply has too many parts")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise protocol_error("the reply is not JSON") from None
+
+
+def open_reply(payload: object, content: str, *, generates: bool = True) -> tuple[Mapping[str, Any], Any, Usage | None]:
+    """A parsed reply, what it holds under this name, and its usage.
+
+    Args:
+        generates: else services may leave out that no tokens were generated.
+
+    Raises:
+        CallFailed: it is no object, or reports an error instead.
+    """
+    if not isinstance(payload, dict):
+        raise protocol_error("the reply is not a JSON object")
+    counts = payload.get("usage")
+    if not generates and isinstance(counts, dict):
+        counts = {**counts, "completion_tokens": counts.get("completion_tokens") or 0}
+    usage, held = usage_of(counts), payload.get(content)
+    if payload.get("error") is not None and not held:
+        raise CallFailed(reported_error(payload["error"]), usage)
+    return payload, held, usage
+
+
+def decode(payload: object) -> Completion:
+    """A parsed reply as a record, whatever the dialect (the forms differ enough to be told apart by shape).
+
+    Raises:
+        CallFailed: it is not a chat completion; ``.usage`` is kept where it could be read.
+    """
+    payload, choices, usage = open_reply(payload, "choices")
+    if not isinstance(choices, list) or not choices:
+        raise protocol_error("the reply has no choices", usage)
+    if len(choices) > MAX_CHOICES:
+        raise protocol_error("the reply has too many choices", usage)
+    return Completion(
+        tuple(_choice(c, usage) for c in choices), usage, text_of(payload.get("model")), text_of(payload.get("id"))
+    )
+
+
+def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise protocol_error("a choice has no message", usage)
+    if choice.get("finish_reason") == "error":
+        raise CallFailed(reported_error(choice.get("error")), usage)
+    text = content_of(message.get("content"))
+    if text is None:
+        raise protocol_error("a message's content is not text", usage)
+    calls = message.get("tool_calls")
+    calls = tuple(c for c in calls if isinstance(c, dict)) if isinstance(calls, list) else ()
+    return CompletionChoice(text, text_of(choice.get("finish_reason")), tokens_of(choice.get("logprobs")), calls)

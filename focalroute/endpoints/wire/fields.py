@@ -32,12 +32,12 @@ class Token:
     top: Mapping[str, float]
 
 
-def broken(message: str, usage: Usage | None = None) -> CallFailed:
+def protocol_error(message: str, usage: Usage | None = None) -> CallFailed:
     """The failure of a reply that is not in the chat completion format."""
     return CallFailed(Failure("protocol", message), usage)
 
 
-def reported(error: object) -> Failure:
+def reported_error(error: object) -> Failure:
     """An error that came in the body of a successful response, as OpenRouter sends them."""
     code = error.get("code") if isinstance(error, dict) else None
     if type(code) is int and 400 <= code <= 599:

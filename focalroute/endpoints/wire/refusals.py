@@ -7,14 +7,41 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from focalroute.core.records import Failure
-from focalroute.endpoints.features import unsupported
+
+#: Each is a field of `Endpoint`.
+Feature = Literal["tools", "images", "json_schema"]
+
+_LONGEST = 2000  # characters of a message that are looked at
+
+# Of the service or its model. A message about the caller's own tools, images or schema must not match: one bad image
+# would shut the endpoint to all others.
+_SAID: Mapping[Feature, re.Pattern[str]] = {
+    "tools": re.compile(
+        r"(?:not support|unsupported|that support)[^.]{0,40}\b(?:tools?|function.?call)"
+        r"|\b(?:tools?|tool use|function.?calling)\b[^.]{0,20}not (?:supported|enabled|available)"
+        r"|\btools?\b[^.]{0,20}requires? --",
+        re.IGNORECASE,
+    ),
+    "images": re.compile(
+        r"(?:not support|that support)[^.]{0,20}\b(?:images?\b|image_url|vision|multi-?modal)"
+        r"|\b(?:images|image inputs?|image_url|vision) (?:is|are) (?:not (?:supported|enabled|available)|only supp)"
+        r"|not a multi-?modal|at most 0 image",
+        re.IGNORECASE,
+    ),
+    "json_schema": re.compile(
+        r"(?:not support|unsupported|that support)[^.]{0,40}(?:response_format|json.?schema|structured output)"
+        r"|(?:response_format|json.?schema|structured outputs?)[^.]{0,40}not (?:supported|enabled|available)",
+        re.IGNORECASE,
+    ),
+}  # fmt: skip
 
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def refusal(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
+def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
     """The failure that an error status stands for; ``secrets`` are texts of which nothing may be told."""
     code = _error_code(payload, secrets)
     lacks = unsupported(_message(payload))
@@ -56,3 +83,12 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         except (ValueError, OverflowError):
             return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def unsupported(message: str) -> Feature | None:
+    """The feature that an error message says the service does not have; None if it says no such thing.
+
+    >>> unsupported("No endpoints found that support tool use."), unsupported("You uploaded an unsupported image.")
+    ('tools', None)
+    """
+    return next((feature for feature, said in _SAID.items() if said.search(message[:_LONGEST])), None)

@@ -10,8 +10,16 @@ from typing import Any
 
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
-from focalroute.endpoints.wire.fields import broken, content_of, count_of, reported, text_of, tokens_of, usage_of
-from focalroute.endpoints.wire.format import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice
+from focalroute.endpoints.wire import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice
+from focalroute.endpoints.wire.fields import (
+    content_of,
+    count_of,
+    protocol_error,
+    reported_error,
+    text_of,
+    tokens_of,
+    usage_of,
+)
 
 _MAX_LINE = 2**20
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -84,7 +92,7 @@ class StreamDecoder:
             raise self._failed("a stream event is not a JSON object")
         self.usage = usage_of(payload.get("usage")) or self.usage
         if payload.get("error") is not None:
-            raise CallFailed(reported(payload["error"]), self.usage)
+            raise CallFailed(reported_error(payload["error"]), self.usage)
         self._model = self._model or text_of(payload.get("model"))
         self._id = self._id or text_of(payload.get("id"))
         choices = payload.get("choices")
@@ -101,7 +109,7 @@ class StreamDecoder:
         if text is None or index is None or index >= MAX_CHOICES:
             raise self._failed("a stream choice has no readable text")
         if choice.get("finish_reason") == "error":
-            raise CallFailed(reported(choice.get("error")), self.usage)
+            raise CallFailed(reported_error(choice.get("error")), self.usage)
         part = self._parts.setdefault(index, _Part())
         part.add(text, choice, delta or {})
         return text if index == 0 else ""
@@ -119,7 +127,7 @@ class StreamDecoder:
         return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self._id)
 
     def _failed(self, message: str) -> CallFailed:
-        return broken(message, self.usage)
+        return protocol_error(message, self.usage)
 
 
 class _Part:

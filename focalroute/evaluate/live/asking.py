@@ -13,7 +13,7 @@ from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.transfer import shown, with_shown
+from focalroute.endpoints.elicit.messages import format_answer, show_answer
 from focalroute.endpoints.wire import decode, encode
 from focalroute.evaluate.live.queries import LiveQuery
 from focalroute.evaluate.sequential import Asker, Said, Step
@@ -79,7 +79,7 @@ def in_process(models: Sequence[SimulatedModel], endpoints: Sequence[Endpoint], 
 
 
 def _put(live: LiveQuery, text: str | None) -> Query:
-    return live.query if text is None else with_shown(live.query, text)
+    return live.query if text is None else show_answer(live.query, text)
 
 
 def _said(live: LiveQuery, reply: Reply) -> Said:
@@ -89,4 +89,4 @@ def _said(live: LiveQuery, reply: Reply) -> Said:
         return Said(None, "", np.zeros(ANSWER, np.float32), 0.0, 0.0, usd)
     mass = reply.probabilities
     certainty = 0.0 if mass is None or reply.choice is None else mass[reply.choice]
-    return Said(shown(live.query, reply), form, text_features(form, ANSWER), certainty, live.worth(form), usd)
+    return Said(format_answer(live.query, reply), form, text_features(form, ANSWER), certainty, live.worth(form), usd)

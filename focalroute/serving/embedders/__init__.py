@@ -1,18 +1,205 @@
-"""Features of a query's text by an embedder of the user's choice, in place of the built-in hashed ones.
-
-    an Endpoint     its /embeddings          sources.Service
-    a function      text -> vector           sources.Function
-    OnnxEmbedder    a local encoder          onnx.py (a function, too)
-
-`embedding.Embedding` asks it while an ensemble serves, `offline.embedded` for a whole log.
-"""
+"""Where vectors come from: a service's /embeddings, or a function of the user's."""
 
 from __future__ import annotations
 
-from focalroute.serving.embedders.embedding import Embedding
-from focalroute.serving.embedders.offline import embedded
-from focalroute.serving.embedders.onnx import OnnxEmbedder
-from focalroute.serving.embedders.pool_file import embedder_of
-from focalroute.serving.embedders.sources import TextEmbedder
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
 
-__all__ = ["Embedding", "OnnxEmbedder", "TextEmbedder", "embedded", "embedder_of"]
+from numpy.typing import ArrayLike
+
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.pool import PoolFile
+from focalroute.core.records import F32, Failure, Usage
+from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.paid_call import reserved
+from focalroute.endpoints.rate_limits import Throttle
+from focalroute.endpoints.wire import Request
+from focalroute.endpoints.wire.fields import protocol_error
+from focalroute.endpoints.wire.texts import Embeddings
+from focalroute.money.budget import AskBudget
+from focalroute.observe.features import unit_vector
+from focalroute.serving.embedders.onnx import OnnxEmbedder
+
+#: What may be given as an embedder.
+TextEmbedder = Endpoint | Callable[[str], ArrayLike | Awaitable[ArrayLike]]
+
+
+class VectorSource(Protocol):
+    """What makes the vectors of texts."""
+
+    def prepare(self) -> None:
+        """Load what the first call needs, for which no time limit shall pay. Quick from then on."""
+
+    async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
+        """One for each text, float32 (D,) of norm 1, always of the same length.
+
+        Raises:
+            CallFailed: they cannot be had now.
+            ConfigError: they are no vectors, and will not be another time.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of what the running loop holds."""
+
+
+def vector_source(embedder: TextEmbedder) -> VectorSource:
+    """The source for an embedder; ConfigError if it is none."""
+    if isinstance(embedder, Endpoint):
+        return EmbeddingService(embedder)
+    if not callable(embedder):
+        raise ConfigError(
+            f"embedder: give an Endpoint, an OnnxEmbedder or a function of a text, got {type(embedder).__name__}"
+        )
+    return EmbeddingFunction(embedder)
+
+
+class EmbeddingService:
+    """An endpoint's /embeddings: each call is reserved, settled and held to its rate limits like any other.
+
+    Vectors of another length than the first ones are a failed call: the service changed.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._clients = HttpClients()
+        self._throttle = Throttle(endpoint)
+        self._client = EndpointClient(endpoint, self._clients, heed=self._throttle.heed)
+        self._width = 0
+
+    def prepare(self) -> None:
+        """See `VectorSource`."""
+        self._client.prepare()
+
+    async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
+        """See `VectorSource`."""
+        turn = await self._throttle.enter(sum(map(len, texts)) / 4, left_s)
+        failure: Failure | None = Failure("cancelled", "given up before it answered")
+        usage: Usage | None = None
+        try:
+            reply = await self._paid(texts, ask_budget)
+            failure, usage = None, reply.usage
+        except CallFailed as error:
+            failure, usage = error.failure, error.usage
+            raise
+        finally:
+            self._throttle.leave(turn, None if usage is None else usage.prompt_tokens, failure)
+        return self._checked(reply)
+
+    async def _paid(self, texts: Sequence[str], ask_budget: AskBudget) -> Embeddings:
+        request = Request([{"role": "user", "content": text} for text in texts], max_tokens=0)
+        async with reserved(ask_budget, self._endpoint, request) as paid_call:
+            if paid_call is None:
+                raise CallFailed(Failure("unavailable", "not affordable"))
+            reply = await self._client.embed(texts)
+            paid_call.usage = reply.usage
+            return reply
+
+    def _checked(self, reply: Embeddings) -> list[F32]:
+        try:
+            found = [unit_vector(vector) for vector in reply.vectors]
+        except ConfigError as error:
+            raise protocol_error(str(error)) from None
+        self._width = self._width or found[0].size
+        if found[0].size != self._width:
+            raise protocol_error(f"its vectors have {found[0].size} numbers now, and had {self._width}")
+        return found
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self._clients.aclose()
+
+
+class EmbeddingFunction:
+    """A function of the user's. What it raises is a failed call; what it gives must be vectors of one length.
+
+    One that is no coroutine function runs on a thread of its own, one text at a time: it may be slow, and need not be
+    safe for threads. An awaitable that it gives is awaited on the loop that asks.
+    """
+
+    def __init__(self, function: Callable[[str], ArrayLike | Awaitable[ArrayLike]]) -> None:
+        self._function = function
+        call = function if inspect.isroutine(function) else type(function).__call__
+        self._worker = None if inspect.iscoroutinefunction(call) else ThreadPoolExecutor(1, "focalroute-embedder")
+        self._width = 0
+
+    def prepare(self) -> None:
+        """See `VectorSource`; there is nothing to load."""
+
+    async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
+        """See `VectorSource`."""
+        return [await self._vector(text) for text in texts]
+
+    async def _vector(self, text: str) -> F32:
+        failed = None
+        try:
+            found = await self._called(text)
+        except Exception as error:  # noqa: BLE001 - whatever it raises; its message may quote the text
+            failed = CallFailed(Failure("unusable", f"it raised {type(error).__name__}"))
+        if failed is not None:  # raised here, it has no context
+            raise failed
+        vector = unit_vector(found)
+        self._width = self._width or vector.size
+        if vector.size != self._width:
+            raise ConfigError(f"embedder: gave {vector.size} numbers for a text, and {self._width} for one before it")
+        return vector
+
+    async def _called(self, text: str) -> Any:
+        if self._worker is None:
+            found: Any = self._function(text)
+        else:
+            found = await asyncio.wrap_future(self._worker.submit(self._function, text))
+        return await found if inspect.isawaitable(found) else found
+
+    async def aclose(self) -> None:
+        """Let go of the thread; what it is at goes on to its end, and is not waited for."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=False, cancel_futures=True)
+
+
+_LOCAL = {"onnx", "tokenizer", "max_tokens"}
+
+
+def embedder_from_pool_file(pool: PoolFile, path: str | Path) -> TextEmbedder | None:
+    """The embedder that a pool file names; None: none.
+
+    Either ``onnx`` and ``tokenizer``, files of a local encoder relative to the pool file; or the keys of an endpoint:
+    ``base_url``, ``model``, ``api_key_env``, ``input_usd_per_1m`` and so on. Its name is "embedder" unless given.
+
+    Raises:
+        ConfigError: a key is missing, unknown or wrong; the message names it.
+    """
+    if pool.embedder is None:
+        return None
+    table = dict(pool.embedder)
+    try:
+        return _local(table, Path(path).parent) if _LOCAL & table.keys() else _service(table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: embedder: {error}") from None
+
+
+def _service(table: dict[str, Any]) -> Endpoint:
+    named: dict[str, Any] = {"name": "embedder", **table}
+    if "input_usd_per_1m" in named:
+        named.setdefault("output_usd_per_1m", 0)  # nothing is generated
+    if "client" in named:
+        raise ConfigError("client: a pool file cannot hold one; give base_url")
+    endpoint = Endpoint(**named)
+    if endpoint.base_url is None:
+        raise ConfigError("base_url: give it and a model, or onnx and tokenizer")
+    return endpoint
+
+
+def _local(table: dict[str, Any], folder: Path) -> OnnxEmbedder:
+    unknown = sorted(table.keys() - _LOCAL)
+    if unknown:
+        raise ConfigError(f"unknown key {unknown[0]!r}; a local encoder has onnx, tokenizer and max_tokens")
+    for key in ("onnx", "tokenizer"):
+        if not isinstance(table.get(key), str):
+            raise ConfigError(f"{key}: required, the path of a file")
+    settings = {"max_tokens": table["max_tokens"]} if "max_tokens" in table else {}
+    return OnnxEmbedder(folder / table["onnx"], folder / table["tokenizer"], **settings)

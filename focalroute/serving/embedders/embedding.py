@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -16,12 +20,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import CallFailed
-from focalroute.core.records import F32, HASHED, Failure
-from focalroute.money.budget import AskBudget
+from focalroute.core.errors import CallFailed, PoolError
+from focalroute.core.pool import validate_pool
+from focalroute.core.records import F32, HASHED, Failure, Query
+from focalroute.endpoints.calls import CallContext, call_with_retries
+from focalroute.money.budget import AskBudget, BudgetGuard
+from focalroute.money.cost import total
 from focalroute.observe.agreement import Reader
 from focalroute.observe.features import clipped, name_of, text_features
-from focalroute.serving.embedders.sources import Source, TextEmbedder, source_of
+from focalroute.serving.embedders import TextEmbedder, VectorSource, vector_source
 from focalroute.store.base import Store
 
 _log = logging.getLogger("focalroute")
@@ -31,17 +38,17 @@ _KEPT = 1024  # texts whose vectors are kept
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # after a failure, and while failures follow each other
 
 
-class TextRead(NamedTuple):
+class EmbeddedText(NamedTuple):
     """What was made of a text: its features (empty: none), and why there are none, in words."""
 
     features: F32
     missing: str = ""
 
 
-_NOTHING = TextRead(np.zeros(0, np.float32))
+_NOTHING = EmbeddedText(np.zeros(0, np.float32))
 
 
-class Embedding:
+class TextEmbedding:
     """Reads the texts of queries, and of the replies that are compared. Safe to use from several event loops.
 
     After a failure nobody asks the embedder for a while: an outage must not make every ask wait.
@@ -61,7 +68,7 @@ class Embedding:
     def __init__(self, embedder: TextEmbedder | None, store: Store) -> None:
         self.name = HASHED if embedder is None else name_of(embedder)
         self.services: tuple[Endpoint, ...] = (embedder,) if isinstance(embedder, Endpoint) else ()
-        self._source = None if embedder is None else source_of(embedder)
+        self._source = None if embedder is None else vector_source(embedder)
         self._store = store
         self._kept: OrderedDict[bytes, F32] = OrderedDict()
         self._lock = threading.Lock()  # of what is kept
@@ -69,7 +76,7 @@ class Embedding:
         self._pause_s = 0.0
         self._paused_until = 0.0
 
-    async def read(self, text: str, ask_budget: AskBudget, deadline: float) -> TextRead:
+    async def read(self, text: str, ask_budget: AskBudget, deadline: float) -> EmbeddedText:
         """The features of a text; none, and why, where the embedder does not give them in time.
 
         Args:
@@ -93,37 +100,37 @@ class Embedding:
         """
         return None if self._source is None else partial(self._read_all, ask_budget=ask_budget, deadline=deadline)
 
-    async def _read_all(self, texts: Sequence[str], ask_budget: AskBudget, deadline: float) -> list[TextRead]:
+    async def _read_all(self, texts: Sequence[str], ask_budget: AskBudget, deadline: float) -> list[EmbeddedText]:
         """All have ended when it returns or raises: their bills are there."""
         made = await asyncio.gather(*(self._read(one, ask_budget, deadline) for one in texts), return_exceptions=True)
         failed = next((one for one in made if isinstance(one, BaseException)), None)
         if failed is not None:
             raise failed
-        return [one for one in made if isinstance(one, TextRead)]
+        return [one for one in made if isinstance(one, EmbeddedText)]
 
-    async def _read(self, text: str, ask_budget: AskBudget, deadline: float) -> TextRead:
+    async def _read(self, text: str, ask_budget: AskBudget, deadline: float) -> EmbeddedText:
         source = self._source
         if source is None:
-            return TextRead(text_features(text))
+            return EmbeddedText(text_features(text))
         if not text.strip():
             return _NOTHING
         text = clipped(text)
         key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         found = self._known(key)
         if found is not None:
-            return TextRead(found)
+            return EmbeddedText(found)
         source.prepare()
         loop = asyncio.get_running_loop()
         left_s = max(0.0, _SHARE * (deadline - loop.time()))
         try:
             async with asyncio.timeout(left_s), self._turns.setdefault((loop, key), asyncio.Lock()):
-                return TextRead(await self._made(source, key, text, ask_budget, left_s))
+                return EmbeddedText(await self._made(source, key, text, ask_budget, left_s))
         except CallFailed as error:
             return self._without(error.failure)
         except TimeoutError:
             return self._without(Failure("timeout", f"no vector within {left_s:.2g} s"))
 
-    async def _made(self, source: Source, key: bytes, text: str, ask_budget: AskBudget, left_s: float) -> F32:
+    async def _made(self, source: VectorSource, key: bytes, text: str, ask_budget: AskBudget, left_s: float) -> F32:
         """By the first of several asks with one text; the others find it here."""
         found = self._known(key)
         if found is not None:
@@ -145,15 +152,91 @@ class Embedding:
                 self._kept.move_to_end(key)
         return found
 
-    def _without(self, failure: Failure) -> TextRead:
+    def _without(self, failure: Failure) -> EmbeddedText:
         now = time.monotonic()
         if failure.kind not in ("unavailable", "limited") and now >= self._paused_until:
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
             self._paused_until = now + self._pause_s
             _log.warning("the embedder failed, asks go without features of their texts: %s", failure.message)
-        return TextRead(_NOTHING.features, f"text not read: embedder {self.name}: {failure.message}")
+        return EmbeddedText(_NOTHING.features, f"text not read: embedder {self.name}: {failure.message}")
 
     async def aclose(self) -> None:
         """Close the connections of the running loop, and let go of the thread."""
         if self._source is not None:
             await self._source.aclose()
+
+
+_BATCH = 32  # texts in a call
+_AT_A_TIME = 8  # calls
+_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVectors:
+    """Vectors that were made before, of some texts: an embedder that looks them up.
+
+    Attributes:
+        name: the embedder's that made them.
+        usd: what that cost; None: unknown.
+    """
+
+    name: str
+    usd: Decimal | None
+    _made: Mapping[str, F32]
+    _none: F32
+
+    def __call__(self, text: str) -> F32:
+        """float32 (D,), zeros for an empty text; KeyError for one that was not among them."""
+        return self._made[clipped(text)] if text.strip() else self._none
+
+
+def embed_log(
+    texts: Iterable[str], embedder: TextEmbedder, advance: Callable[[int], object] = lambda _: None
+) -> StoredVectors:
+    """The vectors of some texts, each different one made once. Runs where an event loop is running, too.
+
+    Args:
+        advance: called with the number of texts done.
+
+    Raises:
+        ConfigError: the embedder is none, or gives no vectors; its address or key is missing.
+        PoolError: it failed, and went on failing.
+    """
+    if isinstance(embedder, Endpoint):
+        validate_pool((embedder,), askable=True)
+    wanted = list(dict.fromkeys(clipped(text) for text in texts if text.strip()))
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(_embedded(wanted, embedder, advance))).result()
+
+
+async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable[[int], object]) -> StoredVectors:
+    guard = BudgetGuard(None, (embedder,) if isinstance(embedder, Endpoint) else ())
+    ask_budget, source = guard.open_ask_budget("embedding"), vector_source(embedder)
+    made: dict[str, F32] = {}
+    places = asyncio.Semaphore(_AT_A_TIME)
+
+    async def some(texts: Sequence[str]) -> None:
+        async with places:
+            made.update(zip(texts, await _repeated(texts, source, ask_budget), strict=True))
+        advance(len(texts))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for at in range(0, len(wanted), _BATCH):
+                group.create_task(some(wanted[at : at + _BATCH]))
+    except BaseExceptionGroup as failed:
+        first = failed.exceptions[0]
+        if isinstance(first, CallFailed):
+            raise PoolError(f"embedder: no features of the log's texts: {first.failure.message}") from None
+        raise first from None
+    finally:
+        await source.aclose()
+    width = next(iter(made.values())).size if made else 1
+    return StoredVectors(
+        name_of(embedder), total(bill.cost for bill in ask_budget.bills), made, np.zeros(width, np.float32)
+    )
+
+
+async def _repeated(texts: Sequence[str], source: VectorSource, ask_budget: AskBudget) -> list[F32]:
+    terms = CallContext(Query("embedding", ()), ask_budget, math.inf, _ATTEMPTS)
+    return await call_with_retries(lambda: source.vectors(texts, ask_budget, math.inf), terms, _ATTEMPTS, lambda: False)

@@ -16,7 +16,7 @@ from focalroute import ConfigError, Endpoint, PoolError
 from focalroute.evaluate.recording import recorded, with_embedder
 from focalroute.evaluate.report import evaluate
 from focalroute.policy.bundle import cold, load
-from focalroute.serving.embedders import embedded
+from focalroute.serving.embedders.embedding import embed_log
 from focalroute.sim.embeddings import embeddings, vector
 from tests.cli.test_cli import focalroute
 from tests.evaluate.logs import stream, table_of, write_log, write_pool
@@ -51,7 +51,7 @@ def sent(server: Server) -> list[str]:
 
 def test_a_service_gets_each_text_once_many_at_a_time() -> None:
     with serving(embed) as server:
-        vectors = embedded([*TEXTS, "", *TEXTS], service(server))
+        vectors = embed_log([*TEXTS, "", *TEXTS], service(server))
     assert sorted(sent(server)) == sorted(TEXTS)
     assert len(server.received) == 3
     for text in TEXTS:
@@ -66,13 +66,13 @@ def test_a_service_gets_each_text_once_many_at_a_time() -> None:
 
 def test_a_call_that_fails_for_a_moment_is_repeated() -> None:
     with serving(failing(2)) as server:
-        assert embedded(TEXTS[:3], service(server))(TEXTS[0]).any()
+        assert embed_log(TEXTS[:3], service(server))(TEXTS[0]).any()
         assert len(server.received) == 3
 
 
 def test_a_service_that_goes_on_failing_is_an_error() -> None:
     with serving(failing(100, 401)) as server, pytest.raises(PoolError, match=r"embedder: .*HTTP 401"):
-        embedded(TEXTS, service(server))
+        embed_log(TEXTS, service(server))
 
 
 @pytest.mark.parametrize("awaits", [False, True])
@@ -87,7 +87,7 @@ def test_a_function_gets_each_text_once_in_a_running_loop_too(awaits: bool) -> N
         return plain(text)
 
     async def notebook() -> Any:
-        return embedded(TEXTS + TEXTS, awaited if awaits else plain)
+        return embed_log(TEXTS + TEXTS, awaited if awaits else plain)
 
     vectors = asyncio.run(notebook())
     assert sorted(asked) == sorted(TEXTS)
@@ -97,7 +97,7 @@ def test_a_function_gets_each_text_once_in_a_running_loop_too(awaits: bool) -> N
 
 def test_a_function_that_gives_no_vectors_is_wrong() -> None:
     with pytest.raises(ConfigError, match="embedder"):
-        embedded(TEXTS, lambda text: [float("nan")])
+        embed_log(TEXTS, lambda text: [float("nan")])
 
 
 # -- training and replaying -------------------------------------------------------------------------------------------

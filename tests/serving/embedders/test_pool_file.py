@@ -10,7 +10,7 @@ import pytest
 
 from focalroute import ConfigError, Endpoint, Ensemble, OnnxEmbedder
 from focalroute.core.pool import load_pool
-from focalroute.serving.embedders import embedder_of
+from focalroute.serving.embedders import embedder_from_pool_file
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
 from tests.cli.test_cli import focalroute
@@ -27,7 +27,7 @@ def pool_of(folder: Path, embedder: str) -> Path:
 
 def test_without_a_table_there_is_none(tmp_path: Path) -> None:
     path = pool_of(tmp_path, "")
-    assert embedder_of(load_pool(path), path) is None
+    assert embedder_from_pool_file(load_pool(path), path) is None
 
 
 def test_a_service_is_an_endpoint_that_generates_nothing(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_service_is_an_endpoint_that_generates_nothing(tmp_path: Path) -> None
         tmp_path, '[embedder]\nbase_url = "http://localhost:2/v1"\nmodel = "e5"\ninput_usd_per_1m = 0.02\n'
         "timeout_s = 1.5\nparams = { dimensions = 256 }",
     )  # fmt: skip
-    found = embedder_of(load_pool(path), path)
+    found = embedder_from_pool_file(load_pool(path), path)
     assert isinstance(found, Endpoint)
     assert (found.name, found.model, found.timeout_s, found.params) == ("embedder", "e5", 1.5, {"dimensions": 256})
     assert found.price == (Decimal("0.02"), Decimal(0), Decimal("0.02"))
@@ -44,7 +44,7 @@ def test_a_service_is_an_endpoint_that_generates_nothing(tmp_path: Path) -> None
 def test_files_are_relative_to_it(tmp_path: Path) -> None:
     write_encoder(tmp_path / "files")
     path = pool_of(tmp_path, '[embedder]\nonnx = "files/model.onnx"\ntokenizer = "files/tokenizer.json"')
-    assert isinstance(embedder_of(load_pool(path), path), OnnxEmbedder)
+    assert isinstance(embedder_from_pool_file(load_pool(path), path), OnnxEmbedder)
 
 
 @pytest.mark.parametrize(

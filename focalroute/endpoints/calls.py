@@ -1,4 +1,7 @@
-"""The one retry layer: what is repeated, when, and how often. Nothing else in focalroute repeats a call."""
+"""What the calls of one ask share: their context, the streamed answer, and the one retry layer.
+
+Nothing else in focalroute repeats a call.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,37 @@ import tenacity
 
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
-from focalroute.endpoints.stream_sink import StreamSink
 from focalroute.money.budget import AskBudget
+
+
+class StreamSink:
+    """Where the pieces of one streamed answer go. Belongs to the running event loop.
+
+    Attributes:
+        begun: done once the first piece was said; from then on the answer is what its speaker goes on to say.
+        speaker: whose piece that was; None: nobody has said anything yet.
+    """
+
+    def __init__(self, put: Callable[[str], None]) -> None:
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.speaker: object | None = None
+        self._put = put
+        self._pieces: list[str] = []
+
+    @property
+    def said(self) -> str:
+        """All that was said so far."""
+        return "".join(self._pieces)
+
+    def say(self, speaker: object, piece: str) -> None:
+        """Pass a piece on, unless somebody else has begun."""
+        if self.speaker is None:
+            self.speaker = speaker
+            self.begun.set_result(None)
+        if self.speaker is speaker:
+            self._pieces.append(piece)
+            self._put(piece)
+
 
 T = TypeVar("T")
 
@@ -23,7 +55,7 @@ _LONGEST_ASKED_S = 60.0  # of a service's Retry-After; for one that asks for mor
 
 
 @dataclass(slots=True)
-class Terms:
+class CallContext:
     """What all calls of one ask share.
 
     Attributes:
@@ -45,7 +77,9 @@ class Terms:
         return self.deadline - asyncio.get_running_loop().time()
 
 
-async def retrying(call: Callable[[], Awaitable[T]], terms: Terms, attempts: int, closed: Callable[[], bool]) -> T:
+async def call_with_retries(
+    call: Callable[[], Awaitable[T]], terms: CallContext, attempts: int, closed: Callable[[], bool]
+) -> T:
     """What a call gives, repeated: at most ``attempts`` in all, within the terms, and not once it is ``closed``.
 
     Raises:
@@ -66,7 +100,7 @@ async def retrying(call: Callable[[], Awaitable[T]], terms: Terms, attempts: int
     return await _repeats(terms, attempts, closed)(attempt)
 
 
-def _repeats(terms: Terms, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
+def _repeats(terms: CallContext, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
     def repeatable(error: BaseException) -> bool:
         return isinstance(error, CallFailed) and error.failure.retryable and not closed()
 

@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from focalroute import Endpoint, Ensemble, PoolError
-from focalroute.endpoints.features import needs, unsupported
+from focalroute.endpoints.capabilities import required_features
+from focalroute.endpoints.wire.refusals import unsupported
 from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
@@ -24,14 +25,14 @@ HELD = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "
 
 
 def test_what_a_query_needs() -> None:
-    assert needs(make_query("?")) == set()
-    assert needs(make_query(LOOK, params={"tools": [TOOL], "response_format": HELD})) == {
+    assert required_features(make_query("?")) == set()
+    assert required_features(make_query(LOOK, params={"tools": [TOOL], "response_format": HELD})) == {
         "images",
         "tools",
         "json_schema",
     }
-    assert needs(make_query("?", params={"tools": [], "response_format": {"type": "json_object"}})) == set()
-    assert needs(make_query("?", answer={"type": "object"})) == set()
+    assert required_features(make_query("?", params={"tools": [], "response_format": {"type": "json_object"}})) == set()
+    assert required_features(make_query("?", answer={"type": "object"})) == set()
 
 
 @pytest.mark.parametrize(

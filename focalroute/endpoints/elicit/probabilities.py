@@ -1,17 +1,24 @@
-"""Turns the log-probabilities of an answer's tokens into a probability for each choice."""
+"""The probability of each choice, from the log-probabilities of tokens: of a label, or of each choice as a whole.
+
+The choices are not shown. Each is written behind the question as its answer, and what counts is how likely the model
+finds it there (Brown et al. 2020, arXiv 2005.14165, section 2.4; RL-Focal, arXiv 2502.04492): no letters, no order of
+the choices, no reply to be read, but a prompt for every choice.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
 
-from focalroute.endpoints.elicit.parse import DECORATION, Found, Reader
-from focalroute.endpoints.wire import Token
+from focalroute.endpoints.elicit.parse import DECORATION, ChoiceParser, NamedChoice
+from focalroute.endpoints.wire.fields import Token
 
 _MOST_ENDS = 4  # tokens: the end, and a blank or two before it
 
 
-def spoken(tokens: Sequence[Token], text: str) -> Sequence[Token]:
+def drop_end_tokens(tokens: Sequence[Token], text: str) -> Sequence[Token]:
     """The tokens without those behind a text that is not empty: some services (vLLM) list the one that ended it.
 
     >>> [token.text for token in spoken([Token("B", 0.0, {}), Token("<|im_end|>", 0.0, {})], "B")]
@@ -27,7 +34,7 @@ def spoken(tokens: Sequence[Token], text: str) -> Sequence[Token]:
     return tokens
 
 
-def score(tokens: Sequence[Token], reader: Reader, choice: int) -> tuple[float, ...] | None:
+def label_probabilities(tokens: Sequence[Token], reader: ChoiceParser, choice: int) -> tuple[float, ...] | None:
     """The mass on each choice where the reply names ``choice``, given how the reply began.
 
     Alternatives that differ only in decoration or case (" A", "(A", "**A", "a") add up. A label of several tokens gets
@@ -52,7 +59,7 @@ def score(tokens: Sequence[Token], reader: Reader, choice: int) -> tuple[float, 
     return tuple(mass / max(total, 1.0) for mass in masses)  # above 1 by rounding only
 
 
-def _locate(tokens: Sequence[Token], found: Found) -> tuple[int, str]:
+def _locate(tokens: Sequence[Token], found: NamedChoice) -> tuple[int, str]:
     """The token in which the answer begins, and what of that token stands before it."""
     at = 0
     for i, token in enumerate(tokens):
@@ -62,7 +69,7 @@ def _locate(tokens: Sequence[Token], found: Found) -> tuple[int, str]:
     return len(tokens) - 1, ""
 
 
-def _path(tokens: Sequence[Token], found: Found) -> float:
+def _path(tokens: Sequence[Token], found: NamedChoice) -> float:
     """Log-probability of the sampled tokens that spell the answer."""
     at, total = 0, 0.0
     for token in tokens:
@@ -101,3 +108,38 @@ def _extended(said: str, text: str) -> tuple[str, bool]:
         return said, True
     core = text.strip(DECORATION)
     return (said + core).casefold(), not text.endswith(core)
+
+
+def write_out_choices(messages: Sequence[Mapping[str, Any]], choices: Sequence[str]) -> tuple[str, ...] | None:
+    """The question with each choice behind it; None where there is more to it than text.
+
+    >>> written_out(({"role": "user", "content": "7 or 9, which is larger?"},), ("7", "9"))[1]
+    '7 or 9, which is larger?\\n\\nAnswer: 9'
+    """
+    said = [_text(message) for message in messages]
+    if None in said:
+        return None
+    question = "\n\n".join(text for text in said if text)
+    return tuple([f"{question}\n\nAnswer: {choice}" for choice in choices])
+
+
+def _text(message: Mapping[str, Any]) -> str | None:
+    content = message.get("content")
+    if message.keys() - {"role", "content", "name"}:  # calls of tools, and what they gave
+        return None
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else [{}]
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
+    return "".join(map(str, texts)) if None not in texts else None
+
+
+def choice_probabilities(texts: Sequence[Sequence[Token]]) -> tuple[float, ...]:
+    """The likelihood of each text, normalised over all of them, shape (K,); what they begin with alike cancels out."""
+    columns = zip(*texts, strict=False)
+    shared = sum(1 for _ in takewhile(lambda tokens: len({token.text for token in tokens}) == 1, columns))
+    logs = [math.fsum(token.logprob for token in tokens[shared:]) for tokens in texts]
+    most = max(logs)
+    likelihoods = [math.exp(log - most) for log in logs]
+    total = math.fsum(likelihoods)
+    return tuple([likelihood / total for likelihood in likelihoods])
