@@ -23,7 +23,7 @@ ENGINES = {
     "onnxruntime": {"policy/_onnx.py"},
     "tokenizers": {"serving/embedders/onnx.py"},
     "openai": {"endpoints/openai_client.py"},
-    "sqlite3": {"store/sqlite/store.py"},
+    "sqlite3": {"store/sqlite/database.py"},
     "httpx": {"money/prices.py"},
     "certifi": {"endpoints/http.py"},
     "aiohttp": {"endpoints/http.py", "sim/server.py"},  # a client, and the simulated service it may talk to

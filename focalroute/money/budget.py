@@ -22,7 +22,8 @@ from focalroute.core.config import PERIODS, Budget, Endpoint, parse_usd
 from focalroute.core.errors import BudgetExceeded, ConfigError
 from focalroute.core.receipts import Limit
 from focalroute.money.cost import Bill
-from focalroute.store.base import Account, Balance, LedgerRow, Outcomes, Release, Reservation, ReservationResult, Store
+from focalroute.store.accounts import Account, Balance
+from focalroute.store.base import LedgerRow, Outcomes, Release, Reservation, ReservationResult, Store
 
 _log = logging.getLogger("focalroute")
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from focalroute.core.config import Endpoint
 from focalroute.core.records import CostSource, Usage
-from focalroute.store.base import Store, UsageTotal
+from focalroute.store.base import LedgerSum, Store
 
 _MILLION = Decimal(1_000_000)
 
@@ -91,7 +91,7 @@ _CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "library", "price", "
 # -- savings ---------------------------------------------------------------------------------------------------------
 
 ALL = "all endpoints"
-_NO_CALLS = UsageTotal(0, 0, 0, 0, Decimal(0))
+_NO_CALLS = LedgerSum("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _against(name: str, asks: int, cost: Decimal, each: Decimal | None) -> Savin
     return Saving(name, asks, cost, otherwise, None if otherwise is None else otherwise - cost)
 
 
-def _mean_cost(endpoint: Endpoint, totals: Mapping[str, UsageTotal]) -> Decimal | None:
+def _mean_cost(endpoint: Endpoint, totals: Mapping[str, LedgerSum]) -> Decimal | None:
     """USD of one call to it."""
     row = totals.get(endpoint.name, _NO_CALLS)
     if row.calls > row.unpriced:

@@ -12,9 +12,9 @@ from focalroute.money.cost import Saving, savings
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.serving.judge import JudgeStats
-from focalroute.store.base import Store, UsageTotal
+from focalroute.store.base import LedgerSum, Store
 
-_NOTHING = UsageTotal(0, 0, 0, 0, Decimal(0))
+_NOTHING = LedgerSum("")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any, Literal, Protocol
 
 from focalroute.core.records import CostSource, Feedback, Member, Trajectory, Usage
+from focalroute.store.accounts import Account, Balance
 
 #: The answer id under which probes stand in the ledger.
 PROBE = "probe"
@@ -115,32 +116,6 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """What a limit is held against: the calls with a tag ("": all), in the current period (0 seconds: for ever).
-
-    Periods follow the clock in UTC: an hour begins at :00, a day at midnight.
-    """
-
-    tag: str = ""
-    period_s: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """An account at one moment, USD.
-
-    Attributes:
-        spent: what its settled calls cost.
-        reserved: what is held for the others, those of processes that died included.
-        resets_at: when its period ends, Unix time; None: never.
-    """
-
-    spent: Decimal
-    reserved: Decimal
-    resets_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReservationResult:
     """What became of a reservation.
 
@@ -181,17 +156,6 @@ class HealthRow:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageTotal:
-    """A ledger sum: ``calls`` of which ``unpriced`` have no known cost, ``cost`` the sum of the known ones."""
-
-    calls: int
-    unpriced: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost: Decimal
-
-
-@dataclass(frozen=True, slots=True)
 class LedgerSum:
     """The ledger's rows of one key (an endpoint, tag or day, or all), added up.
 
@@ -204,22 +168,24 @@ class LedgerSum:
     """
 
     key: str
-    asks: int
-    calls: int
-    unpriced: int
-    estimated: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost: Decimal
-    estimated_cost: Decimal
-    held: Decimal
+    asks: int = 0
+    calls: int = 0
+    unpriced: int = 0
+    estimated: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: Decimal = Decimal(0)
+    estimated_cost: Decimal = Decimal(0)
+    held: Decimal = Decimal(0)
 
 
 Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | HealthRow | Release
 #: What became of each of some calls; None: it is done.
 Outcomes = Sequence[BaseException | None]
 Grouping = Literal["endpoint", "tag", "day", "all"]
-OnFeedback = Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None]
+#: Feedback with its answer, in the order in which it was committed.
+FeedbackRows = Sequence[tuple[StoredAnswer, Feedback]]
+OnFeedback = Callable[[FeedbackRows], None]
 
 
 class Store(Protocol):
@@ -246,12 +212,12 @@ class Store(Protocol):
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """The stored answer, rows still queued included."""
 
-    def subscribe(self, listener: OnFeedback, *, last: int) -> None:
-        """Call ``listener`` with feedback and its answer, in the order it was committed, by any process.
+    def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
+        """Call ``on_feedback`` with feedback and its answer, in the order it was committed, by any process.
 
         The ``last`` latest ones are delivered before this returns; then every new one, before its `write` future
-        resolves if it was written here, and once more when a probe of its answer was committed after it. The listener
-        runs on the store's thread and must be quick.
+        resolves if it was written here, and once more when a probe of its answer was committed after it. It is called
+        on the store's thread and must be quick.
         """
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
@@ -273,14 +239,14 @@ class Store(Protocol):
     def health(self) -> Future[Mapping[str, HealthRow]]:
         """Of every endpoint whose breaker ever changed, what is known of it now, by its key."""
 
-    def totals(self) -> Mapping[str, UsageTotal]:
-        """The ledger summed by endpoint."""
-
     def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
         """The ledger summed by endpoint, tag ("": none) or day (UTC, ISO date), in that order; or all of it as one.
 
         A row with several tags counts towards each of them. Pruned rows count only by endpoint.
         """
+
+    def totals(self) -> Mapping[str, LedgerSum]:
+        """The ledger's sums by endpoint, by their keys."""
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
         """The latest answers with their feedback, oldest first."""

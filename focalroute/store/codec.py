@@ -7,7 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from decimal import Decimal
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -19,24 +19,8 @@ from focalroute.core.errors import StoreError
 from focalroute.core.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
 from focalroute.store.base import StoredAnswer, StoredProbe
 
-_PICO = Decimal(10) ** 12
 _LITTLE = np.dtype("<f4")
 _HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of its JSON
-
-
-def to_pico(usd: Decimal | None) -> int | None:
-    """USD as whole picodollars (1e-12 USD), rounded half to even: what is finer than that is lost."""
-    return None if usd is None else int((usd * _PICO).to_integral_value(ROUND_HALF_EVEN))
-
-
-def pico_above(usd: Decimal) -> int:
-    """USD as whole picodollars, rounded up: what a reservation holds is never less than what it is for."""
-    return int((usd * _PICO).to_integral_value(ROUND_CEILING))
-
-
-def from_pico(pico: int) -> Decimal:
-    """Picodollars as USD, exact to 28 digits."""
-    return Decimal(pico) / _PICO
 
 
 def _json(value: object) -> bytes:

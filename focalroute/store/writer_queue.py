@@ -1,4 +1,4 @@
-"""Between a store's callers, on any thread, and the one thread that owns its connection."""
+"""The queue between a store's callers, on any thread, and the one thread that owns its connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from focalroute.core.errors import StoreError
 from focalroute.store.base import Row, StoredAnswer, StoredProbe
@@ -19,15 +20,27 @@ _MOST_WAITING = 10_000  # beyond it the queue would only eat memory
 _RECENT = 512
 
 
-class Awaited(Protocol):
-    """A job: somebody waits for its future."""
+@dataclass(eq=False, slots=True)
+class Job:
+    """Work for the store's thread.
 
-    @property
-    def future(self) -> Future[Any]:
-        """It ends with the job."""
+    Attributes:
+        future: ends with the job.
+        until: the moment (monotonic) after which its caller has given up, where the store heeds that.
+    """
+
+    future: Future[Any] = field(default_factory=Future, init=False)
+    until: float = field(default=0.0, init=False)
 
 
-JobT = TypeVar("JobT", bound=Awaited)
+@dataclass(eq=False, slots=True)
+class ReadJob(Job):
+    """Work that only reads, or that is safe to do again; ``work`` gets the connection."""
+
+    work: Callable[[Any], Any]
+
+
+JobT = TypeVar("JobT", bound=Job)
 
 
 class WriterQueue(Generic[JobT]):
@@ -35,10 +48,10 @@ class WriterQueue(Generic[JobT]):
 
     Args:
         name: the store's, for errors.
-        work: what the thread does until `take` hands it None.
+        work: the thread's function, which returns once `take` has handed it None.
         keep: how many answers the store keeps; None: all.
-        trouble: what may be wrong if too many jobs wait.
-        held: how many jobs wait elsewhere.
+        trouble: the likely cause if too many jobs wait, for the error.
+        waiting: counts jobs that wait elsewhere.
     """
 
     def __init__(
@@ -48,12 +61,12 @@ class WriterQueue(Generic[JobT]):
         *,
         keep: int | None,
         trouble: str,
-        held: Callable[[], int] = lambda: 0,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._name = name
         self._most_recent = min(_RECENT, keep or _RECENT)
         self._trouble = trouble
-        self._held = held
+        self._waiting = waiting
         self._queue: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
         self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # the first is found at once
         self._undone = 0  # jobs that were queued, and are not done
@@ -62,12 +75,12 @@ class WriterQueue(Generic[JobT]):
         self._thread = threading.Thread(target=work, name="focalroute-store", daemon=True)
 
     def open(self) -> None:
-        """Start the thread; at the end of the program the desk closes by itself."""
+        """Start the thread; at the end of the program the queue closes by itself."""
         self._thread.start()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Take no more, and wait until what was taken is done."""
+        """Take no more jobs, and wait until those that were taken are done."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -84,11 +97,11 @@ class WriterQueue(Generic[JobT]):
 
     @property
     def inside(self) -> bool:
-        """Whether it is the store's thread that asks (a listener does): waiting for itself would never end."""
+        """Whether the caller is the store's thread (an ``on_feedback`` callback is): it must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def submit(self, job: JobT, rows: Iterable[Row] = ()) -> None:
-        """Queue a job; ``rows`` are what it writes. What cannot be taken fails with a `StoreError` in its future."""
+        """Queue a job, and the rows it writes. A job that cannot be taken has a `StoreError` in its future."""
         job.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only no longer be waited for
         with self._lock:
             refusal = self._refusal()
@@ -100,7 +113,7 @@ class WriterQueue(Generic[JobT]):
             job.future.set_exception(StoreError(f"{self._name}: {refusal}"))
 
     def take(self, until: float, most: int = _MOST_WAITING) -> list[JobT | None]:
-        """Wait for jobs until that moment (monotonic), then take all there are; None, the last ever: it was closed."""
+        """Wait for jobs until that moment (monotonic), then take all there are; None is the last ever."""
         jobs: list[JobT | None] = []
         with contextlib.suppress(queue.Empty):
             jobs.append(self._queue.get(timeout=max(until - time.monotonic(), 0.001)))
@@ -109,7 +122,7 @@ class WriterQueue(Generic[JobT]):
         return jobs
 
     def done(self, count: int) -> None:
-        """So many jobs that were taken are done."""
+        """Count jobs that were taken and are done."""
         with self._lock:
             self._undone -= count
 
@@ -119,24 +132,24 @@ class WriterQueue(Generic[JobT]):
         return not self._undone and not self._closed and self._thread.is_alive()
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
-        """One of the latest answers, written or on its way; None: look into the store."""
+        """Look an answer up among the latest, written or on their way; None: look into the store."""
         with self._lock:
             return self._recent.get(answer_id)
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """These are in the store by now, or were not written after all: no answer among them need be read here."""
+        """Forget the answers among rows that are in the store by now, or were refused."""
         with self._lock:
             for row in rows:
                 if isinstance(row, StoredAnswer) and self._recent.get(row.id) is row:
                     del self._recent[row.id]
 
     def _refusal(self) -> str | None:
-        """Why no job can be taken now."""
+        """Say why no job can be taken now; None: it can."""
         if self._closed:
             return "the store is closed"
         if not self._thread.is_alive():
             return "the store was opened before a fork; open it after"
-        if self._queue.qsize() + self._held() >= _MOST_WAITING:
+        if self._queue.qsize() + self._waiting() >= _MOST_WAITING:
             return f"{_MOST_WAITING} jobs wait already; {self._trouble}"
         return None
 

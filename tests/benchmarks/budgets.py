@@ -38,7 +38,8 @@ from focalroute.money.cost import Bill, cost_of
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
-from focalroute.store.base import PROBE, Account
+from focalroute.store.accounts import Account
+from focalroute.store.base import PROBE
 
 MODELS = [
     SimulatedModel("small", skill=0.6, input_usd_per_1m=Decimal("0.1"), output_usd_per_1m=Decimal("0.1")),

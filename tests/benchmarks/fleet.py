@@ -40,7 +40,8 @@ from focalroute.core.pool import load_pool
 from focalroute.learn.fleet.learner import FleetLearner
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
-from focalroute.store.base import PROBE, Account
+from focalroute.store.accounts import Account
+from focalroute.store.base import PROBE
 from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 from tests.benchmarks.budgets import _wait_until_idle
@@ -289,7 +290,7 @@ def last(store: RedisStore) -> None:
 
 
 def len_of(store: RedisStore, stream: str) -> int:
-    return int(store.run(lambda link: link.one("XLEN", link.keys[stream])))
+    return int(store.run(lambda connection: connection.command("XLEN", connection.keys[stream])))
 
 
 def wait_for(store: RedisStore, feedbacks: float) -> None:
@@ -342,7 +343,7 @@ def measured(
 
 def probes(store: RedisStore) -> Decimal:
     """USD of the ledger's rows that no ask paid for."""
-    rows = store.run(lambda link: link.one("XRANGE", link.keys["ledger"], "-", "+"))
+    rows = store.run(lambda connection: connection.command("XRANGE", connection.keys["ledger"], "-", "+"))
     found = [json.loads(dict(zip(pairs[::2], pairs[1::2], strict=True))[b"row"]) for _, pairs in rows]
     return sum((Decimal(row[7]) for row in found if row[0].startswith(PROBE)), Decimal(0)) / 10**12
 

@@ -38,7 +38,7 @@ from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
-from focalroute.store.base import Account
+from focalroute.store.accounts import Account
 from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 

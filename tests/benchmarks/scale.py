@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.learn.fleet.learner import FleetLearner
-from focalroute.store.base import Account, LedgerRow, Reservation
+from focalroute.store.accounts import Account
+from focalroute.store.base import LedgerRow, Reservation
 from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 from tests.learn.made import linear_learner, play
@@ -32,7 +33,7 @@ CALLS = 3  # of an ask
 
 def server_s(store: RedisStore) -> float:
     """Processor time of the server so far."""
-    said = store.run(lambda link: link.one("INFO", "cpu")).decode()
+    said = store.run(lambda connection: connection.command("INFO", "cpu")).decode()
     values = dict(line.split(":") for line in said.splitlines() if ":" in line)
     return float(values["used_cpu_user"]) + float(values["used_cpu_sys"])
 
@@ -62,7 +63,7 @@ def asked(store: RedisStore, endpoints: int) -> None:
     rows = [answer(name, steps=steps) for name in names]
     measured(store, f"asks, {endpoints} endpoints", ASKS, lambda: ended([store.write(row, *bills) for row in rows]))
     measured(store, "feedback to them", ASKS, lambda: ended([store.write(judge(name)) for name in names]))
-    size = store.run(lambda link: link.one("MEMORY", "USAGE", link.keys.answer(names[0])))
+    size = store.run(lambda connection: connection.command("MEMORY", "USAGE", connection.keys.answer(names[0])))
     print(f"| bytes of memory of an answer, {endpoints} endpoints | {size} | | | |")
 
 

@@ -17,7 +17,8 @@ from focalroute import Answer, Budget, Endpoint, Ensemble
 from focalroute.cli.app import app
 from focalroute.core.records import Usage
 from focalroute.sim import SimulatedPool, stream
-from focalroute.store.base import PROBE, Account, LedgerRow, Reservation
+from focalroute.store.accounts import Account
+from focalroute.store.base import PROBE, LedgerRow, Reservation
 from focalroute.store.sqlite.store import SqliteStore
 
 DAY = 86_400.0

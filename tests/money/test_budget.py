@@ -18,7 +18,7 @@ from focalroute.core.config import Budget, Endpoint
 from focalroute.core.errors import BudgetExceeded, ConfigError, StoreError
 from focalroute.money.budget import AskBudget, BudgetGuard, HeldAmount
 from focalroute.money.cost import Bill
-from focalroute.store.base import Account, Balance
+from focalroute.store.accounts import Account, Balance
 from focalroute.store.sqlite.store import SqliteStore
 from tests.store.test_writing import held
 

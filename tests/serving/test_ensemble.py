@@ -53,7 +53,7 @@ from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store.base import StoredAnswer
-from focalroute.store.sqlite import store as sqlite
+from focalroute.store.sqlite import database
 from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 from tests.interruptible import heed_interrupts
@@ -830,7 +830,7 @@ def test_no_text_and_no_key_reaches_the_store_unless_asked_for(tmp_path: Path, m
 def test_when_the_store_fails_the_answer_still_comes_and_says_it_is_not_durable(
     pool: SimulatedPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_BUSY_S", 0.2)
+    monkeypatch.setattr(database, "BUSY_S", 0.2)
     with Ensemble(pool.endpoints, store=tmp_path / "s.db") as ensemble:
         ensemble.ask(QUESTION, choices=CHOICES)
         with SqliteLock(tmp_path / "s.db"):

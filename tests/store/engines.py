@@ -55,10 +55,10 @@ class RedisEngine:
         return RedisStore(self.url if keep is None else f"{self.url}&keep={keep}", **settings)
 
     def later(self, store: Any, seconds: float, ids: tuple[str, ...] = ()) -> None:
-        def change(link: Any) -> None:
-            due = link.keys["due"]
-            for held in link.one("ZRANGE", due, 0, -1):
+        def change(connection: Any) -> None:
+            due = connection.keys["due"]
+            for held in connection.command("ZRANGE", due, 0, -1):
                 if not ids or held.decode() in ids:
-                    link.one("ZINCRBY", due, -seconds, held)
+                    connection.command("ZINCRBY", due, -seconds, held)
 
         store.run(change)

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.core.records import Usage
-from focalroute.store.base import Account, Balance, LedgerRow, Release, Reservation
+from focalroute.store.accounts import Account, Balance
+from focalroute.store.base import LedgerRow, Release, Reservation
 from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import RedisServer
 from tests.store.engines import Engine, RedisEngine, SqliteEngine

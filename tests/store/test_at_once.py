@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from focalroute.core.errors import FeedbackConflict, StoreError, UnknownAnswer
-from focalroute.store.base import Account, Reservation, Row, Store
+from focalroute.store.accounts import Account
+from focalroute.store.base import Reservation, Row, Store
 from focalroute.store.redis.store import RedisStore
 from focalroute.store.sqlite import store as engine
-from focalroute.store.sqlite.jobs import Unit
-from focalroute.store.sqlite.store import SqliteStore
+from focalroute.store.sqlite.store import SqliteStore, Unit
 from tests.redis_server import RedisServer, place
 from tests.store.made import answer, bill, judge, trajectory
 from tests.store.test_writing import held
@@ -166,7 +166,7 @@ def test_power_loss_is_waited_for_by_the_thread(tmp_path: Path) -> None:
 
 def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_SLOW_S", -1.0)  # every commit is slow
-    monkeypatch.setattr(engine, "_LEFT_S", 0.3)
+    monkeypatch.setattr(engine, "_SLOW_FOR_S", 0.3)
     with closing(SqliteStore(tmp_path / "s.db")) as store:
         written(store, [(answer("a"),)])
         assert at_once(store, (answer("b"),)) is None

@@ -18,8 +18,9 @@ from hypothesis.extra import numpy as arrays
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Decision, Evidence, Member, Observation, Trajectory
+from focalroute.store.accounts import from_pico, to_pico
 from focalroute.store.base import StoredAnswer
-from focalroute.store.codec import from_pico, pack, read_answer, to_pico, unpack, write_answer
+from focalroute.store.codec import pack, read_answer, unpack, write_answer
 from tests.store.made import answer, trajectory
 
 STEADY = settings(deadline=None, derandomize=True, max_examples=60)

@@ -172,7 +172,7 @@ def test_a_listener_that_fails_harms_nobody(
         store.subscribe(listener(heard), last=5)
         fill(store, "b")
     assert heard == ["a/user", "b/user"]
-    assert "a listener failed on 1 rows" in caplog.text
+    assert "an on_feedback callback failed on 1 rows" in caplog.text
 
 
 def test_a_listener_may_read_write_and_close(engine: Engine) -> None:

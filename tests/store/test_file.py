@@ -18,8 +18,8 @@ import pytest
 from focalroute.core.errors import StoreError
 from focalroute.store import open_store
 from focalroute.store.base import CapabilityRow
-from focalroute.store.sqlite import tables
-from focalroute.store.sqlite.schema import MIGRATIONS
+from focalroute.store.sqlite import database
+from focalroute.store.sqlite.database import migrations
 from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer, bill, edit, judge, on_thread, trajectory
 
@@ -28,7 +28,7 @@ from tests.store.made import answer, bill, edit, judge, on_thread, trajectory
 def old_database(path: Path, version: int) -> Iterator[sqlite3.Connection]:
     """A file as the release with that many migrations made it."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        for migration in MIGRATIONS[:version]:
+        for migration in migrations()[:version]:
             db.executescript(migration)
         db.execute(f"PRAGMA user_version = {version}")
         yield db
@@ -84,15 +84,15 @@ def test_a_store_in_memory_is_on_disk_while_that_is_asked_for(tmp_path: Path, mo
 
 def test_a_copy_is_made_in_parts_between_which_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they write may be in it or not, but nothing is said there of an answer that is not."""
-    copy_answers, written = tables.copy_answers, list[Future[None]]()
+    copy_part, written = database._copy_part, list[Future[None]]()
 
     def part(db: sqlite3.Connection, after: int) -> int | None:
         name = f"new {len(written)}"
         written.append(store.write(answer(name), judge(name)))
-        return copy_answers(db, after)
+        return copy_part(db, after)
 
-    monkeypatch.setattr(tables, "_COPIED", 3)
-    monkeypatch.setattr(tables, "copy_answers", part)
+    monkeypatch.setattr(database, "_COPIED", 3)
+    monkeypatch.setattr(database, "_copy_part", part)
     with closing(SqliteStore()) as store:
         old = [f"old {number}" for number in range(10)]
         for name in old:
@@ -196,8 +196,8 @@ def test_another_applications_database_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_newer_schema_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = filled(tmp_path / "s.db")
-    edit(path, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
-    fails(path, f"schema {len(MIGRATIONS) + 1}", "upgrade focalroute")
+    edit(path, f"PRAGMA user_version = {len(migrations()) + 1}")
+    fails(path, f"schema {len(migrations()) + 1}", "upgrade focalroute")
 
 
 def test_a_cut_file_is_said_to_be_damaged(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_file_that_may_not_be_written_is_refused_at_once() -> None:
 # -- migrating -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", range(1, len(MIGRATIONS) + 1))
+@pytest.mark.parametrize("version", range(1, len(migrations()) + 1))
 def test_every_past_version_is_migrated_with_its_rows(tmp_path: Path, version: int) -> None:
     """A file of each release opens, keeps its rows, and then is as a fresh one."""
     with old_database(tmp_path / "old.db", version) as db:
@@ -248,7 +248,7 @@ def test_every_past_version_is_migrated_with_its_rows(tmp_path: Path, version: i
             on_thread(store, lambda db: db.execute("PRAGMA user_version").fetchone()[0]) for store in (old, new)
         ]
     assert made[0] == made[1]
-    assert versions == [len(MIGRATIONS)] * 2
+    assert versions == [len(migrations())] * 2
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,8 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
     path = filled(tmp_path / "s.db")
     with monkeypatch.context() as newer:
         broken = "ALTER TABLE answers ADD COLUMN fine TEXT; ALTER TABLE nothing ADD COLUMN wrong TEXT"
-        newer.setattr("focalroute.store.sqlite.schema.MIGRATIONS", (*MIGRATIONS, broken))
+        with_broken = (*migrations(), broken)
+        newer.setattr(database, "migrations", lambda: with_broken)
         fails(path, "nothing")
     with closing(SqliteStore(path)) as store:
         assert store.verify() == ()

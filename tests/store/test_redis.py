@@ -16,12 +16,12 @@ import pytest
 from focalroute.core.errors import ConfigError, FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.core.records import Usage
 from focalroute.store import open_store, require_existing
-from focalroute.store.base import Account, CapabilityRow, HealthRow, LedgerRow, Row
+from focalroute.store.accounts import Account
+from focalroute.store.base import CapabilityRow, HealthRow, LedgerRow, Row
 from focalroute.store.redis.address import RedisAddress
-from focalroute.store.redis.connection import RedisConnection
+from focalroute.store.redis.connection import FIXED, Keys, RedisConnection
 from focalroute.store.redis.journal import Entry
-from focalroute.store.redis.keys import FIXED, Keys
-from focalroute.store.redis.rows import packed, refusal
+from focalroute.store.redis.rows import pack_rows, refusal
 from focalroute.store.redis.store import RedisStore
 from tests.loopback import self_signed
 from tests.redis_server import RedisServer, free_port, place
@@ -96,10 +96,10 @@ def test_a_password_and_an_access_list_are_kept_to(tmp_path: Path, monkeypatch: 
             open_store(server.url)
         with pytest.raises(StoreError, match="refuses the user or the password"):
             open_store(f"redis://:wrong@127.0.0.1:{server.port}/0")
-        link = RedisConnection(RedisAddress.of(f"{server.url}?password_env=FLEET_PASSWORD"))
+        connection = RedisConnection(RedisAddress.of(f"{server.url}?password_env=FLEET_PASSWORD"))
         rights = ("on", ">s ecret/%", "~{fleet}:*", "+@read", "+@write", "+@stream", "+@scripting", "+time", "+ping")
-        link.one("ACL", "SETUSER", "worker", "reset", *rights)
-        link.drop()
+        connection.command("ACL", "SETUSER", "worker", "reset", *rights)
+        connection.drop()
         where = f"redis://worker@127.0.0.1:{server.port}/0?password_env=FLEET_PASSWORD"
         with closing(open_store(f"{where}&prefix=fleet")) as store:
             store.write(answer("x"), judge("x"), bill()).result(10)
@@ -153,7 +153,7 @@ def test_all_keys_of_every_script_share_a_slot() -> None:
     for prefix in ("focalroute", "a:b", "über"):
         keys = Keys(prefix)
         rows: list[Row] = [answer("x"), answer("{y}"), judge("z}{", source="{s}")]
-        every = [*keys.fixed, *packed(rows, keys)[0]]
+        every = [*keys.fixed, *pack_rows(rows, keys)[0]]
         assert len(set(every)) == len(FIXED) + 3
         assert {slot(key) for key in every} == {slot(keys.fixed[0])}
 
@@ -261,8 +261,8 @@ def test_a_refused_call_leaves_nothing(where: str) -> None:
 
 def test_what_is_sent_twice_is_done_once_and_answered_alike(where: str) -> None:
     """As after a reply that was lost: each call again, in order, as it was."""
-    link = RedisConnection(RedisAddress.of(where))
-    link.connect()
+    connection = RedisConnection(RedisAddress.of(where))
+    connection.connect()
     calls: list[list[Row]] = [
         [answer("x"), bill()],
         [judge("x"), bill()],
@@ -273,16 +273,18 @@ def test_what_is_sent_twice_is_done_once_and_answered_alike(where: str) -> None:
     ]
 
     def send() -> list[Any]:
-        entries = [Entry("w", number, *packed(rows, link.keys)) for number, rows in enumerate(calls, 1)]
-        commands = [link.scripted("write", one.keys, (one.writer, one.number, *one.words)) for one in entries]
-        return [type(refusal(reply)) for reply in link.all(commands)]
+        entries = [Entry("w", number, *pack_rows(rows, connection.keys)) for number, rows in enumerate(calls, 1)]
+        commands = [
+            connection.script_command("write", one.keys, (one.writer, one.number, *one.words)) for one in entries
+        ]
+        return [type(refusal(reply)) for reply in connection.run(commands)]
 
     first = send()
     assert first == [type(None), type(None), FeedbackConflict, StoreError, type(None), UnknownAnswer]
     assert send() == first
-    ahead = link.one(*link.scripted("write", (), ("w", 9)))
+    ahead = connection.command(*connection.script_command("write", (), ("w", 9)))
     assert ahead == [b"early"]
-    link.drop()
+    connection.drop()
     with closing(open_store(where)) as store:
         assert store.totals()["a"].calls == 3
         assert [(row.id, len(said)) for row, said in store.recent(9)] == [("x", 1)]
@@ -308,10 +310,10 @@ def test_damage_is_found_and_harms_nothing_else(where: str) -> None:
     with closing(RedisStore(where)) as store:
         store.open_accounts([Account()])
         store.write(*(answer(name) for name in "abc"), bill()).result(10)
-        store.run(lambda link: link.one("HSET", link.keys.answer("a"), "record", "no"))
-        store.run(lambda link: link.one("DEL", link.keys.answer("b")))
-        store.run(lambda link: link.one("HSET", link.keys["balances"], "0 ", "0 5 0 0 0"))
-        store.run(lambda link: link.one("HSET", link.keys["health"], "k", "never"))
+        store.run(lambda connection: connection.command("HSET", connection.keys.answer("a"), "record", "no"))
+        store.run(lambda connection: connection.command("DEL", connection.keys.answer("b")))
+        store.run(lambda connection: connection.command("HSET", connection.keys["balances"], "0 ", "0 5 0 0 0"))
+        store.run(lambda connection: connection.command("HSET", connection.keys["health"], "k", "never"))
         assert [row.id for row, _ in store.recent(9)] == ["c"]
         assert store.health().result(10) == {}
         said = "; ".join(store.verify())

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from focalroute.core.errors import StoreError
-from focalroute.store.base import Account, Balance
+from focalroute.store.accounts import Account, Balance
 from focalroute.store.redis.store import RedisStore
 from tests.redis_server import RedisServer
 from tests.store.made import answer, bill, judge
@@ -114,8 +114,8 @@ def _up(store: RedisStore) -> bool:
 def test_a_reservation_nobody_waited_for_is_released(server: RedisServer) -> None:
     """Redis hangs, takes the call, and does it when it goes on: the money comes back."""
     with closing(RedisStore(server.url, patience_s=0.2)) as store:
-        store._link._pool.connection_kwargs["socket_timeout"] = 0.2
-        store._link.drop()
+        store._connection._pool.connection_kwargs["socket_timeout"] = 0.2
+        store._connection.drop()
         store.open_accounts(LIMITS)
         server.pause()
         with pytest.raises(StoreError):
@@ -193,10 +193,10 @@ def test_a_redis_that_forgot_what_it_had_gets_all_that_comes_after(
     """As after a failover to a replica that was behind: the calls it has lost are lost, no others are."""
     with closing(RedisStore(f"{server.url}?journal={journal}", patience_s=0.2, poll_s=0.01)) as store:
         store.write(answer("a")).result(10)
-        old = store.run(lambda link: link.one("HGETALL", link.keys["writers"]))
+        old = store.run(lambda connection: connection.command("HGETALL", connection.keys["writers"]))
         for number in range(5):
             store.write(answer(f"lost{number}")).result(10)
-        store.run(lambda link: link.one("HSET", link.keys["writers"], *old))
+        store.run(lambda connection: connection.command("HSET", connection.keys["writers"], *old))
         store.write(answer("b"), bill()).result(10)
         store.write(answer("c"), bill()).result(10)
         assert "Redis has lost writes" in caplog.text

@@ -227,7 +227,7 @@ def test_a_lock_held_too_long_fails_writes_but_not_reads(tmp_path: Path, monkeyp
     path = tmp_path / "s.db"
     with closing(SqliteStore(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         done(store.write(answer("x")))
-        monkeypatch.setattr("focalroute.store.sqlite.store._BUSY_S", 0.02)
+        monkeypatch.setattr("focalroute.store.sqlite.database.BUSY_S", 0.02)
         other.execute("BEGIN IMMEDIATE")
         with held(store):
             calls = [store.write(answer("y")), store.write(judge("x"))]

@@ -15,11 +15,11 @@ from typing import Any
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Usage
 from focalroute.store import Store, open_store
+from focalroute.store.accounts import from_pico
 from focalroute.store.base import CapabilityRow, LedgerRow
-from focalroute.store.codec import from_pico
 from focalroute.store.redis.fleet_policy import FleetPolicy
-from focalroute.store.redis.reads import LedgerEntry, drop_answers, drop_bills, oldest_answers, oldest_bills
-from focalroute.store.redis.rows import AnswerHash, place
+from focalroute.store.redis.reads import LedgerEntry, drop_answers, drop_ledger, oldest_answers, oldest_ledger
+from focalroute.store.redis.rows import AnswerHash, entry_order
 from focalroute.store.redis.store import RedisStore
 
 #: In the archive, under this key stands how far the ledger was taken over; in the same transaction as its rows.
@@ -51,16 +51,16 @@ class Archive:
         Raises:
             StoreError: either of the two cannot be used; nothing is lost.
         """
-        while bills := self._store.run(lambda link: oldest_bills(link, self._keep)):
+        while bills := self._store.run(lambda connection: oldest_ledger(connection, self._keep)):
             self._take_bills(bills)
             last = bills[-1].entry
-            self._store.run(lambda link, last=last: drop_bills(link, last, self._keep))  # type: ignore[misc]
+            self._store.run(lambda connection, last=last: drop_ledger(connection, last, self._keep))  # type: ignore[misc]
         taken = 0
-        while answers := self._store.run(lambda link: oldest_answers(link, self._keep)):
+        while answers := self._store.run(lambda connection: oldest_answers(connection, self._keep)):
             for _, _, one in answers:
                 self._take_answer(one)
             dropped = [(entry, name) for entry, name, _ in answers]
-            self._store.run(lambda link, rows=dropped: drop_answers(link, rows, self._keep))  # type: ignore[misc]
+            self._store.run(lambda connection, rows=dropped: drop_answers(connection, rows, self._keep))  # type: ignore[misc]
             taken += len(answers)
         return taken
 
@@ -75,8 +75,8 @@ class Archive:
 
     def _take_bills(self, bills: Sequence[LedgerEntry]) -> None:
         mark = self._kept.capabilities(_MARK)
-        before = place(b"0-0" if mark is None else str(mark.values["entry"]).encode())
-        rows = [_ledger_row(bill) for bill in bills if place(bill.entry) > before]
+        before = entry_order(b"0-0" if mark is None else str(mark.values["entry"]).encode())
+        rows = [_ledger_row(bill) for bill in bills if entry_order(bill.entry) > before]
         done = CapabilityRow(_MARK, time.time(), {"entry": bills[-1].entry.decode()})
         self._kept.write(*rows, done).result()
 

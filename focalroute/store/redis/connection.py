@@ -1,4 +1,4 @@
-"""The connection to Redis, and its scripts. The only module that imports redis-py.
+"""The connection to Redis, its keys and its scripts. The only module that imports redis-py.
 
 Any trouble with the connection or the server is `RedisUnavailable`: the same call may succeed later. In a cluster all
 keys are on one node; the address may name any node, as its answer tells where they are.
@@ -7,13 +7,13 @@ keys are on one node; the address may name any node, as its answer tells where t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from focalroute.core.errors import ConfigError, FocalrouteError, StoreError
 from focalroute.store.redis.address import RedisAddress
-from focalroute.store.redis.keys import FEEDBACK, GROUP, Keys
 
 if TYPE_CHECKING:
     import redis
@@ -40,6 +40,42 @@ _ADVICE = {
 _FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT"}
 
 
+#: Streams: the ids of answers, feedback, the ids of answers that were probed, and bills.
+ANSWERS, FEEDBACK, PROBED, LEDGER = "answers", "feedback", "probed", "ledger"
+#: Hashes: sums by endpoint, reservations, capabilities and health of endpoints, the last call of each writer, the state
+#: of the policy, and its files.
+TOTALS, RESERVATIONS, CAPABILITIES, HEALTH, WRITERS, POLICY, BUNDLES = (
+    "totals", "reservations", "capabilities", "health", "writers", "policy", "bundles"
+)  # fmt: skip
+#: The feedback stream's consumer group: no update was about entries that its one consumer has not acknowledged.
+GROUP = "learner"
+#: Every script gets these, in this order; the key of each answer it touches follows.
+FIXED = (
+    *(ANSWERS, FEEDBACK, PROBED, LEDGER, TOTALS, RESERVATIONS, "due", "overdue", "balances", "accounts"),
+    *(CAPABILITIES, HEALTH, WRITERS, POLICY, BUNDLES),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys under a prefix. All have one hash tag: a cluster keeps them together, and a script may use any."""
+
+    prefix: str
+
+    def __getitem__(self, name: str) -> str:
+        """Return the key of this name."""
+        return f"{{{self.prefix}}}:{name}"
+
+    @property
+    def fixed(self) -> list[str]:
+        """The keys that every script gets."""
+        return [self[name] for name in FIXED]
+
+    def answer(self, answer_id: str) -> str:
+        """Return the key of an answer's hash."""
+        return self[f"answer:{answer_id}"]
+
+
 class RedisUnavailable(Exception):
     """Redis cannot be reached, or cannot do anything now."""
 
@@ -55,7 +91,7 @@ class RedisConnection:
         self._address = address
         self.keys = Keys(address.prefix)
         self._hashes: dict[str, str] = {}
-        self._pool = self._made(address.url)
+        self._pool = self._make_pool(address.url)
         self.connected = False
 
     @cached_property
@@ -66,8 +102,8 @@ class RedisConnection:
             raise ConfigError("store: a Redis store needs redis-py: pip install 'focalroute[redis]'") from None
         return redis
 
-    def _made(self, url: str, **changed: Any) -> redis.ConnectionPool:
-        once = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # who calls decides what to do about it
+    def _make_pool(self, url: str, **changed: Any) -> redis.ConnectionPool:
+        once = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # the caller decides what to do about it
         try:
             pool: redis.ConnectionPool = self._redis.ConnectionPool.from_url(
                 url, protocol=2, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=once
@@ -94,27 +130,27 @@ class RedisConnection:
             self._hashes[name] = self._direct("SCRIPT", "LOAD", _source(name)).decode()
         made = self._replies([("XGROUP", "CREATE", self.keys[FEEDBACK], GROUP, "0", "MKSTREAM")])[0]
         if isinstance(made, Exception) and "BUSYGROUP" not in str(made):
-            raise self.trouble(made)
+            raise self.error_of(made)
         self.connected = True
 
-    def one(self, *words: Any) -> Any:
-        """Run one command; as `all`, but an error of the server is raised."""
-        (reply,) = self.all([words])
+    def command(self, *words: Any) -> Any:
+        """Run one command; as `run`, but an error of the server is raised."""
+        (reply,) = self.run([words])
         if isinstance(reply, Exception):
-            raise self.trouble(reply)
+            raise self.error_of(reply)
         return reply
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run one script; likewise."""
-        return self.one(*self.scripted(name, keys, arguments))
+        return self.command(*self.script_command(name, keys, arguments))
 
-    def scripted(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """A script's call as the words of a command. Only for a link that is connected."""
+    def script_command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The command that runs a script. Only for a connection that is open."""
         every = [*self.keys.fixed, *keys]
         return ("EVALSHA", self._hashes[name], len(every), *every, *arguments)
 
-    def all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one round trip, in their order; what the server says of each, as bytes, numbers and lists.
+    def run(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run commands in one round trip, in their order; the reply to each, as bytes, numbers and lists.
 
         An error of a single command is in its place; one that concerns all of them is raised.
 
@@ -126,7 +162,7 @@ class RedisConnection:
         return self._replies(commands)
 
     def drop(self) -> None:
-        """Let go of the connection, if there is one."""
+        """Close the connection, if there is one."""
         self.connected = False
         self._pool.disconnect()
 
@@ -135,42 +171,42 @@ class RedisConnection:
     def _direct(self, *words: Any) -> Any:
         (reply,) = self._replies([words])
         if isinstance(reply, Exception):
-            raise self.trouble(reply)
+            raise self.error_of(reply)
         return reply
 
     def _replies(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         for _ in range(_MOVES):
-            replies = self._sent(commands)
+            replies = self._send(commands)
             moved = next((reply for reply in replies if isinstance(reply, self._redis.exceptions.MovedError)), None)
             if moved is None:
                 break
             self.drop()
-            self._pool = self._made(self._address.url, host=moved.host, port=moved.port)
-            self._sent([("SCRIPT", "LOAD", _source(name)) for name in self._hashes])
+            self._pool = self._make_pool(self._address.url, host=moved.host, port=moved.port)
+            self._send([("SCRIPT", "LOAD", _source(name)) for name in self._hashes])
         for reply in replies:
             if isinstance(reply, self._redis.exceptions.NoScriptError):
                 self.drop()
                 raise RedisUnavailable("its scripts were flushed")
         return replies
 
-    def _sent(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def _send(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         errors = self._redis.exceptions
         try:
             connection: Any = self._pool.get_connection()
         except (errors.RedisError, OSError) as error:
-            raise self.trouble(error) from None
+            raise self.error_of(error) from None
         try:
             connection.send_packed_command(connection.pack_commands(commands))
             return [_reply(connection, errors.ResponseError) for _ in commands]
         except (errors.RedisError, OSError) as error:
             self.connected = False
             connection.disconnect()
-            raise self.trouble(error) from None
+            raise self.error_of(error) from None
         finally:
             self._pool.release(connection)
 
-    def trouble(self, error: Exception) -> FocalrouteError | RedisUnavailable:
-        """What is wrong, in words that hold nothing of what was sent."""
+    def error_of(self, error: Exception) -> FocalrouteError | RedisUnavailable:
+        """Describe an error, in words that hold nothing of what was sent."""
         if isinstance(error, RedisUnavailable | FocalrouteError):
             return error
         code = _code(error)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from focalroute.store.redis.connection import RedisConnection
-from focalroute.store.redis.keys import BUNDLES, FEEDBACK, GROUP, POLICY, WRITERS
+from focalroute.store.redis.connection import BUNDLES, FEEDBACK, GROUP, POLICY, WRITERS, RedisConnection
 from focalroute.store.redis.reads import ARCHIVED, pairs
 from focalroute.store.redis.store import RedisStore
 
@@ -46,8 +45,8 @@ class FleetPolicy:
     def state(self) -> FleetPolicyState:
         """Where it stands now."""
 
-        def read(link: RedisConnection) -> FleetPolicyState:
-            kept = pairs(link.one("HGETALL", link.keys[POLICY]))
+        def read(connection: RedisConnection) -> FleetPolicyState:
+            kept = pairs(connection.command("HGETALL", connection.keys[POLICY]))
             versions = tuple(int(version) for version, _ in json.loads(kept.get("versions", b"[]")))
             current, learned, token = (int(kept.get(name, 0)) for name in ("current", "learned", "token"))
             return FleetPolicyState(current, float(kept.get("since", 0)), versions, learned, token)
@@ -57,19 +56,19 @@ class FleetPolicy:
     def files(self, version: int, without: Sequence[str] = ()) -> dict[str, bytes]:
         """The files of a version by name; none if it is not kept."""
 
-        def read(link: RedisConnection) -> dict[str, bytes]:
-            versions = dict(json.loads(link.one("HGET", link.keys[POLICY], "versions") or b"[]"))
+        def read(connection: RedisConnection) -> dict[str, bytes]:
+            versions = dict(json.loads(connection.command("HGET", connection.keys[POLICY], "versions") or b"[]"))
             names = [name for name in versions.get(str(version), ()) if name not in without]
             if not names:
                 return {}
-            found = link.one("HMGET", link.keys[BUNDLES], *(f"{version}/{name}" for name in names))
+            found = connection.command("HMGET", connection.keys[BUNDLES], *(f"{version}/{name}" for name in names))
             return dict(zip(names, found, strict=True)) if all(data is not None for data in found) else {}
 
         return self._store.run(read)
 
     def lease(self, what: Literal["take", "keep", "give up"], who: str, seconds: float) -> int:
         """Take, keep or give up the learner's lease; the fencing token it is held with, 0: it is not."""
-        return int(self._store.run(lambda link: link.script("lease", (), (what, who, repr(seconds)))))
+        return int(self._store.run(lambda connection: connection.script("lease", (), (what, who, repr(seconds)))))
 
     def unlearned(self, most: int) -> list[str]:
         """Entries of feedback that no update was about yet, oldest first; those of a learner that died are among them.
@@ -77,13 +76,13 @@ class FleetPolicy:
         They stay so until `publish` is given them.
         """
 
-        def read(link: RedisConnection) -> list[str]:
-            stream = ("STREAMS", link.keys[FEEDBACK])
+        def read(connection: RedisConnection) -> list[str]:
+            stream = ("STREAMS", connection.keys[FEEDBACK])
             found: list[str] = []
             for after in ("0", ">"):
                 if len(found) < most:
                     words = ("GROUP", GROUP, GROUP, "COUNT", most - len(found))
-                    reply = link.one("XREADGROUP", *words, *stream, after)
+                    reply = connection.command("XREADGROUP", *words, *stream, after)
                     found += [entry.decode() for _, entries in reply or () for entry, _ in entries]
             return found
 
@@ -112,26 +111,28 @@ class FleetPolicy:
         """
         words: list[Any] = ["" if token is None else token, parent, version if files else "", keep, len(files)]
         words += [word for file in files.items() for word in file]
-        said: bytes = self._store.run(lambda link: link.script("publish", (), (*words, *learned)))
+        said: bytes = self._store.run(lambda connection: connection.script("publish", (), (*words, *learned)))
         found: Literal["done", "fenced", "moved"] = said.decode()  # type: ignore[assignment]
         return found
 
     def roll_back(self, version: int) -> bool:
         """Make a version that is kept the current one; whether it is kept."""
-        return bool(self._store.run(lambda link: link.script("rollback", (), (version,))))
+        return bool(self._store.run(lambda connection: connection.script("rollback", (), (version,))))
 
     def keep_archive(self, wanted: bool) -> None:
         """Let workers keep more rows in Redis, as somebody puts them into an archive; or no more."""
-        self._store.run(lambda link: link.one("HSET", link.keys[POLICY], ARCHIVED, 1 if wanted else ""))
+        self._store.run(
+            lambda connection: connection.command("HSET", connection.keys[POLICY], ARCHIVED, 1 if wanted else "")
+        )
 
     def tidy(self, now: float) -> None:
         """Settle what dead processes had reserved, and forget dead writers."""
 
-        def work(link: RedisConnection) -> None:
-            while int(link.script("overdue", (), ())) == 1000:
+        def work(connection: RedisConnection) -> None:
+            while int(connection.script("overdue", (), ())) == 1000:
                 pass
-            for writer, text in pairs(link.one("HGETALL", link.keys[WRITERS])).items():
+            for writer, text in pairs(connection.command("HGETALL", connection.keys[WRITERS])).items():
                 if float(text.split()[1]) < now - _FORGET_S:
-                    link.one("HDEL", link.keys[WRITERS], writer)
+                    connection.command("HDEL", connection.keys[WRITERS], writer)
 
         self._store.run(work)

@@ -1,56 +1,69 @@
-"""What is read from a Redis store, and how it is kept bounded, over a connection that the store owns."""
+"""Reads from a Redis store and keeps it bounded, over a connection that the store owns."""
 
 from __future__ import annotations
 
 import json
-import logging
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.base import (
-    CapabilityRow,
-    Grouping,
-    HealthRow,
-    LedgerSum,
-    StoredAnswer,
-    UsageTotal,
+from focalroute.store.accounts import from_pico
+from focalroute.store.base import CapabilityRow, FeedbackRows, Grouping, HealthRow, LedgerSum, StoredAnswer
+from focalroute.store.engine import unless_damaged
+from focalroute.store.redis.connection import (
+    ANSWERS,
+    CAPABILITIES,
+    FEEDBACK,
+    HEALTH,
+    LEDGER,
+    POLICY,
+    PROBED,
+    RESERVATIONS,
+    TOTALS,
+    RedisConnection,
 )
-from focalroute.store.codec import from_pico
-from focalroute.store.redis.connection import RedisConnection
-from focalroute.store.redis.keys import ANSWERS, CAPABILITIES, HEALTH, LEDGER, POLICY, RESERVATIONS, TOTALS
-from focalroute.store.redis.rows import AnswerHash, read_capabilities, read_health
+from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health
+
+#: Set while a learner keeps an archive; until that has them, twice as many rows are kept.
+ARCHIVED = "archived"
 
 #: Of a stream: its entries with their fields.
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
-#: Set while somebody keeps an archive; until that has them, twice as many rows are kept.
-ARCHIVED = "archived"
-
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 _AT_ONCE = 500
+_MOST_NEW = 1000  # entries of a stream delivered at a time; of more, the latest
 
-_log = logging.getLogger("focalroute.store")
+_Position = tuple[bytes, bytes]  # the newest entries of the streams of feedback and of probed answers
 
 
 def entries(reply: Sequence[Any]) -> Entries:
-    """What a stream's command gave."""
+    """The entries in a stream command's reply."""
     return [(entry, dict(zip(pairs[::2], pairs[1::2], strict=True))) for entry, pairs in reply]
 
 
 def pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
-    """What a hash's command gave."""
+    """The fields in a hash command's reply."""
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
-def durability(link: RedisConnection) -> str:
+def _every_entry(connection: RedisConnection, stream: str) -> Iterator[Entries]:
+    """All entries of a stream, a part at a time."""
+    after = b"-"
+    while found := entries(connection.command("XRANGE", connection.keys[stream], after, "+", "COUNT", _AT_ONCE)):
+        yield found
+        after = b"(" + found[-1][0]
+
+
+def find_durability(connection: RedisConnection) -> str:
     """When Redis writes a call to its disk: "always", "everysec", "no", "none": never; "" where it does not say."""
     try:
-        found = pairs(link.one("CONFIG", "GET", "append*"))
+        found = pairs(connection.command("CONFIG", "GET", "append*"))
     except StoreError:
         return ""
     return found.get("appendfsync", b"").decode() if found.get("appendonly") == b"yes" else "none"
@@ -59,53 +72,112 @@ def durability(link: RedisConnection) -> str:
 # -- answers -------------------------------------------------------------------------------------------------------
 
 
-def stored(link: RedisConnection, ids: Sequence[str]) -> list[AnswerHash]:
-    """The hashes of these answers, empty ones of those that are not there."""
+def answer_hashes(connection: RedisConnection, ids: Sequence[str]) -> list[AnswerHash]:
+    """The hashes of these answers, empty ones for those that are not there."""
     found: list[AnswerHash] = []
     for start in range(0, len(ids), _AT_ONCE):
-        commands = [("HGETALL", link.keys.answer(answer_id)) for answer_id in ids[start : start + _AT_ONCE]]
-        found += [AnswerHash(reply) for reply in link.all(commands)]
+        commands = [("HGETALL", connection.keys.answer(answer_id)) for answer_id in ids[start : start + _AT_ONCE]]
+        found += [AnswerHash(reply) for reply in connection.run(commands)]
     return found
 
 
-def answer(link: RedisConnection, answer_id: str) -> StoredAnswer | None:
-    """The answer with this id; StoreError if it is damaged."""
-    (found,) = stored(link, [answer_id])
+def find_answer(connection: RedisConnection, answer_id: str) -> StoredAnswer | None:
+    """See `EngineReads`."""
+    (found,) = answer_hashes(connection, [answer_id])
     return found.answer if found else None
 
 
-def latest(link: RedisConnection, limit: int) -> list[str]:
+def latest_ids(connection: RedisConnection, limit: int) -> list[str]:
     """The ids of the ``limit`` latest answers, oldest first."""
-    found = entries(link.one("XREVRANGE", link.keys[ANSWERS], "+", "-", "COUNT", limit))[::-1]
+    found = entries(connection.command("XREVRANGE", connection.keys[ANSWERS], "+", "-", "COUNT", limit))[::-1]
     return [fields[b"id"].decode() for _, fields in found]
 
 
-def judged(found: Sequence[AnswerHash]) -> Iterator[tuple[StoredAnswer, tuple[Feedback, ...]]]:
-    """These answers with their feedback; a damaged one is no reason to learn nothing from the others."""
-    for one in found:
-        try:
-            if one:
-                yield one.answer, tuple(said for _, said in one.feedback())
-        except StoreError as error:
-            _log.warning("%s; it is left out", error)
+def answers_with_feedback(
+    connection: RedisConnection, ids: Sequence[str]
+) -> list[tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]:
+    """These answers, each with its feedback and that one's entries; without those that are gone or damaged."""
+    return [
+        pair
+        for found in answer_hashes(connection, ids)
+        if found
+        for pair in unless_damaged(partial(_with_feedback, found))
+    ]
+
+
+def _with_feedback(found: AnswerHash) -> tuple[StoredAnswer, list[tuple[bytes, Feedback]]]:
+    return found.answer, found.feedback()
+
+
+# -- feedback ------------------------------------------------------------------------------------------------------
+
+
+def newest(connection: RedisConnection) -> _Position:
+    """See `EngineReads`."""
+    feedback, probed = (
+        entries(connection.command("XREVRANGE", connection.keys[name], "+", "-", "COUNT", 1))
+        for name in (FEEDBACK, PROBED)
+    )
+    return _last(feedback, b"0-0"), _last(probed, b"0-0")
+
+
+def _last(found: Entries, otherwise: bytes) -> bytes:
+    return found[-1][0] if found else otherwise
+
+
+def latest_feedback(connection: RedisConnection, last: int, position: _Position) -> FeedbackRows:
+    """See `EngineReads`."""
+    if not last:
+        return []
+    reply = connection.command("XREVRANGE", connection.keys[FEEDBACK], position[0], "-", "COUNT", last)
+    return _with_answers(connection, entries(reply)[::-1])
+
+
+def feedback_after(connection: RedisConnection, position: _Position) -> tuple[FeedbackRows, _Position]:
+    """See `EngineReads`; of either stream the 1,000 newest entries at most."""
+    commands = [
+        ("XREVRANGE", connection.keys[stream], "+", b"(" + entry, "COUNT", _MOST_NEW)
+        for stream, entry in zip((FEEDBACK, PROBED), position, strict=True)
+    ]
+    feedback, probed = (entries(reply)[::-1] for reply in connection.run(commands))
+    rows = [*_probed_again(connection, probed, position[0]), *_with_answers(connection, feedback)]
+    return rows, (_last(feedback, position[0]), _last(probed, position[1]))
+
+
+def _with_answers(connection: RedisConnection, feedback: Entries) -> FeedbackRows:
+    """Entries of the feedback stream with their answers; those whose answer is gone are left out."""
+    found = {entry: (answer, one) for answer, said in _of_entries(connection, feedback) for entry, one in said}
+    return [found[entry] for entry, _ in feedback if entry in found]
+
+
+def _probed_again(connection: RedisConnection, probed: Entries, delivered: bytes) -> FeedbackRows:
+    """The feedback on probed answers up to the entry that was delivered last."""
+    found = [(entry, answer, one) for answer, said in _of_entries(connection, probed) for entry, one in said]
+    found = [row for row in found if entry_order(row[0]) <= entry_order(delivered)]
+    return [(answer, one) for _, answer, one in sorted(found, key=lambda row: entry_order(row[0]))]
+
+
+def _of_entries(connection: RedisConnection, found: Entries) -> list[tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]:
+    """The answers that entries are about, each once, with their feedback."""
+    return answers_with_feedback(connection, list(dict.fromkeys(fields[b"id"].decode() for _, fields in found)))
 
 
 # -- endpoints -----------------------------------------------------------------------------------------------------
 
 
-def capabilities(link: RedisConnection, key: str) -> CapabilityRow | None:
-    """The probe under this key; a damaged one counts as none, so that the endpoint is probed again."""
-    text = link.one("HGET", link.keys[CAPABILITIES], key)
+def find_capabilities(connection: RedisConnection, key: str) -> CapabilityRow | None:
+    """See `EngineReads`."""
+    text = connection.command("HGET", connection.keys[CAPABILITIES], key)
     try:
         return None if text is None else read_capabilities(key, text)
     except ValueError:
         return None
 
 
-def health(link: RedisConnection) -> dict[str, HealthRow]:
-    """What is known of the endpoints, by key; damaged rows are none."""
+def find_health(connection: RedisConnection) -> dict[str, HealthRow]:
+    """See `EngineReads`."""
     found = {}
-    for key, text in pairs(link.one("HGETALL", link.keys[HEALTH])).items():
+    for key, text in pairs(connection.command("HGETALL", connection.keys[HEALTH])).items():
         try:
             found[key] = read_health(key, text)
         except (ValueError, TypeError):
@@ -114,87 +186,6 @@ def health(link: RedisConnection) -> dict[str, HealthRow]:
 
 
 # -- the ledger ----------------------------------------------------------------------------------------------------
-
-
-def totals(link: RedisConnection) -> dict[str, UsageTotal]:
-    """The ledger summed by endpoint, dropped rows included."""
-    sums: dict[str, dict[str, int]] = {}
-    for name, value in pairs(link.one("HGETALL", link.keys[TOTALS])).items():
-        endpoint, what = json.loads(name)
-        sums.setdefault(endpoint, {})[what] = int(value)
-    found = {}
-    for endpoint, of in sorted(sums.items()):
-        cost = from_pico(of.get("micro", 0) * 1_000_000 + of.get("pico", 0))
-        tokens = of.get("prompt", 0), of.get("completion", 0)
-        if of.get("calls"):
-            found[endpoint] = UsageTotal(of["calls"], of.get("unpriced", 0), *tokens, cost)
-    return found
-
-
-@dataclass(slots=True)
-class _Sum:
-    asks: set[str] = field(default_factory=set)
-    calls: int = 0
-    unpriced: int = 0
-    estimated: int = 0
-    prompt: int = 0
-    completion: int = 0
-    pico: int = 0
-    estimated_pico: int = 0
-    held: int = 0
-
-    def row(self, key: str) -> LedgerSum:
-        money = (from_pico(pico) for pico in (self.pico, self.estimated_pico, self.held))
-        counts = (self.calls, self.unpriced, self.estimated, self.prompt, self.completion)
-        return LedgerSum(key, len(self.asks), *counts, *money)
-
-
-def _bills(link: RedisConnection) -> Iterator[tuple[float, list[str], list[Any]]]:
-    """The ledger's entries: the moment, the tags, and the row as it is kept."""
-    after = b"-"
-    while True:
-        found = entries(link.one("XRANGE", link.keys[LEDGER], after, "+", "COUNT", 1000))
-        for _, fields in found:
-            yield float(fields[b"at"]), json.loads(fields[b"tags"]), json.loads(fields[b"row"])
-        if not found:
-            return
-        after = b"(" + found[-1][0]
-
-
-def ledger(link: RedisConnection, by: Grouping) -> list[LedgerSum]:
-    """See `Store.ledger`."""
-    sums: dict[str, _Sum] = {}
-
-    def of(endpoint: str, at: float, tags: Sequence[str]) -> list[_Sum]:
-        day = datetime.fromtimestamp(at, UTC).date().isoformat()
-        keys = {"endpoint": [endpoint], "tag": dict.fromkeys(tags) or [""], "day": [day], "all": ["all"]}[by]
-        return [sums.setdefault(key, _Sum()) for key in keys]
-
-    for at, tags, (answer_id, endpoint, prompt, completion, *_, pico, source) in _bills(link):
-        for one in of(endpoint, at, tags):
-            if not answer_id.startswith(("probe", "judge")):
-                one.asks.add(answer_id)
-            one.calls += 1
-            one.unpriced += pico is None
-            one.prompt += prompt or 0
-            one.completion += completion or 0
-            one.pico += pico or 0
-            if source == "reserved":
-                one.estimated += 1
-                one.estimated_pico += pico or 0
-    for held in map(json.loads, link.one("HVALS", link.keys[RESERVATIONS])):
-        endpoint = json.loads(held["row"])[1]
-        for one in of(endpoint, float(held["at"]), json.loads(held["tags"])):
-            one.held += int(held["micro"]) * 1_000_000 + int(held["pico"])
-    if by == "endpoint":  # these are kept for ever
-        for endpoint, total in totals(link).items():
-            one = sums.setdefault(endpoint, _Sum())
-            one.calls, one.unpriced, one.pico = total.calls, total.unpriced, int(total.cost * Decimal(10) ** 12)
-            one.prompt, one.completion = total.prompt_tokens, total.completion_tokens
-    return [one.row(key) for key, one in sorted(sums.items())]
-
-
-# -- keeping it bounded -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,86 +197,151 @@ class LedgerEntry:
     tags: Sequence[str]
     row: Sequence[Any]
 
+    @classmethod
+    def of(cls, entry: bytes, fields: dict[bytes, bytes]) -> LedgerEntry:
+        """The entry with these fields."""
+        return cls(entry, float(fields[b"at"]), json.loads(fields[b"tags"]), json.loads(fields[b"row"]))
 
-def trim(link: RedisConnection, keep: int) -> None:
+
+def ledger_sums(connection: RedisConnection, by: Grouping) -> list[LedgerSum]:
+    """See `EngineReads`."""
+    asks: defaultdict[str, set[str]] = defaultdict(set)
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def add(endpoint: str, at: float, tags: Sequence[str], ask: str | None, **numbers: int) -> None:
+        day = datetime.fromtimestamp(at, UTC).date().isoformat()
+        for key in {"endpoint": [endpoint], "tag": dict.fromkeys(tags) or [""], "day": [day], "all": ["all"]}[by]:
+            sums[key].update(numbers)
+            if ask is not None:
+                asks[key].add(ask)
+
+    for part in _every_entry(connection, LEDGER):
+        for one in (LedgerEntry.of(*found) for found in part):
+            answer_id, endpoint, prompt, completion, *_, pico, source = one.row
+            ask = None if answer_id.startswith(("probe", "judge")) else answer_id
+            numbers = {"calls": 1, "unpriced": int(pico is None), "estimated": int(source == "reserved")}
+            numbers |= {"prompt": prompt or 0, "completion": completion or 0, "pico": pico or 0}
+            add(endpoint, one.at, one.tags, ask, **numbers, estimated_pico=(source == "reserved") * (pico or 0))
+    for held in map(json.loads, connection.command("HVALS", connection.keys[RESERVATIONS])):
+        pico = int(held["micro"]) * 1_000_000 + int(held["pico"])
+        add(json.loads(held["row"])[1], float(held["at"]), json.loads(held["tags"]), None, held=pico)
+    if by == "endpoint":  # these are kept for ever
+        for endpoint, total in _totals(connection).items():
+            dict.update(sums[endpoint], total)
+    return [_ledger_sum(key, len(asks[key]), sums[key]) for key in sorted(sums)]
+
+
+def _totals(connection: RedisConnection) -> dict[str, dict[str, int]]:
+    """The ledger summed by endpoint, dropped rows included."""
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name, value in pairs(connection.command("HGETALL", connection.keys[TOTALS])).items():
+        endpoint, field = json.loads(name)
+        sums[endpoint][field] = int(value)
+    return {
+        endpoint: {
+            **{field: total[field] for field in ("calls", "unpriced", "prompt", "completion")},
+            "pico": total["micro"] * 1_000_000 + total["pico"],
+        }
+        for endpoint, total in sums.items()
+        if total["calls"]
+    }
+
+
+def _ledger_sum(key: str, asks: int, total: Counter[str]) -> LedgerSum:
+    return LedgerSum(
+        key,
+        asks,
+        calls=total["calls"],
+        unpriced=total["unpriced"],
+        estimated=total["estimated"],
+        prompt_tokens=total["prompt"],
+        completion_tokens=total["completion"],
+        cost=from_pico(total["pico"]),
+        estimated_cost=from_pico(total["estimated_pico"]),
+        held=from_pico(total["held"]),
+    )
+
+
+# -- keeping it bounded -------------------------------------------------------------------------------------------
+
+
+def trim(connection: RedisConnection, keep: int) -> None:
     """Drop what is beyond the latest ``keep`` answers and their share of the ledger; twice that, for an archive."""
-    if link.one("HGET", link.keys[POLICY], ARCHIVED):
+    if connection.command("HGET", connection.keys[POLICY], ARCHIVED):
         keep *= 2
-    while bills := _oldest(link, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep):
-        drop_bills(link, bills[-1][0], keep)
-    while answers := _oldest(link, ANSWERS, keep):
-        drop_answers(link, [(entry, fields[b"id"].decode()) for entry, fields in answers], keep)
+    while rows := _oldest(connection, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep):
+        drop_ledger(connection, rows[-1][0], keep)
+    while answers := _oldest(connection, ANSWERS, keep):
+        drop_answers(connection, [(entry, fields[b"id"].decode()) for entry, fields in answers], keep)
 
 
-def oldest_bills(link: RedisConnection, keep: int) -> list[LedgerEntry]:
-    """Up to 500 of the oldest bills beyond those that go with ``keep`` answers."""
-    found = _oldest(link, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep)
-    return [LedgerEntry(e, float(f[b"at"]), json.loads(f[b"tags"]), json.loads(f[b"row"])) for e, f in found]
+def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:
+    """Up to 500 of the oldest rows of the ledger beyond those that go with ``keep`` answers."""
+    return [LedgerEntry.of(*found) for found in _oldest(connection, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep)]
 
 
-def oldest_answers(link: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
+def oldest_answers(connection: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
     """Up to 500 of the oldest answers beyond ``keep``: the entry in the stream, the id and the hash."""
-    found = _oldest(link, ANSWERS, keep)
+    found = _oldest(connection, ANSWERS, keep)
     ids = [fields[b"id"].decode() for _, fields in found]
-    return [(entry, name, one) for (entry, _), name, one in zip(found, ids, stored(link, ids), strict=True)]
+    return [
+        (entry, name, one) for (entry, _), name, one in zip(found, ids, answer_hashes(connection, ids), strict=True)
+    ]
 
 
-def drop_bills(link: RedisConnection, last: bytes, keep: int) -> None:
+def drop_ledger(connection: RedisConnection, last: bytes, keep: int) -> None:
     """Drop the ledger up to this entry."""
-    link.script("trim", (), (last, 2 * keep))
+    connection.script("trim", (), (last, 2 * keep))
 
 
-def drop_answers(link: RedisConnection, rows: Sequence[tuple[bytes, str]], keep: int) -> None:
+def drop_answers(connection: RedisConnection, rows: Sequence[tuple[bytes, str]], keep: int) -> None:
     """Drop answers, each given as its entry and its id."""
-    keys = [link.keys.answer(answer_id) for _, answer_id in rows]
-    link.script("trim", keys, ("", 2 * keep, *(entry for entry, _ in rows)))
+    keys = [connection.keys.answer(answer_id) for _, answer_id in rows]
+    connection.script("trim", keys, ("", 2 * keep, *(entry for entry, _ in rows)))
 
 
-def _oldest(link: RedisConnection, stream: str, keep: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    beyond = min(int(link.one("XLEN", link.keys[stream])) - keep, _AT_ONCE)
-    return entries(link.one("XRANGE", link.keys[stream], "-", "+", "COUNT", beyond)) if beyond > 0 else []
+def _oldest(connection: RedisConnection, stream: str, keep: int) -> Entries:
+    beyond = min(int(connection.command("XLEN", connection.keys[stream])) - keep, _AT_ONCE)
+    if beyond <= 0:
+        return []
+    return entries(connection.command("XRANGE", connection.keys[stream], "-", "+", "COUNT", beyond))
 
 
 # -- integrity -----------------------------------------------------------------------------------------------------
 
 
-def problems(link: RedisConnection) -> tuple[str, ...]:
-    """Everything that is wrong with what is kept, in words; reads all of it."""
+def find_problems(connection: RedisConnection) -> tuple[str, ...]:
+    """See `EngineReads`."""
     found: list[str] = []
     for check in (_damaged_answers, _wrong_balances):
         try:
-            found.extend(check(link))
+            found.extend(check(connection))
         except (ValueError, KeyError, TypeError, StoreError) as error:
             found.append(f"could not all be read ({type(error).__name__})")
     return tuple(found)
 
 
-def _damaged_answers(link: RedisConnection) -> Iterator[str]:
-    after = b"-"
-    while True:
-        found = entries(link.one("XRANGE", link.keys[ANSWERS], after, "+", "COUNT", _AT_ONCE))
-        if not found:
-            return
-        after = b"(" + found[-1][0]
-        ids = [fields[b"id"].decode() for _, fields in found]
-        for (entry, _), name, one in zip(found, ids, stored(link, ids), strict=True):
-            yield from _damage(entry, name, one)
+def _damaged_answers(connection: RedisConnection) -> Iterator[str]:
+    for part in _every_entry(connection, ANSWERS):
+        ids = [fields[b"id"].decode() for _, fields in part]
+        for (entry, _), answer_id, found in zip(part, ids, answer_hashes(connection, ids), strict=True):
+            yield from _damage(entry, answer_id, found)
 
 
-def _damage(entry: bytes, name: str, one: AnswerHash) -> Iterator[str]:
-    if not one or one.entry != entry:
-        yield f"answer {name}: stands in the stream of answers but nowhere else"
+def _damage(entry: bytes, answer_id: str, found: AnswerHash) -> Iterator[str]:
+    if not found or found.entry != entry:
+        yield f"answer {answer_id}: stands in the stream of answers but nowhere else"
         return
     try:
-        json.loads(one.answer.receipt)
-        json.loads(one.answer.texts or "null")
-        one.feedback()
+        json.loads(found.answer.receipt)
+        json.loads(found.answer.texts or "null")
+        found.feedback()
     except (StoreError, ValueError) as error:
-        yield str(error) if isinstance(error, StoreError) else f"answer {name}: not JSON"
+        yield str(error) if isinstance(error, StoreError) else f"answer {answer_id}: not JSON"
 
 
-def _wrong_balances(link: RedisConnection) -> Iterator[str]:
-    dropped = link.one("HGET", link.keys[POLICY], "ledger_dropped") or b""
-    wrong = [word.decode() for word in link.script("verify", (), (dropped,))]
+def _wrong_balances(connection: RedisConnection) -> Iterator[str]:
+    dropped = connection.command("HGET", connection.keys[POLICY], "ledger_dropped") or b""
+    wrong = [word.decode() for word in connection.script("verify", (), (dropped,))]
     for account, kept, true in zip(wrong[::3], wrong[1::3], wrong[2::3], strict=True):
         yield f"the balance of the account {account!r} is {kept}, its rows add up to {true}"

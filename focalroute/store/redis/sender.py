@@ -1,48 +1,81 @@
-"""Sending what waits to Redis, each call once; and what becomes of it while Redis is away."""
+"""Sends jobs to Redis, each call once, and keeps them while Redis is unavailable."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.base import StoredProbe
+from focalroute.store.base import Release, Row, StoredProbe
+from focalroute.store.engine import FeedbackSubscription
 from focalroute.store.redis.connection import RedisConnection, RedisUnavailable
-from focalroute.store.redis.jobs import Job, Read, Script, Write
 from focalroute.store.redis.journal import Entry, Journal
-from focalroute.store.redis.rows import packed, refusal
-from focalroute.store.redis.subscription import FeedbackSubscription
+from focalroute.store.redis.rows import pack_rows, refusal
+from focalroute.store.writer_queue import Job, ReadJob
 
 _AGAIN_S = 0.1  # between two tries to reach Redis
 _BATCH = 500
+_EARLY = [b"early"]  # the script's reply to a call before which others are missing
 
 _FORGOT = "Redis has lost writes that it had said were done: it was restarted, or replaced, without them"
 
 _log = logging.getLogger("focalroute.store")
 
 
+@dataclass(eq=False, slots=True)
+class WriteJob(Job):
+    """A call that writes rows, as ``write.lua`` takes them.
+
+    Attributes:
+        number: its place among the calls of its writer, which stays the same; 0: it has none yet.
+    """
+
+    rows: tuple[Row, ...]
+    keys: list[str]
+    words: list[bytes]
+    number: int = field(default=0, init=False)
+
+
+@dataclass(eq=False, slots=True)
+class ScriptJob(Job):
+    """A script that may be run again without harm.
+
+    Attributes:
+        read: decodes its reply.
+        undo: is written if the script may have been run after its caller gave up.
+        sent: whether it may have been run.
+    """
+
+    name: str
+    words: Sequence[Any]
+    read: Callable[[Any], Any]
+    undo: Release | None = None
+    sent: bool = field(default=False, init=False)
+
+
 class Sender:
     """Takes jobs in order and ends all of them. Belongs to the store's thread.
 
     Args:
-        journal: where writes go while Redis is away; None: they wait in memory.
-        patience_s: how long others then wait before they fail.
+        journal: where writes go while Redis is unavailable; None: they wait in memory.
+        patience_s: how long other jobs then wait before they fail.
     """
 
     def __init__(
         self,
-        link: RedisConnection,
-        hearing: FeedbackSubscription,
+        connection: RedisConnection,
+        subscription: FeedbackSubscription[RedisConnection],
         writer: str,
         journal: Journal | None,
         patience_s: float,
     ) -> None:
-        self._link = link
-        self._hearing = hearing
+        self._connection = connection
+        self._subscription = subscription
         self._writer = writer
         self._journal = journal
         self._patience_s = patience_s
@@ -62,48 +95,39 @@ class Sender:
         return self._away_since is not None
 
     def serve(self, jobs: Iterable[Job] = ()) -> None:
-        """Do these jobs after all that waits, or what can be done with them while Redis is away."""
+        """Do these jobs after all that waits, or what can be done with them while Redis is unavailable."""
         self._waiting.extend(jobs)
         if self.away and time.monotonic() < self._next_try:
-            self._make_do()
+            self._journal_or_fail()
             return
         try:
-            self._link.connect()
+            self._connection.connect()
             if self._journal:
                 self._catch_up(self._journal)
             while self._waiting:
-                self._round()
-        except (RedisUnavailable, StoreError) as trouble:
-            self.lost(trouble)
-            self._make_do()
-        else:
-            self._found()
+                self._send_batch()
+        except (RedisUnavailable, StoreError) as error:
+            self.lost(error)
+            self._journal_or_fail()
+            return
+        if self._away_since is not None:
+            seconds = time.monotonic() - self._away_since
+            _log.warning("Redis is back after %.1f s, and has what was written meanwhile", seconds)
+            self._away_since = None
 
-    def lost(self, trouble: Exception) -> None:
-        """Redis is away, as somebody found."""
-        self._link.drop()
-        self._reason = str(trouble)
+    def lost(self, error: Exception) -> None:
+        """Note that Redis is unavailable."""
+        self._connection.drop()
+        self._reason = str(error)
         if not self.away:
             self._away_since = time.monotonic()
-            _log.warning(
-                "%s; %s", trouble, "what is written waits in the journal" if self._kept else "it is tried again"
-            )
+            remedy = "it is tried again" if self._journal is None else "what is written waits in the journal"
+            _log.warning("%s; %s", error, remedy)
         self._next_try = time.monotonic() + _AGAIN_S
 
-    @property
-    def _kept(self) -> bool:
-        return self._journal is not None
-
-    def _found(self) -> None:
-        if self._away_since is not None:
-            _log.warning(
-                "Redis is back after %.1f s, and has what was written meanwhile", time.monotonic() - self._away_since
-            )
-        self._away_since = None
-
     def give_up(self, error: Exception) -> None:
-        """End all that waits: something has happened that nobody thought of."""
-        self._link.drop()
+        """Fail all that waits, after an unforeseen error."""
+        self._connection.drop()
         waiting, self._waiting = self._waiting, deque()
         for job in waiting:
             _fail(job, StoreError(f"a call could not be ended ({type(error).__name__}); it may have been done"))
@@ -112,98 +136,97 @@ class Sender:
         """End what still waits: it goes into the journal, or fails."""
         self._patience_s = 0.0
         if self._waiting:
-            self._make_do()
+            self._journal_or_fail()
         if self._journal is not None:
             self._journal.close()
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def _round(self) -> None:
-        """One round trip for what writes; the reads follow, so that they see it."""
-        batch = [job for job in self._waiting if not isinstance(job, Read)][:_BATCH]
+    def _send_batch(self) -> None:
+        """Send what writes in one round trip; reads follow one by one, so that they see it."""
+        batch = [job for job in self._waiting if not isinstance(job, ReadJob)][:_BATCH]
         if not batch:
-            job = self._waiting[0]
-            self._look(job)
+            self._read(self._waiting[0])
             self._waiting.popleft()
             return
-        for job in batch:
-            self._number_it(job)
-        replies = self._link.all([self._command(job) for job in batch])
+        self._assign_numbers(batch)
+        replies = self._connection.run([self._command(job) for job in batch])
         ended: list[tuple[Job, Any]] = []
-        away: Exception | None = None
+        unavailable: Exception | None = None
         for job, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
-                trouble = self._link.trouble(reply)
-                if isinstance(trouble, RedisUnavailable):
-                    away = trouble
-                    continue
-                self._refuse(job, trouble)
-            elif reply != [b"early"]:
+                error = self._connection.error_of(reply)
+                if isinstance(error, RedisUnavailable):
+                    unavailable = error
+                else:
+                    self._refuse(job, error)
+            elif reply != _EARLY:
                 ended.append((job, reply))
-        if not ended and replies and replies[0] == [b"early"]:
-            self._begin_anew()
+        if not ended and replies[0] == _EARLY:
+            self._restart_numbers()
         self._end(ended)
-        if away is not None:
-            raise away
+        if unavailable is not None:
+            raise unavailable
 
-    def _number_it(self, job: Job) -> None:
-        if isinstance(job, Write) and not job.number:
-            self._number += 1
-            job.number = self._number
+    def _assign_numbers(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if isinstance(job, WriteJob) and not job.number:
+                self._number += 1
+                job.number = self._number
 
     def _command(self, job: Job) -> Sequence[Any]:
-        if isinstance(job, Write):
-            return self._link.scripted("write", job.keys, (self._writer, job.number, *job.words))
-        assert isinstance(job, Script)  # noqa: S101 - reads are not sent
+        if isinstance(job, WriteJob):
+            return self._connection.script_command("write", job.keys, (self._writer, job.number, *job.words))
+        assert isinstance(job, ScriptJob)  # noqa: S101 - reads are not sent
         job.sent = True
-        return self._link.scripted(job.name, (), job.words)
+        return self._connection.script_command(job.name, (), job.words)
 
-    def _refuse(self, job: Job, trouble: FocalrouteError) -> None:
-        """Redis will never do it. A write's number is used up by an empty call."""
-        _fail(job, trouble)
-        if isinstance(job, Write):
+    def _refuse(self, job: Job, error: FocalrouteError) -> None:
+        """Fail a job that Redis will never do. A write's number is used up by an empty call."""
+        _fail(job, error)
+        if isinstance(job, WriteJob):
             job.rows, job.keys, job.words = (), [], []
         else:
             self._waiting.remove(job)
 
-    def _begin_anew(self) -> None:
-        """Redis has forgotten calls that it had done; what waits is not among them, so it gets new numbers."""
+    def _restart_numbers(self) -> None:
+        """Take a new name: Redis has forgotten calls that it had done, none of which waits any more."""
         _log.error(_FORGOT)
         self._writer, self._number = f"{self._writer}+", 0
         for job in self._waiting:
-            if isinstance(job, Write):
+            if isinstance(job, WriteJob):
                 job.number = 0
 
     def _end(self, ended: list[tuple[Job, Any]]) -> None:
-        """Take done jobs off the list, let the listeners hear, then tell whoever waits."""
+        """Take done jobs off the list, call the subscribers, then settle the futures."""
         gone = {id(job) for job, _ in ended}
         self._waiting = deque(job for job in self._waiting if id(job) not in gone)
-        if any(
-            isinstance(row, Feedback | StoredProbe) for job, _ in ended if isinstance(job, Write) for row in job.rows
-        ):
-            self.hear()
+        written = [row for job, _ in ended if isinstance(job, WriteJob) for row in job.rows]
+        if any(isinstance(row, Feedback | StoredProbe) for row in written):
+            self._deliver()
         for job, reply in ended:
             if job.future.done():
                 continue
-            refused = refusal(reply) if isinstance(job, Write) else None
-            if refused is not None:
+            if isinstance(job, ScriptJob):
+                job.future.set_result(job.read(reply))
+            elif (refused := refusal(reply)) is not None:
                 job.future.set_exception(refused)
             else:
-                job.future.set_result(job.read(reply) if isinstance(job, Script) else None)
+                job.future.set_result(None)
 
-    def hear(self) -> None:
-        """Tell the listeners what is new; what cannot be read now is told later."""
+    def _deliver(self) -> None:
+        """Call the subscribers with new feedback; if it cannot be read now, later."""
         try:
-            self._hearing.deliver(self._link)
-        except (RedisUnavailable, StoreError) as trouble:
-            _log.warning("feedback could not be read, it is tried again: %s", trouble)
+            self._subscription.deliver(self._connection)
+        except (RedisUnavailable, StoreError) as error:
+            _log.warning("feedback could not be read, it is tried again: %s", error)
 
-    def _look(self, job: Job) -> None:
-        assert isinstance(job, Read)  # noqa: S101 - all else was sent
+    def _read(self, job: Job) -> None:
+        assert isinstance(job, ReadJob)  # noqa: S101 - all others were sent
         if job.future.done():
             return
         try:
-            result = job.work(self._link)
+            result = job.work(self._connection)
         except RedisUnavailable:
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised where the reader waits
@@ -211,33 +234,34 @@ class Sender:
         else:
             job.future.set_result(result)
 
-    # -- while Redis is away -----------------------------------------------------------------------------------------
+    # -- while Redis is unavailable ----------------------------------------------------------------------------------
 
-    def _make_do(self) -> None:
-        """Put the writes into the journal; without one, or where it fails, end those that have waited too long."""
+    def _journal_or_fail(self) -> None:
+        """Put the writes into the journal; without one, or where it fails, fail those that have waited too long."""
         if self._journal is not None:
-            self._put_away(self._journal)
+            self._add_to(self._journal)
         now = time.monotonic()
-        tired = self._away_since is not None and now - self._away_since >= self._patience_s
-        for job in [job for job in self._waiting if tired or now >= job.until]:
+        all_late = self._away_since is not None and now - self._away_since >= self._patience_s
+        for job in [job for job in self._waiting if all_late or now >= job.until]:
             _fail(job, StoreError(self._reason))
-            if isinstance(job, Write):
+            if isinstance(job, WriteJob):
                 continue  # it is still done if Redis comes back: what was consumed is paid for
             self._waiting.remove(job)
-            if isinstance(job, Script) and job.unwanted is not None and job.sent:
-                self._waiting.append(Write((job.unwanted,), *packed((job.unwanted,), self._link.keys)))
+            if isinstance(job, ScriptJob) and job.undo is not None and job.sent:
+                self._waiting.append(WriteJob((job.undo,), *pack_rows((job.undo,), self._connection.keys)))
 
-    def _put_away(self, journal: Journal) -> None:
-        writes = [job for job in self._waiting if isinstance(job, Write)]
-        for job in writes:
-            self._number_it(job)
+    def _add_to(self, journal: Journal) -> None:
+        writes = [job for job in self._waiting if isinstance(job, WriteJob)]
+        if not writes:
+            return
+        self._assign_numbers(writes)
         try:
-            journal.add([Entry(self._writer, job.number, job.keys, job.words) for job in writes] if writes else [])
+            journal.add([Entry(self._writer, job.number, job.keys, job.words) for job in writes])
         except StoreError as error:
             for job in writes:
                 _fail(job, error)
             return
-        self._waiting = deque(job for job in self._waiting if not isinstance(job, Write))
+        self._waiting = deque(job for job in self._waiting if not isinstance(job, WriteJob))
         for job in writes:
             if not job.future.done():
                 job.future.set_result(None)
@@ -248,40 +272,36 @@ class Sender:
         for batch in journal.batches(_BATCH):
             left = list(batch)
             while left:
-                done = self._sent(left)
+                done = self._send_entries(left)
                 refused += sum(refusal(reply) is not None for reply in done)
                 left = left[len(done) :]
         if refused:
             _log.error(
                 "%d calls that waited in the journal contradict what others had written, and were refused", refused
             )
-        self.hear()
+        self._deliver()
 
-    def _sent(self, entries: list[Entry]) -> list[Any]:
-        """Send entries; the replies to those that were done, which are the first ones."""
-        replies = self._link.all([self._entry(entry) for entry in entries])
+    def _send_entries(self, entries: list[Entry]) -> list[Any]:
+        """Send entries; the replies to the first ones, which were done."""
+        replies = self._connection.run([self._entry_command(entry) for entry in entries])
         done: list[Any] = []
         for reply in replies:
             if isinstance(reply, Exception):
-                raise self._link.trouble(reply)
-            if reply == [b"early"]:
+                raise self._connection.error_of(reply)
+            if reply == _EARLY:
                 break
             done.append(reply)
         if not done:
-            self._lost_before(entries[0])
+            # Redis has forgotten calls before the first one: it and those that follow get another writer and new
+            # numbers, the same ones whenever they are sent again.
+            _log.error(_FORGOT)
+            first = entries[0]
+            self._renamed[first.writer] = f"{first.writer}~{first.number}", first.number - 1
         return done
 
-    def _entry(self, entry: Entry) -> Sequence[Any]:
+    def _entry_command(self, entry: Entry) -> Sequence[Any]:
         writer, before = self._renamed.get(entry.writer, (entry.writer, 0))
-        return self._link.scripted("write", entry.keys, (writer, entry.number - before, *entry.words))
-
-    def _lost_before(self, entry: Entry) -> None:
-        """Redis has forgotten calls before this one; it and those that follow get another writer and new numbers.
-
-        The same ones whenever they are sent again.
-        """
-        _log.error(_FORGOT)
-        self._renamed[entry.writer] = f"{entry.writer}~{entry.number}", entry.number - 1
+        return self._connection.script_command("write", entry.keys, (writer, entry.number - before, *entry.words))
 
 
 def _fail(job: Job, error: FocalrouteError) -> None:

@@ -29,9 +29,9 @@ from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import open_store
-from focalroute.store.base import LedgerRow, UsageTotal
+from focalroute.store.base import LedgerRow
 from focalroute.store.redis.fleet_policy import FleetPolicy
-from focalroute.store.redis.reads import oldest_answers, oldest_bills
+from focalroute.store.redis.reads import oldest_answers, oldest_ledger
 from focalroute.store.redis.store import RedisStore
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
@@ -270,9 +270,9 @@ def test_what_redis_does_not_keep_is_in_the_archive_once(where: str, tmp_path: P
         archive = Archive(store, path)
         for number in range(40):
             store.write(answer(f"a{number}"), judge(f"a{number}"), *[row] * 8).result(10)
-        (first,) = store.run(lambda link: oldest_answers(link, 39))
+        (first,) = store.run(lambda connection: oldest_answers(connection, 39))
         archive._take_answer(first[2])  # as if it had been killed before Redis let go of it
-        archive._take_bills(store.run(lambda link: oldest_bills(link, 39)))
+        archive._take_bills(store.run(lambda connection: oldest_ledger(connection, 39)))
         assert archive.take() == 20
         assert archive.take() == 0
         assert [kept.id for kept, _ in store.recent(100)] == [f"a{number}" for number in range(20, 40)]
@@ -281,7 +281,9 @@ def test_what_redis_does_not_keep_is_in_the_archive_once(where: str, tmp_path: P
         archive.close()
     with closing(open_store(path)) as kept:
         assert [(stored.id, len(said)) for stored, said in kept.recent(100)] == [(f"a{n}", 1) for n in range(20)]
-        assert kept.totals()["a"] == UsageTotal(160, 0, 160, 320, Decimal("0.160"))
+        total = kept.totals()["a"]
+        assert (total.calls, total.unpriced, total.cost) == (160, 0, Decimal("0.160"))
+        assert (total.prompt_tokens, total.completion_tokens) == (160, 320)
         assert kept.verify() == ()
 
 

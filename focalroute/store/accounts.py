@@ -1,0 +1,95 @@
+"""The arithmetic of accounts: amounts in whole picodollars, and what is spent and reserved in an account's period.
+
+SQLite's store does it with these functions inside a transaction. Redis's does the same in ``lua/common.lua``, as only a
+script that runs in the server is atomic there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import NamedTuple
+
+#: Between the end of a call and its settlement in the store, at most.
+GRACE_S = 60.0
+
+_PICO = Decimal(10) ** 12
+
+
+def to_pico(usd: Decimal | None) -> int | None:
+    """USD as whole picodollars (1e-12 USD), rounded half to even: anything finer is lost."""
+    return None if usd is None else int((usd * _PICO).to_integral_value(ROUND_HALF_EVEN))
+
+
+def pico_above(usd: Decimal) -> int:
+    """USD as whole picodollars, rounded up: a reservation never holds less than its amount."""
+    return int((usd * _PICO).to_integral_value(ROUND_CEILING))
+
+
+def pico_below(usd: Decimal) -> int:
+    """USD as whole picodollars, rounded down: a limit never allows more than its amount."""
+    return int((usd * _PICO).to_integral_value(ROUND_FLOOR))
+
+
+def from_pico(pico: int) -> Decimal:
+    """Picodollars as USD, exact to 28 digits."""
+    return Decimal(pico) / _PICO
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a limit is held against: the calls with a tag ("": all), in the current period (0 seconds: for ever).
+
+    Periods follow the clock in UTC: an hour begins at :00, a day at midnight.
+    """
+
+    tag: str = ""
+    period_s: int = 0
+
+    def period(self, at: float) -> int:
+        """The number of the period of a moment."""
+        return int(at // self.period_s) if self.period_s else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """An account at one moment, USD.
+
+    Attributes:
+        spent: the cost of its settled calls.
+        reserved: the amounts held for the others, those of processes that died included.
+        resets_at: when its period ends, Unix time; None: never.
+    """
+
+    spent: Decimal
+    reserved: Decimal
+    resets_at: float | None = None
+
+
+class AccountState(NamedTuple):
+    """An account as it is stored: the number of its latest period, and picodollars."""
+
+    period: int
+    spent: int = 0
+    reserved: int = 0
+
+    def at(self, period: int) -> AccountState:
+        """The state in this period, or in the latest if that is later: a clock that was set back changes nothing."""
+        return self if period <= self.period else AccountState(period)
+
+    def add(self, period: int, spent: int, reserved: int) -> AccountState:
+        """The state after these amounts of a period; a period that is over is not counted any more."""
+        if period < self.period:
+            return self
+        if period > self.period:
+            return AccountState(period, spent, max(reserved, 0))
+        return AccountState(period, self.spent + spent, self.reserved + reserved)
+
+    def fits(self, amount: int, limit: int) -> bool:
+        """Whether this amount more stays within the limit."""
+        return self.spent + self.reserved + amount <= limit
+
+    def balance(self, account: Account) -> Balance:
+        """The same in USD."""
+        resets_at = float((self.period + 1) * account.period_s) if account.period_s else None
+        return Balance(from_pico(self.spent), from_pico(self.reserved), resets_at)

@@ -1,0 +1,190 @@
+"""What both engines share: reading through the queue, and telling subscribers about new feedback."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, Protocol, TypeVar
+
+from focalroute.core.errors import FeedbackConflict, StoreError, UnknownAnswer
+from focalroute.store.base import (
+    CapabilityRow,
+    FeedbackRows,
+    Grouping,
+    HealthRow,
+    LedgerSum,
+    OnFeedback,
+    StoredAnswer,
+)
+from focalroute.store.writer_queue import ReadJob, WriterQueue
+
+_log = logging.getLogger("focalroute.store")
+
+T = TypeVar("T")
+ConnectionT = TypeVar("ConnectionT")
+ReadConnectionT = TypeVar("ReadConnectionT", contravariant=True)
+#: How far a subscription has read, in the engine's own terms.
+Position = Any
+
+
+class EngineReads(Protocol[ReadConnectionT]):
+    """An engine's module of functions that read from its connection."""
+
+    def find_answer(self, connection: ReadConnectionT, answer_id: str, /) -> StoredAnswer | None:
+        """See `Store.answer`; StoreError if it is damaged."""
+
+    def find_capabilities(self, connection: ReadConnectionT, key: str, /) -> CapabilityRow | None:
+        """See `Store.capabilities`; a damaged row counts as none, so that the endpoint is checked again."""
+
+    def find_health(self, connection: ReadConnectionT, /) -> Mapping[str, HealthRow]:
+        """See `Store.health`; damaged rows are left out."""
+
+    def ledger_sums(self, connection: ReadConnectionT, by: Grouping, /) -> list[LedgerSum]:
+        """See `Store.ledger`."""
+
+    def find_problems(self, connection: ReadConnectionT, /) -> tuple[str, ...]:
+        """See `Store.verify`; reads everything."""
+
+    def newest(self, connection: ReadConnectionT, /) -> Position:
+        """The position after the newest feedback and the newest probe."""
+
+    def latest_feedback(self, connection: ReadConnectionT, last: int, position: Position, /) -> FeedbackRows:
+        """The ``last`` latest feedbacks up to a position."""
+
+    def feedback_after(self, connection: ReadConnectionT, position: Position, /) -> tuple[FeedbackRows, Position]:
+        """Earlier feedback whose answer was probed after the position, then newer feedback; and the new position."""
+
+
+def unknown_answer(answer_id: str) -> UnknownAnswer:
+    """Make the error for feedback on an answer that is not there."""
+    return UnknownAnswer(
+        f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
+    )
+
+
+def feedback_conflict(answer_id: str, source: str) -> FeedbackConflict:
+    """Make the error for a different feedback from the same source."""
+    return FeedbackConflict(
+        f"answer {answer_id!r} already has a different feedback from source {source!r}; "
+        "it stands: use another source to add to it"
+    )
+
+
+def duplicate_answer(answer_id: str) -> StoreError:
+    """Make the error for an answer whose id is taken."""
+    return StoreError(f"an answer with id {answer_id!r} is stored already; ids must be unique")
+
+
+def unless_damaged(read: Callable[[], T]) -> list[T]:
+    """The result as a list of one; none, and a warning, for a damaged row: the others must not suffer from it."""
+    try:
+        return [read()]
+    except StoreError as error:
+        _log.warning("%s; it is left out", error)
+        return []
+
+
+class FeedbackSubscription(Generic[ConnectionT]):
+    """The ``on_feedback`` callbacks of one process, and how far they were called. Belongs to the store's thread."""
+
+    def __init__(self, reads: EngineReads[ConnectionT]) -> None:
+        self._reads = reads
+        self._callbacks: list[OnFeedback] = []
+        self._late: list[tuple[OnFeedback, int]] = []
+        self._position: Position = None
+
+    def join(self, connection: ConnectionT, on_feedback: OnFeedback, last: int) -> None:
+        """Call it with the latest feedback, and from now on with every new one."""
+        self._call_all(connection)  # now every callback has seen the same
+        if not self._callbacks:
+            self._position = self._reads.newest(connection)
+        _call([on_feedback], self._reads.latest_feedback(connection, last, self._position))
+        self._callbacks.append(on_feedback)
+
+    def join_later(self, on_feedback: OnFeedback, last: int) -> None:
+        """Let it join with the next delivery, as the store cannot be read now."""
+        self._late.append((on_feedback, last))
+
+    def deliver(self, connection: ConnectionT) -> None:
+        """Call all with the feedback of any process that was committed, or probed again, since the last time."""
+        while self._late:
+            self.join(connection, *self._late[0])
+            del self._late[0]
+        self._call_all(connection)
+
+    def _call_all(self, connection: ConnectionT) -> None:
+        if self._callbacks:
+            rows, self._position = self._reads.feedback_after(connection, self._position)
+            _call(tuple(self._callbacks), rows)
+
+
+def _call(callbacks: Iterable[OnFeedback], rows: FeedbackRows) -> None:
+    """Call each with these rows, if there are any; one that fails is logged and skipped."""
+    if not rows:
+        return
+    for on_feedback in callbacks:
+        try:
+            on_feedback(rows)
+        except BaseException:  # noqa: BLE001 - whatever it is, the thread has others to serve
+            _log.exception("an on_feedback callback failed on %d rows of feedback; it will not see them again", len(rows))
+
+
+class QueuedStore(ABC, Generic[ConnectionT]):
+    """A store whose connection belongs to one thread, which works off a queue."""
+
+    _queue: WriterQueue[Any]
+    _connection: ConnectionT
+
+    def __init__(self, reads: EngineReads[ConnectionT]) -> None:
+        self._reads = reads
+        self._subscription = FeedbackSubscription(reads)
+
+    def answer(self, answer_id: str) -> StoredAnswer | None:
+        """See `Store.answer`."""
+        return self._queue.answer(answer_id) or self._read(lambda db: self._reads.find_answer(db, answer_id))
+
+    def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
+        """See `Store.subscribe`."""
+        self._read(lambda db: self._subscription.join(db, on_feedback, last))
+
+    def capabilities(self, key: str) -> CapabilityRow | None:
+        """See `Store.capabilities`."""
+        return self._read(lambda db: self._reads.find_capabilities(db, key))
+
+    def health(self) -> Future[Mapping[str, HealthRow]]:
+        """See `Store.health`."""
+        return self._look_up(self._reads.find_health)
+
+    def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
+        """See `Store.ledger`."""
+        return self._read(lambda db: self._reads.ledger_sums(db, by))
+
+    def totals(self) -> Mapping[str, LedgerSum]:
+        """See `Store.totals`."""
+        return {row.key: row for row in self.ledger("endpoint") if row.calls}
+
+    def verify(self) -> tuple[str, ...]:
+        """See `Store.verify`."""
+        return self._read(self._reads.find_problems)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._queue.close()
+
+    def _read(self, work: Callable[[ConnectionT], T]) -> T:
+        if self._queue.inside:
+            return self._read_now(work)
+        return self._look_up(work).result()
+
+    def _look_up(self, work: Callable[[ConnectionT], T]) -> Future[T]:
+        return self._submit(ReadJob(work))
+
+    @abstractmethod
+    def _submit(self, job: Any) -> Future[Any]:
+        """Queue a job; its future."""
+
+    def _read_now(self, work: Callable[[ConnectionT], T]) -> T:
+        """Read on the store's own thread."""
+        return work(self._connection)

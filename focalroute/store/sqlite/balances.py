@@ -1,0 +1,161 @@
+"""The SQL of budgets: reservations, and the balance of every account that a limit is held against.
+
+A reservation, its refusal, its settlement by a row of the ledger and its release each happen within one transaction, so
+they are exact for all processes on the database, whichever of them has limits. A call counts towards the period in
+which it was reserved, whenever it ends; the moment is taken within the transaction. Opening an account adds up what the
+ledger and the reservations hold already; from then on every process keeps it.
+
+What a process had reserved when it died becomes a row of the ledger, estimated at the whole amount, once the call can
+no longer be under way and a process opens the store. Should the first process have been asleep and settle the call
+after all, the estimate is removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from focalroute.store.accounts import GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
+from focalroute.store.base import LedgerRow, Release, Reservation, ReservationResult, Row
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+_LONGEST_S = 3600.0  # a call, where it is not known
+
+
+class AccountBalances:
+    """The balances within one transaction: read once, changed in memory, written by `save`.
+
+    So a commit that many calls share holds the database for a few statements, not for a few of each call.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._states: dict[str, dict[Account, AccountState]] = {}  # by tag
+        self._changed: set[Account] = set()
+
+    def open(self, accounts: Iterable[Account], at: float) -> dict[Account, Balance]:
+        """Make a row for each account that has none; the balances of all of them."""
+        wanted = list(accounts)
+        for account in wanted:
+            if account not in self._of(account.tag):
+                self._set(account, _add_up(self._db, account, account.period(at)))
+        return self.balances(wanted, at)
+
+    def balances(self, accounts: Iterable[Account], at: float) -> dict[Account, Balance]:
+        """The balances of open accounts."""
+        return {account: self._state(account, at).balance(account) for account in accounts}
+
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal], at: float) -> ReservationResult:
+        """Hold the amount back from every account it concerns, if it fits all limits."""
+        amount = pico_above(reservation.amount)
+        begun = (self._state(account, 0.0).period * account.period_s for account in limits)
+        at = max(at, *begun, 0.0)
+        granted = all(self._state(account, at).fits(amount, pico_below(limits[account])) for account in limits)
+        if granted:
+            held = (reservation.id, reservation.answer_id, reservation.endpoint, at, amount)
+            until = at + reservation.timeout_s + GRACE_S
+            self._db.execute(
+                "INSERT INTO reservations (id, answer_id, endpoint, at, pico, until, tags) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*held, until, json.dumps(reservation.tags)),
+            )
+            self._add(reservation.tags, at, reserved=amount)
+        return ReservationResult(granted, at, self.balances(limits, at))
+
+    def count(self, rows: Iterable[Row]) -> None:
+        """Count what rows of the ledger cost, and end the reservations that they settle or release."""
+        for row in rows:
+            if isinstance(row, LedgerRow):
+                held, estimated = (0, 0) if row.reservation is None else self._end(row.reservation)
+                self._add(row.tags, row.at, spent=(to_pico(row.cost) or 0) - estimated, reserved=-held)
+            elif isinstance(row, Release):
+                held, estimated = self._end(row.reservation)
+                self._add(row.reservation.tags, row.at, spent=-estimated, reserved=-held)
+
+    def settle_overdue(self, now: float) -> None:
+        """Turn what dead processes had reserved into rows of the ledger, estimated at the whole amount."""
+        overdue = "SELECT id, at, pico, tags FROM reservations WHERE coalesce(until, at + ?) < ? ORDER BY at"
+        for held, at, amount, tags in self._db.execute(overdue, (_LONGEST_S + GRACE_S, now)).fetchall():
+            self._db.execute(
+                "INSERT INTO ledger (answer_id, endpoint, at, cost_pico, cost_source, tags, overdue) "
+                "SELECT answer_id, endpoint, at, pico, 'reserved', tags, id FROM reservations WHERE id = ?",
+                (held,),
+            )
+            self._db.execute("DELETE FROM reservations WHERE id = ?", (held,))
+            self._add(json.loads(tags), at, spent=amount, reserved=-amount)
+
+    def save(self) -> None:
+        """Write what has changed."""
+        for account in self._changed:
+            state = self._states[account.tag][account]
+            self._db.execute(
+                "INSERT INTO balances (tag, period_s, period, spent, reserved) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (tag, period_s) DO UPDATE SET period = excluded.period, spent = excluded.spent, "
+                "reserved = excluded.reserved",
+                (account.tag, account.period_s, state.period, str(state.spent), str(state.reserved)),
+            )
+
+    def _end(self, reservation: Reservation) -> tuple[int, int]:
+        """Delete a reservation, or its estimated row; the picodollars of either, 0 if it is not there."""
+        held = pico_above(reservation.amount)
+        if self._db.execute("DELETE FROM reservations WHERE id = ?", (reservation.id,)).rowcount:
+            return held, 0
+        if self._db.execute("DELETE FROM ledger WHERE overdue = ?", (reservation.id,)).rowcount:
+            return 0, held
+        return 0, 0
+
+    def _add(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
+        """Add to every open account that a call with these tags, begun at this moment, counts towards."""
+        for tag in {"", *tags}:
+            for account, state in list(self._of(tag).items()):
+                changed = state.add(account.period(at), spent, reserved)
+                if changed is not state:
+                    self._set(account, changed)
+
+    def _state(self, account: Account, at: float) -> AccountState:
+        return self._of(account.tag).get(account, AccountState(0)).at(account.period(at))
+
+    def _of(self, tag: str) -> dict[Account, AccountState]:
+        """The open accounts of a tag."""
+        if tag not in self._states:
+            found = self._db.execute("SELECT period_s, period, spent, reserved FROM balances WHERE tag = ?", (tag,))
+            self._states[tag] = {Account(tag, period_s): AccountState(*map(int, rest)) for period_s, *rest in found}
+        return self._states[tag]
+
+    def _set(self, account: Account, state: AccountState) -> None:
+        self._of(account.tag)[account] = state
+        self._changed.add(account)
+
+
+def find_wrong_balances(db: sqlite3.Connection) -> Iterator[str]:
+    """Find balances that differ from the sum of ledger and reservations; unknown where rows were pruned."""
+    pruned = db.execute("SELECT count(*) FROM ledger_sums").fetchone()[0]
+    for tag, period_s, *amounts in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
+        account, kept = Account(tag, period_s), AccountState(*map(int, amounts))
+        if pruned and account != Account():
+            continue
+        if (true := _add_up(db, account, kept.period)) != kept:
+            yield f"the balance of {account} is {kept[1:]}, its rows add up to {true[1:]}"
+
+
+def _add_up(db: sqlite3.Connection, account: Account, period: int) -> AccountState:
+    """Add up what the ledger and the reservations hold of an account in one of its periods."""
+    begin, end = period * account.period_s, (period + 1) * account.period_s
+    within = "FROM {} WHERE (? = '' OR ? IN (SELECT value FROM json_each(tags))) AND (? = 0 OR at >= ? AND at < ?)"
+    values = (account.tag, account.tag, account.period_s, begin, end)
+    spent = _sum(db, "SELECT sum(cost_pico / 1000000), sum(cost_pico % 1000000) " + within.format("ledger"), values)
+    held = _sum(db, "SELECT sum(pico / 1000000), sum(pico % 1000000) " + within.format("reservations"), values)
+    if account == Account():
+        spent += _sum(db, "SELECT sum(micro), sum(pico) FROM ledger_sums", ())
+    return AccountState(period, spent, held)
+
+
+def _sum(db: sqlite3.Connection, query: str, values: Sequence[object]) -> int:
+    """Sum up picodollars, micro- and picodollars apart, as a 64-bit sum ends at 9.2 million USD."""
+    micro, pico = db.execute(query, values).fetchone()
+    return (micro or 0) * 1_000_000 + (pico or 0)

@@ -1,0 +1,219 @@
+"""Opens, migrates, locks and copies the SQLite database. The only module that imports sqlite3."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from focalroute.core.errors import StoreError
+
+BUSY_S = 5.0  # the longest that another process is waited for
+
+#: What reading a database raises; an error message that quotes damaged bytes fails in Python itself.
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+#: Errors of one call's rows, not of the database.
+ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+
+_OUR_TABLES = {"answers", "ledger_sums"}  # by these a database of ours is known, whatever its version
+_MOST_PAGES = 4000  # not checkpointed, whichever process wrote them; then the next commit does it
+_LONGEST_PAUSE_S = 0.004  # between two tries to begin
+_COPIED = 100  # answers at a time
+_COPY_PAUSE_S = 0.001  # between two parts of a copy
+
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: "another process keeps it locked; end that process or try again",
+    sqlite3.SQLITE_FULL: "make room on the disk",
+    sqlite3.SQLITE_READONLY: "make the file and its folder writable",
+    sqlite3.SQLITE_CANTOPEN: "make the file and its folder readable and writable",
+    sqlite3.SQLITE_NOTADB: "name another file",
+    sqlite3.SQLITE_CORRUPT: "restore it from a copy, or name another file",
+}
+
+
+def store_error(name: str, error: Exception) -> StoreError:
+    """Name the database, its trouble and the remedy."""
+    return StoreError(f"{name}: {error}; {_ADVICE.get(_code(error), 'check the file, its folder and its disk')}")
+
+
+def _code(error: Exception) -> int:
+    """SQLite's primary result code, 0 where there is none."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+def open_database(path: Path | None, name: str, *, full: bool) -> sqlite3.Connection:
+    """Open a database and bring its schema up to date; one in memory for None.
+
+    Args:
+        name: the database's, for errors.
+        full: whether a committed row must survive the loss of power.
+
+    Raises:
+        StoreError: it cannot be opened, belongs to another program, or is a newer version's.
+    """
+    if path is not None:
+        _check_path(path)
+    give_up = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return _connect(path, name, full)
+        except FAILURES as error:
+            # The process that makes the file WAL locks the others out, and SQLite does not wait for that.
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise store_error(name, error) from None
+        time.sleep(0.01)
+
+
+def _check_path(path: Path) -> None:
+    if "\0" in str(path):
+        raise StoreError(f"{str(path)!r}: not a path; remove the NUL character")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: its folder does not exist; make it first")
+    if path.is_dir():
+        raise StoreError(f"{path}: is a folder; name a file in it")
+
+
+def _connect(path: Path | None, name: str, full: bool) -> sqlite3.Connection:
+    db = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and not tables >= _OUR_TABLES:
+            raise StoreError(f"{name}: is a database of something else; name another file")
+        if path is not None:
+            db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
+        db.execute(f"PRAGMA wal_autocheckpoint = {_MOST_PAGES}")  # mostly the store's thread does it
+        db.execute("PRAGMA fullfsync = ON")  # macOS: what is synced is on the disk, not in its cache
+        db.execute("PRAGMA busy_timeout = 0")  # see `begin_writing` and `patient`
+        begin_writing(db, BUSY_S)
+        try:
+            migrate(db, name)
+            db.execute("COMMIT")
+        except BaseException:
+            roll_back(db)
+            raise
+        db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@cache
+def migrations() -> tuple[str, ...]:
+    """The schema's migrations, oldest first."""
+    text = Path(__file__).with_name("schema.sql").read_text("utf-8")
+    return tuple(re.split(r"-- migration \d+\n", text)[1:])
+
+
+def migrate(db: sqlite3.Connection, name: str) -> None:
+    """Bring the schema up to date, inside the caller's transaction; StoreError if it is newer than this version."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    newest = len(migrations())
+    if version > newest:
+        raise StoreError(f"{name}: was written by a newer focalroute (schema {version}); upgrade focalroute")
+    for migration in migrations()[version:]:
+        for statement in filter(str.strip, migration.split(";")):
+            db.execute(statement.strip())
+    if version < newest:
+        db.execute(f"PRAGMA user_version = {newest}")
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def begin_writing(db: sqlite3.Connection, patience_s: float) -> None:
+    """Begin a transaction that writes, as soon as no other process does.
+
+    SQLite's own way to wait, which is switched off here, sleeps up to 100 ms at a time. Under many short transactions
+    of others that is unfair: it may miss every gap between them for seconds.
+
+    Args:
+        patience_s: how long to try; 0: once.
+
+    Raises:
+        sqlite3.OperationalError: another process has kept the database locked for so long, or it fails.
+    """
+    give_up = time.monotonic() + patience_s
+    while True:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= give_up:
+                raise
+        time.sleep(random.uniform(0, _LONGEST_PAUSE_S))  # noqa: S311 - no secret
+
+
+@contextlib.contextmanager
+def patient(db: sqlite3.Connection) -> Iterator[None]:
+    """Let SQLite wait for a lock meanwhile, as reading may have to while a file is recovered."""
+    db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
+    try:
+        yield
+    finally:
+        db.execute("PRAGMA busy_timeout = 0")
+
+
+def roll_back(db: sqlite3.Connection) -> None:
+    """Leave no transaction open, whatever went wrong; SQLite may have ended it by itself."""
+    with contextlib.suppress(sqlite3.Error):
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+# -- copying -----------------------------------------------------------------------------------------------------------
+
+
+def copy_answers(db: sqlite3.Connection, using: threading.Lock, file: Path, latest: int) -> None:
+    """Copy the latest answers with their feedback and probes into a new file.
+
+    A part at a time, so that asks get their turn between; SQLite does each without the interpreter's lock.
+
+    Args:
+        using: held while the connection is used.
+
+    Raises:
+        sqlite3.Error: the copy cannot be written.
+    """
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as copy:
+        copy.execute("PRAGMA synchronous = OFF")  # here and below: a copy that is not written whole is dropped anyway
+        copy.execute("BEGIN")
+        migrate(copy, str(file))
+        copy.execute("COMMIT")
+    with using:
+        db.execute("ATTACH ? AS copy", (str(file),))
+    try:
+        with using:
+            db.execute("PRAGMA copy.journal_mode = OFF")
+            db.execute("PRAGMA copy.synchronous = OFF")
+            after: int | None = db.execute("SELECT coalesce(max(seq), 0) - ? FROM answers", (latest,)).fetchone()[0]
+        while after is not None:
+            time.sleep(_COPY_PAUSE_S)
+            with using:
+                after = _copy_part(db, after)
+    finally:
+        with using, contextlib.suppress(sqlite3.ProgrammingError):  # it was closed meanwhile
+            db.execute("DETACH copy")
+
+
+def _copy_part(db: sqlite3.Connection, after: int) -> int | None:
+    """Copy the next answers with all that belongs to them; the number of the last one, None if there are no more."""
+    answers = "INSERT INTO copy.answers SELECT * FROM main.answers WHERE seq > ? ORDER BY seq LIMIT ?"
+    copied = db.execute(answers, (after, _COPIED)).rowcount
+    of_these = "SELECT t.* FROM copy.answers a JOIN main.{0} t ON t.answer_id = a.id WHERE a.seq > ?"
+    for table in ("feedback", "probes"):
+        db.execute(f"INSERT INTO copy.{table} {of_these.format(table)}", (after,))
+    last: int = db.execute("SELECT max(seq) FROM copy.answers").fetchone()[0]
+    return last if copied == _COPIED else None

@@ -1,0 +1,243 @@
+"""The SQL that reads: answers, feedback, endpoints, the ledger's sums and integrity."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from focalroute.core.errors import StoreError
+from focalroute.core.records import Feedback
+from focalroute.store.accounts import from_pico
+from focalroute.store.base import CapabilityRow, FeedbackRows, Grouping, HealthRow, LedgerSum, StoredAnswer
+from focalroute.store.codec import read_answer
+from focalroute.store.engine import unless_damaged
+from focalroute.store.sqlite.balances import find_wrong_balances
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+
+_ANSWER = (
+    "a.id, a.created_at, a.record, a.trajectory, a.receipt, a.texts, "
+    "(SELECT '[' || group_concat(p.record) || ']' FROM probes p WHERE p.answer_id = a.id) "
+)
+_ANSWERS = "SELECT " + _ANSWER + "FROM answers a "
+_FEEDBACK = (
+    "SELECT f.answer_id, f.reward, f.label, f.source, f.created_at, f.seq, "
+    + _ANSWER
+    + "FROM feedback f JOIN answers a ON a.id = f.answer_id "
+)
+_PART = 50  # answers read at a time
+
+_Position = tuple[int, int]  # the numbers of the newest feedback and of the newest probe
+_Part = tuple[list[Any], dict[str, list[Feedback]]]
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+
+def find_answer(db: sqlite3.Connection, answer_id: str) -> StoredAnswer | None:
+    """See `EngineReads`."""
+    row = db.execute(_ANSWERS + "WHERE a.id = ?", (answer_id,)).fetchone()
+    return None if row is None else read_answer(row[:6], row[6])
+
+
+def latest_answers(
+    read: Callable[[Callable[[sqlite3.Connection], _Part]], _Part], limit: int
+) -> list[tuple[StoredAnswer, tuple[Feedback, ...]]]:
+    """See `Store.recent`.
+
+    Read in parts, so that other jobs for the connection get their turn between, and decoded by the caller.
+
+    Args:
+        read: has the connection read.
+    """
+    parts: list[_Part] = []
+    left, before = limit, sys.maxsize
+    while left > 0:
+        part = read(partial(_answers_before, before=before, limit=min(left, _PART)))
+        if not part[0]:
+            break
+        parts.append(part)
+        left, before = left - len(part[0]), part[0][-1][0]
+    return [
+        (answer, tuple(feedback.get(answer.id, ())))
+        for rows, feedback in reversed(parts)
+        for row in reversed(rows)
+        for answer in _readable(row[1:])
+    ]
+
+
+def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part:
+    """The rows of the latest answers before this one, their number first; and their feedback, by id."""
+    latest = "SELECT a.seq, " + _ANSWER + "FROM answers a WHERE a.seq < ? ORDER BY a.seq DESC LIMIT ?"
+    rows = db.execute(latest, (before, limit)).fetchall()
+    feedback: dict[str, list[Feedback]] = {}
+    if rows:
+        query = (
+            "SELECT f.answer_id, f.reward, f.label, f.source, f.created_at FROM answers a JOIN feedback f "
+            "ON f.answer_id = a.id WHERE a.seq BETWEEN ? AND ? ORDER BY f.seq"
+        )
+        for row in db.execute(query, (rows[-1][0], rows[0][0])):
+            feedback.setdefault(row[0], []).append(Feedback(*row))
+    return rows, feedback
+
+
+def _readable(row: Any) -> list[StoredAnswer]:
+    return unless_damaged(partial(read_answer, row[:6], row[6]))
+
+
+# -- feedback ------------------------------------------------------------------------------------------------------
+
+
+def newest(db: sqlite3.Connection) -> _Position:
+    """See `EngineReads`."""
+    query = "SELECT (SELECT coalesce(max(seq), 0) FROM feedback), (SELECT coalesce(max(seq), 0) FROM probes)"
+    feedback, probe = db.execute(query).fetchone()
+    return feedback, probe
+
+
+def latest_feedback(db: sqlite3.Connection, last: int, position: _Position) -> FeedbackRows:
+    """See `EngineReads`."""
+    query = _FEEDBACK + "WHERE f.seq <= ? ORDER BY f.seq DESC LIMIT ?"
+    return _with_answers(db.execute(query, (position[0], last)).fetchall()[::-1])
+
+
+def feedback_after(db: sqlite3.Connection, position: _Position) -> tuple[FeedbackRows, _Position]:
+    """See `EngineReads`."""
+    feedback, probe = position
+    _, newest_probe = newest(db)
+    probed: list[Any] = []
+    if newest_probe > probe:
+        query = "WHERE f.seq <= ? AND f.answer_id IN (SELECT answer_id FROM probes WHERE seq > ?) ORDER BY f.seq"
+        probed = db.execute(_FEEDBACK + query, (feedback, probe)).fetchall()
+    new = db.execute(_FEEDBACK + "WHERE f.seq > ? ORDER BY f.seq", (feedback,)).fetchall()
+    if new:
+        feedback = new[-1][5]
+    return _with_answers(probed + new), (feedback, newest_probe)
+
+
+def _with_answers(rows: Iterable[Any]) -> FeedbackRows:
+    return [(answer, Feedback(*row[:5])) for row in rows for answer in _readable(row[6:])]
+
+
+# -- endpoints -----------------------------------------------------------------------------------------------------
+
+
+def find_capabilities(db: sqlite3.Connection, key: str) -> CapabilityRow | None:
+    """See `EngineReads`."""
+    query = "SELECT key, probed_at, capability_values FROM capabilities WHERE key = ?"
+    row = db.execute(query, (key,)).fetchone()
+    if row is None or not _is_json(row[2]):
+        return None
+    return CapabilityRow(row[0], row[1], json.loads(row[2]))
+
+
+def find_health(db: sqlite3.Connection) -> dict[str, HealthRow]:
+    """See `EngineReads`."""
+    sound = "typeof(open_until) IN ('real', 'null') AND typeof(ejections) = 'integer' AND typeof(changed_at) = 'real'"
+    rows = db.execute(f"SELECT key, open_until, ejections, changed_at FROM health WHERE {sound}").fetchall()  # noqa: S608 - constants
+    return {row[0]: HealthRow(*row) for row in rows}
+
+
+# -- the ledger ----------------------------------------------------------------------------------------------------
+
+# Costs are summed as micro- and picodollars apart, as a 64-bit sum of picodollars ends at 9.2 million USD.
+_LEDGER_ROWS = """
+WITH bills AS (
+    SELECT CASE WHEN answer_id NOT LIKE 'probe%' AND answer_id NOT LIKE 'judge%' THEN answer_id END AS ask,
+        endpoint, at, tags,
+        1 AS calls, cost_pico IS NULL AS unpriced, cost_source = 'reserved' AS estimated,
+        coalesce(prompt_tokens, 0) AS prompt, coalesce(completion_tokens, 0) AS completion,
+        coalesce(cost_pico, 0) / 1000000 AS micro, coalesce(cost_pico, 0) % 1000000 AS pico, 0 AS held
+    FROM ledger
+    UNION ALL SELECT NULL, endpoint, at, tags, 0, 0, 0, 0, 0, 0, 0, pico FROM reservations
+),
+everything AS (
+    SELECT * FROM bills
+    UNION ALL SELECT NULL, endpoint, 0, '[]', calls, unpriced, 0, prompt_tokens, completion_tokens, micro, pico, 0
+    FROM ledger_sums
+),
+tagged AS (
+    SELECT coalesce(tag.value, '') AS tag, bills.* FROM bills
+    LEFT JOIN json_each(bills.tags) AS tag ON tag.key = (
+        SELECT min(same.key) FROM json_each(bills.tags) AS same WHERE same.value = tag.value
+    )
+)
+"""
+_LEDGER_SUMS = """
+    count(DISTINCT ask), sum(calls), sum(unpriced), sum(estimated), sum(prompt), sum(completion), sum(micro), sum(pico),
+    sum(micro * estimated), sum(pico * estimated), sum(held / 1000000), sum(held % 1000000)
+"""
+_LEDGER_KEYS = {
+    "endpoint": ("endpoint", "everything"),
+    "tag": ("tag", "tagged"),
+    "day": ("date(at, 'unixepoch')", "bills"),
+    "all": ("'all'", "bills"),
+}
+
+
+def ledger_sums(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
+    """See `EngineReads`."""
+    key, rows = _LEDGER_KEYS[by]
+    query = f"{_LEDGER_ROWS} SELECT {key}, {_LEDGER_SUMS} FROM {rows} GROUP BY 1 ORDER BY 1"  # noqa: S608 - constants
+    return [
+        LedgerSum(*row[:7], *(from_pico(row[i] * 1_000_000 + row[i + 1]) for i in (7, 9, 11)))
+        for row in db.execute(query)
+    ]
+
+
+# -- integrity -----------------------------------------------------------------------------------------------------
+
+
+def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
+    """See `EngineReads`."""
+    found: list[str] = []
+    checks = {"pages": _damaged_pages, "references": _lost_rows, "answers": _damaged_answers, "texts": _damaged_texts,
+        "balances": find_wrong_balances}  # fmt: skip
+    for what, check in checks.items():
+        try:
+            found.extend(check(db))
+        except (db.DatabaseError, UnicodeDecodeError) as error:
+            found.append(f"{what}: could not all be read ({error})")
+    return tuple(found)
+
+
+def _damaged_pages(db: sqlite3.Connection) -> Iterator[str]:
+    yield from (f"integrity check: {row[0]}" for row in db.execute("PRAGMA main.integrity_check") if row[0] != "ok")
+
+
+def _lost_rows(db: sqlite3.Connection) -> Iterator[str]:
+    for table, number, parent, _ in db.execute("PRAGMA main.foreign_key_check"):
+        yield f"{table}: row {number} points to a missing row of {parent}"
+
+
+def _damaged_answers(db: sqlite3.Connection) -> Iterator[str]:
+    for row in db.execute(_ANSWERS):
+        try:
+            read_answer(row[:6], row[6])
+        except StoreError as error:
+            yield str(error)
+
+
+def _damaged_texts(db: sqlite3.Connection) -> Iterator[str]:
+    """Check every other column that holds JSON."""
+    for query in (
+        "SELECT 'receipt of answer ' || id, receipt FROM answers",
+        "SELECT 'texts of answer ' || id, texts FROM answers WHERE texts IS NOT NULL",
+        "SELECT 'capabilities of ' || key, capability_values FROM capabilities",
+        "SELECT 'tags of ledger row ' || seq, tags FROM ledger",
+    ):
+        yield from (f"{where}: not JSON" for where, text in db.execute(query) if not _is_json(text))
+
+
+def _is_json(text: Any) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, TypeError):
+        return False
+    return True
