@@ -128,7 +128,9 @@ def _call(callbacks: Iterable[OnFeedback], rows: FeedbackRows) -> None:
         try:
             on_feedback(rows)
         except BaseException:  # noqa: BLE001 - whatever it is, the thread has others to serve
-            _log.exception("an on_feedback callback failed on %d rows of feedback; it will not see them again", len(rows))
+            _log.exception(
+                "an on_feedback callback failed on %d rows of feedback; it will not see them again", len(rows)
+            )
 
 
 class QueuedStore(ABC, Generic[ConnectionT]):
