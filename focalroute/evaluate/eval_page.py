@@ -12,9 +12,8 @@ from focalroute.core.errors import ConfigError
 from focalroute.evaluate.baselines import IN_HINDSIGHT
 from focalroute.evaluate.figures import Figures
 from focalroute.evaluate.metrics import BLOCK, PairedDifference
-from focalroute.evaluate.report_page.drawings import CostQuality, Dot, OverTime
-from focalroute.evaluate.report_page.page import Page, Section, Table
-from focalroute.evaluate.report_page.sums import CALIBRATION
+from focalroute.evaluate.report_page.drawings import CALIBRATION, CostQuality, MethodPoint, OverTime
+from focalroute.evaluate.report_page.page import Page, Section, TextTable
 
 _OLDER = "This report was written without it; run focalroute eval again to have it."
 _UPDATES = "An evaluation is of one policy: it plays no updates. Give --policy FOLDER for what updates did to a folder."
@@ -136,10 +135,10 @@ def _curve(report: EvalFile) -> Section:
     methods = [row for row in report.methods if row.name != "oracle"]
     free = not any(row.cost_ratio for row in (*report.focalroute, *methods))
 
-    def dot(row: Row, ours: bool) -> Dot:
+    def dot(row: Row, ours: bool) -> MethodPoint:
         cost = row.calls_per_query if free else row.cost_ratio
         name = "focalroute" if ours else row.name
-        return Dot(name, cost, row.accuracy, *row.accuracy_ci95, ours=ours, hollow=row.name in IN_HINDSIGHT)
+        return MethodPoint(name, cost, row.accuracy, *row.accuracy_ci95, ours=ours, hollow=row.name in IN_HINDSIGHT)
 
     dots = (*(dot(row, True) for row in report.focalroute), *(dot(row, False) for row in methods))
     oracle = "".join(
@@ -240,7 +239,7 @@ def _figures(report: EvalFile) -> Section:
         "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks whom "
         "focalroute asked on another query. All intervals are paired where two are compared, by a bootstrap over "
         f"blocks of up to {BLOCK} consecutive test queries, each with its answers of all seeds.",
-        table=Table(
+        table=TextTable(
             columns,
             [_cells(row, shown) for row in every],
             frozenset(number for number, row in enumerate(every) if id(row) in ours),

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from focalroute.evaluate.replayed import Replayed
-from focalroute.evaluate.report_page import sums
-from focalroute.evaluate.report_page.drawings import Calibration, Errors, Grid, Mark, OverTime, Rounds, WhenRight
-from focalroute.evaluate.report_page.sums import MOST_TASKS, RIGHT
+from focalroute.evaluate.report_page import drawings
+from focalroute.evaluate.report_page.drawings import (
+    MOST_TASKS,
+    RIGHT,
+    AskedByRound,
+    Calibration,
+    ErrorComparison,
+    Heatmap,
+    OverTime,
+    StreamEvent,
+    WhenRight,
+)
 from focalroute.evaluate.table import F64
 
 #: The methods that focalroute is set beside.
@@ -29,12 +38,12 @@ class Figures:
 
     shown: int
     over_time: OverTime
-    errors: Errors
+    errors: ErrorComparison
     when_right: WhenRight
     calibration: Calibration
-    rounds: Rounds
-    diversity: Grid
-    tasks: Grid | None
+    rounds: AskedByRound
+    diversity: Heatmap
+    tasks: Heatmap | None
     tasks_left: int
 
 
@@ -55,13 +64,15 @@ def figures(replayed: Replayed, name: str, scored: str) -> Figures:
     return Figures(
         shown=replayed.shown,
         over_time=over_time(replayed, means, scored),
-        errors=Errors({other: sums.corrected(right_or_wrong[name], right_or_wrong[other]) for other in BESIDE}),
-        when_right=sums.when_right(
+        errors=ErrorComparison(
+            {other: drawings.compare_errors(right_or_wrong[name], right_or_wrong[other]) for other in BESIDE}
+        ),
+        when_right=drawings.measure_when_right(
             right.sum(axis=1), means, len(names), scored=scored, members="endpoints whose recorded answer is right"
         ),
-        calibration=sums.calibration(confidence, replayed.worth().ravel(), scored),
-        rounds=Rounds(names, tuple(tuple(row.round(6).tolist()) for row in asked_by_round(replayed))),
-        diversity=sums.diversity(names, known, right),
+        calibration=drawings.measure_calibration(confidence, replayed.worth().ravel(), scored),
+        rounds=AskedByRound(names, tuple(tuple(row.round(6).tolist()) for row in asked_by_round(replayed))),
+        diversity=drawings.measure_diversity(names, known, right),
         tasks=tasks,
         tasks_left=left,
     )
@@ -70,20 +81,20 @@ def figures(replayed: Replayed, name: str, scored: str) -> Figures:
 def over_time(replayed: Replayed, means: dict[str, F64], scored: str) -> OverTime:
     """Rolling means, all seeds; the changes of endpoints are those that the first seed noticed."""
     runs = replayed.ours[replayed.shown]
-    width = sums.rolling_width(len(replayed.test))
-    at, lines = sums.rolled(means, width)
-    everybody = sums.rolling(replayed.table.usd[replayed.test].sum(axis=1), width)
-    spent = sums.rolling(np.mean([run.played.usd for run in runs], axis=0), width)
+    width = drawings.rolling_width(len(replayed.test))
+    at, lines = drawings.rolling_series(means, width)
+    everybody = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
+    spent = drawings.rolling_means(np.mean([run.played.usd for run in runs], axis=0), width)
     cost = np.divide(spent, everybody, out=np.zeros_like(spent), where=everybody > 0)
     return OverTime(
         width=width,
         at=at,
         lines=lines,
-        cost=sums.values(cost[sums.thinned(len(cost))]),
+        cost=drawings.plain_values(cost[drawings.thinned_indices(len(cost))]),
         scored=scored,
         axis="share",
         along="test queries so far",
-        marks=tuple(Mark(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes),
+        marks=tuple(StreamEvent(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes),
     )
 
 
@@ -101,7 +112,7 @@ def asked_by_round(replayed: Replayed) -> F64:
     return share
 
 
-def asked_by_task(replayed: Replayed) -> tuple[Grid | None, int]:
+def asked_by_task(replayed: Replayed) -> tuple[Heatmap | None, int]:
     """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
 
     Probes are not counted: they are not asked for an answer.
@@ -115,5 +126,5 @@ def asked_by_task(replayed: Replayed) -> tuple[Grid | None, int]:
         for n, plan in enumerate(run.plan):
             asked[n, [endpoint for picked in plan for endpoint in picked]] += 1 / len(runs)
     of = np.array([-1 if task not in tasks else tasks.index(task) for task in named])
-    rows = tuple(sums.values(asked[of == number].mean(axis=0)) for number in range(len(tasks)))
-    return (Grid(tasks, replayed.table.names, rows, 0) if tasks else None), len(counts) - len(tasks)
+    rows = tuple(drawings.plain_values(asked[of == number].mean(axis=0)) for number in range(len(tasks)))
+    return (Heatmap(tasks, replayed.table.names, rows, 0) if tasks else None), len(counts) - len(tasks)

@@ -10,7 +10,7 @@ import pytest
 from focalroute.evaluate.figures import BESIDE, Figures, asked_by_round, asked_by_task, figures
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.replayed import Replayed, Run
-from focalroute.evaluate.report_page.sums import BINS, MOST_TASKS
+from focalroute.evaluate.report_page.drawings import BINS, MOST_TASKS
 from focalroute.observe.diversity import focal_diversity
 from focalroute.observe.drift import Change
 from tests.evaluate.logs import Line, closed, table_of

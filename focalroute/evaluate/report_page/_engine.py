@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ink:
+class Palette:
     """The colours of a drawing."""
 
     ink: str
@@ -30,11 +30,11 @@ class Ink:
     muted: str
 
 
-Draw = Callable[["Figure", Ink], None]
+Draw = Callable[["Figure", Palette], None]
 
-_STAND_INS = Ink("#010101", "#010102", "#010103", "#010104", "#010105", "#010106")
-_RESOLVED = Ink("currentColor", "var(--grid)", "var(--ours)", "var(--second)", "var(--third)", "var(--muted)")
-_LIGHT = Ink("#1c2430", "#e3e7ec", "#1d5fd1", "#c2571a", "#0d7f5f", "#7d8794")
+_STAND_INS = Palette("#010101", "#010102", "#010103", "#010104", "#010105", "#010106")
+_RESOLVED = Palette("currentColor", "var(--grid)", "var(--ours)", "var(--second)", "var(--third)", "var(--muted)")
+_LIGHT = Palette("#1c2430", "#e3e7ec", "#1d5fd1", "#c2571a", "#0d7f5f", "#7d8794")
 _RESOLVE = dict(zip(astuple(_STAND_INS), astuple(_RESOLVED), strict=True))
 _PNG_DPI = 160
 _STYLE: Any = {  # which keys there are is the version's own
@@ -92,7 +92,7 @@ def png(size: tuple[float, float], draw: Draw) -> bytes:
     return _drawn(size, draw, _LIGHT, "#ffffff", format="png", dpi=_PNG_DPI, metadata={"Software": None})
 
 
-def _drawn(size: tuple[float, float], draw: Draw, ink: Ink, paper: str, **written: Any) -> bytes:
+def _drawn(size: tuple[float, float], draw: Draw, ink: Palette, paper: str, **written: Any) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -1,10 +1,38 @@
-"""What a page can draw, as plain numbers, so that it can stand in a JSON file as well. None: there is no value."""
+"""The drawings of a page, as plain numbers, and how they are computed from arrays: n queries, N endpoints.
+
+Drawings stand in an evaluation's JSON as well. None: there is no value.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.observe.diversity import focal_diversity
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+#: Bins of the confidence, of equal width.
+BINS = 10
+#: Answers below which a bin says little, and is drawn hollow.
+FEW_IN_BIN = 10
+#: Tasks that are shown, those with the most queries first.
+MOST_TASKS = 24
+#: How to read a calibration.
+CALIBRATION = (
+    f"Answers by their confidence, in {BINS} bins, and what those of a bin turned out to be worth; hollow: fewer than "
+    f"{FEW_IN_BIN} answers. On the dashed line it is just as sure as it is right; below it is too sure. Expected "
+    "calibration error, the mean distance from that line: "
+)
+#: An answer counts as right if it is worth at least this.
+RIGHT = 0.5
+_MOST_POINTS = 400
 
 Value = float | None
 #: Cost as a share of asking everybody, USD for 1,000 queries, or (where all is free, or of
@@ -13,7 +41,7 @@ CostAxis = Literal["share", "usd", "calls"]
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class MethodPoint:
     """A method: its cost and quality, with the ends of the quality's 95 % interval.
 
     Attributes:
@@ -34,13 +62,13 @@ class Dot:
 class CostQuality:
     """Quality against cost; ``scored`` is what quality is."""
 
-    dots: Sequence[Dot]
+    dots: Sequence[MethodPoint]
     scored: str
     axis: CostAxis
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """A method's values along an axis."""
 
     name: str
@@ -48,8 +76,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that happened: after ``at`` queries, in words; numbered where it is ``found`` rather than done."""
+class StreamEvent:
+    """An event after ``at`` queries, in words; numbered if it was detected (``found``) rather than made."""
 
     at: float
     what: str
@@ -69,17 +97,17 @@ class OverTime:
 
     width: int
     at: Sequence[float]
-    lines: Sequence[Line]
+    lines: Sequence[Series]
     cost: Sequence[Value]
     scored: str
     axis: CostAxis
     along: str
-    marks: Sequence[Mark] = ()
+    marks: Sequence[StreamEvent] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
-    """What focalroute does to the errors of another method, as shares of the queries both answered.
+class ErrorCorrection:
+    """The errors of another method that focalroute corrects and spoils, as shares of the queries both answered.
 
     Attributes:
         corrected: right where the other is wrong.
@@ -95,10 +123,10 @@ class Corrected:
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class ErrorComparison:
     """Errors of other methods, by their names."""
 
-    found: Mapping[str, Corrected]
+    found: Mapping[str, ErrorCorrection]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +140,14 @@ class WhenRight:
     """
 
     rows: Sequence[int]
-    lines: Sequence[Line]
+    lines: Sequence[Series]
     scored: str
     members: str
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How far the confidence can be believed, by bins of equal width (Guo et al. 2017, arXiv 1706.04599).
+    """The quality of answers by their confidence, in bins of equal width (Guo et al. 2017, arXiv 1706.04599).
 
     Attributes:
         count: answers whose confidence lies in the bin.
@@ -136,7 +164,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class AskedByRound:
     """Share of the queries on which each endpoint is asked; ``shares`` has one row a round."""
 
     names: Sequence[str]
@@ -144,7 +172,7 @@ class Rounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Heatmap:
     """Values in [0, 1], row by row; ``digits`` 0: as percent."""
 
     rows: Sequence[str]
@@ -154,11 +182,109 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Histories:
+class VersionHistories:
     """Several values, each with an axis of its own, over the same versions of a policy."""
 
     versions: Sequence[int]
-    lines: Sequence[Line]
+    lines: Sequence[Series]
 
 
-Drawing = CostQuality | OverTime | Errors | WhenRight | Calibration | Rounds | Grid | Histories
+Drawing = CostQuality | OverTime | ErrorComparison | WhenRight | Calibration | AskedByRound | Heatmap | VersionHistories
+
+
+def plain_values(found: F64, digits: int = 6) -> tuple[Value, ...]:
+    """Round an array to plain numbers; NaN becomes None."""
+    return tuple(None if np.isnan(value) else round(value, digits) for value in found.tolist())
+
+
+def rolling_width(rows: int) -> int:
+    """Choose the width of a rolling mean over this number of rows."""
+    return max(1, min(200, rows // 4))
+
+
+def rolling_means(found: F64, width: int) -> F64:
+    """Average each ``width`` consecutive values, shape (n - width + 1,).
+
+    >>> rolling_means(np.array([0.0, 1.0, 1.0]), 2).tolist()
+    [0.5, 1.0]
+    """
+    total = np.concatenate([[0.0], np.cumsum(found)])
+    mean: F64 = (total[width:] - total[:-width]) / width
+    return mean
+
+
+def thinned_indices(size: int) -> I64:
+    """Choose at most 400 indices into ``size`` values, the first and last among them: more cannot be told apart."""
+    return np.unique(np.linspace(0, size - 1, min(size, _MOST_POINTS)).round().astype(np.int64))
+
+
+def rolling_series(methods: Mapping[str, F64], width: int) -> tuple[tuple[float, ...], tuple[Series, ...]]:
+    """Return the positions of the rolling means of (n,) values, and the means, thinned."""
+    size = len(next(iter(methods.values()))) - width + 1
+    kept = thinned_indices(size)
+    lines = tuple(Series(name, plain_values(rolling_means(found, width)[kept])) for name, found in methods.items())
+    return tuple((kept + width).tolist()), lines
+
+
+def measure_diversity(names: Sequence[str], known: Bools, right: Bools, least: int = 1) -> Heatmap:
+    """Measure the focal diversity of every two endpoints over the rows on which both are known.
+
+    Args:
+        names: of the N endpoints.
+        known: (n, N) whether it is known if an endpoint was right.
+        right: (n, N) whether it was.
+        least: rows below which two endpoints have no value.
+    """
+    size = len(names)
+    found = np.full((size, size), np.nan)
+    for i in range(size):
+        for j in range(i):
+            both = known[:, i] & known[:, j]
+            if both.sum() >= least:
+                found[i, j] = found[j, i] = focal_diversity(~right[both][:, [i, j]])
+    return Heatmap(names, names, tuple(map(plain_values, found)), 2)
+
+
+def measure_when_right(number: I64, methods: Mapping[str, F64], most: int, *, scored: str, members: str) -> WhenRight:
+    """Average what answers are worth on the queries on which exactly n members are right.
+
+    Args:
+        number: (n,) members that are right.
+        methods: (n,) what the answers of each were worth.
+        most: the largest n there can be.
+    """
+    rows = np.bincount(number, minlength=most + 1)
+    lines = []
+    for name, worth in methods.items():
+        total = np.bincount(number, weights=worth, minlength=most + 1)
+        lines.append(Series(name, plain_values(np.divide(total, rows, out=np.full(most + 1, np.nan), where=rows > 0))))
+    return WhenRight(tuple(rows.tolist()), tuple(lines), scored, members)
+
+
+def compare_errors(ours: F64, theirs: F64) -> ErrorCorrection:
+    """Compare answers, shape (..., n): 1 right, 0 wrong, between: right with that probability."""
+    return ErrorCorrection(
+        round(float((ours * (1 - theirs)).mean()), 6),
+        round(float((theirs * (1 - ours)).mean()), 6),
+        round(float((1 - theirs).mean()), 6),
+        ours.shape[-1],
+    )
+
+
+def measure_calibration(confidence: F64, worth: F64, scored: str) -> Calibration:
+    """Bin answers by their confidence; those without one (NaN) are left out."""
+    answered: Bools = ~np.isnan(confidence)
+    confidence, worth = confidence[answered], worth[answered]
+    at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(at, minlength=BINS)
+
+    def mean(found: F64) -> F64:
+        total = np.bincount(at, weights=found, minlength=BINS)
+        each: F64 = np.divide(total, count, out=np.full(BINS, np.nan), where=count > 0)
+        return each
+
+    predicted, actual = mean(confidence), mean(worth)
+    error = None
+    if count.any():
+        error = round(float(np.nansum(np.abs(predicted - actual) * count) / count.sum()), 6)
+    return Calibration(tuple(count.tolist()), plain_values(predicted), plain_values(actual), error, scored)

@@ -27,7 +27,7 @@ _WIDE = {"curve", "figures"}
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Rows of text: the first cell of each names it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Section:
 
     caption: str
     drawing: Drawing | None = None
-    table: Table | None = None
+    table: TextTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _drawn(name: str, drawing: Drawing) -> str:
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     rows = "\n".join(_row(row, number in table.strong) for number, row in enumerate(table.rows))
     kind = ' class="words"' if table.words else ""

@@ -1,10 +1,5 @@
-"""``focalroute report``: a page about a store or an evaluation.
+"""Reports on a store or an evaluation: ``focalroute report``.
 
-`history` reads a store, `stored` says what its page shows, `updates` what a policy folder's updates did, `command` is
-what the command line calls. The page itself is `focalroute.evaluate.report_page`'s, an evaluation's
-`focalroute.evaluate.eval_page`'s.
+`history` reads a store, `store_page` describes it, `updates` describes what a policy folder's updates did, and
+`command` is called by the command line.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

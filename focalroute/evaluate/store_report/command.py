@@ -11,7 +11,7 @@ from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.report_page.page import Page, Section, check_extra, html, pngs
 from focalroute.evaluate.store_report.history import read_history
-from focalroute.evaluate.store_report.stored import store_page
+from focalroute.evaluate.store_report.store_page import store_page
 from focalroute.evaluate.store_report.updates import updates_section
 from focalroute.policy import bundle
 from focalroute.store import display_name, is_redis, open_store, require_existing

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from focalroute.evaluate.report_page.drawings import Histories, Line
-from focalroute.evaluate.report_page.page import Section, Table
+from focalroute.evaluate.report_page.drawings import Series, VersionHistories
+from focalroute.evaluate.report_page.page import Section, TextTable
 from focalroute.policy import bundle
 from focalroute.policy.der import load_served
 
@@ -69,14 +69,14 @@ def updates_section(folder: str) -> Section:
     if not found:
         return Section(f"{name} holds no version that an update made: give feedback, then run focalroute update.")
     drawn = list(MEANINGS)[:_DRAWN]
-    lines = [Line(MEANINGS[key][0], [metrics[key] for metrics in found.values()]) for key in drawn]
+    lines = [Series(MEANINGS[key][0], [metrics[key] for metrics in found.values()]) for key in drawn]
     latest = max(found)
     rows = [(title, _shown(found[latest][key]), meaning) for key, (title, meaning) in MEANINGS.items()]
     return Section(
         f"The {len(found)} versions that {name} keeps of its updates. An update that was rejected, or had too little "
         "evidence, makes no version: focalroute update says so, and a serving process logs it.",
-        Histories(tuple(found), lines) if len(found) > 1 else None,
-        Table(("", f"version {latest}", "what it means"), rows, words=True),
+        VersionHistories(tuple(found), lines) if len(found) > 1 else None,
+        TextTable(("", f"version {latest}", "what it means"), rows, words=True),
     )
 
 

@@ -18,11 +18,11 @@ import pytest
 from focalroute import Answer, AsyncEnsemble
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback, Member
-from focalroute.evaluate.report_page.drawings import CostQuality, Errors, OverTime, Rounds, WhenRight
+from focalroute.evaluate.report_page.drawings import AskedByRound, CostQuality, ErrorComparison, OverTime, WhenRight
 from focalroute.evaluate.report_page.page import SECTIONS
 from focalroute.evaluate.store_report.command import report_command
 from focalroute.evaluate.store_report.history import History, read_history
-from focalroute.evaluate.store_report.stored import FEW, store_page
+from focalroute.evaluate.store_report.store_page import FEW, store_page
 from focalroute.evaluate.store_report.updates import MEANINGS, updates_section
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.cold import cold_fusion
@@ -114,13 +114,13 @@ def test_the_page_draws_these_numbers(asked: Asked) -> None:
     dots = {dot.name: dot for dot in curve.dots}
     assert dots["focalroute"].quality == pytest.approx(history.worth.mean())
     assert dots["focalroute"].cost == pytest.approx(1000 * history.usd.mean()) == dots["vote of those asked"].cost
-    assert isinstance(errors, Errors)
+    assert isinstance(errors, ErrorComparison)
     vote = errors.found["vote of those asked"]
     assert vote.errors == pytest.approx(1 - history.vote.mean(), abs=1e-6)
     assert vote.corrected - vote.spoilt == pytest.approx(history.worth.mean() - history.vote.mean(), abs=1e-5)
     assert isinstance(right, WhenRight)
     assert sum(right.rows) == (history.member.sum(axis=1) > 1).sum()
-    assert isinstance(rounds, Rounds)
+    assert isinstance(rounds, AskedByRound)
     total = sum(len(answer.receipt.calls) for answer in asked.answers)
     assert sum(map(sum, rounds.shares)) == pytest.approx(total / 81)
 

@@ -10,10 +10,20 @@ from itertools import pairwise
 import numpy as np
 
 from focalroute.evaluate.metrics import interval
-from focalroute.evaluate.report_page import sums
-from focalroute.evaluate.report_page.drawings import CostAxis, CostQuality, Dot, Errors, Grid, Mark, OverTime, Rounds
-from focalroute.evaluate.report_page.page import Page, Section, Table
-from focalroute.evaluate.report_page.sums import MOST_TASKS, RIGHT
+from focalroute.evaluate.report_page import drawings
+from focalroute.evaluate.report_page.drawings import (
+    MOST_TASKS,
+    RIGHT,
+    AskedByRound,
+    CostAxis,
+    CostQuality,
+    ErrorComparison,
+    Heatmap,
+    MethodPoint,
+    OverTime,
+    StreamEvent,
+)
+from focalroute.evaluate.report_page.page import Page, Section, TextTable
 from focalroute.evaluate.store_report.history import F64, Bools, EndpointRecord, History
 from focalroute.evaluate.store_report.updates import NEEDED
 
@@ -135,7 +145,7 @@ def _curve(history: History) -> Section:
     for name, record, known, right in _by_endpoint(history):
         if known.sum() >= FEW and (axis == "calls" or record.usd is not None):
             cost = 1.0 if axis == "calls" else 1000 * (record.usd or 0.0)
-            dots.append(Dot(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
+            dots.append(MethodPoint(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
     vote = f" The “{_VOTE}” is what a plain vote of the same replies is worth." if history.labelled.all() else ""
     return Section(
         f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
@@ -147,9 +157,9 @@ def _curve(history: History) -> Section:
     )
 
 
-def _ours(history: History, name: str, worth: F64, rows: Bools, axis: CostAxis, *, ours: bool = False) -> Dot:
+def _ours(history: History, name: str, worth: F64, rows: Bools, axis: CostAxis, *, ours: bool = False) -> MethodPoint:
     cost = float(history.calls[rows].mean()) if axis == "calls" else 1000 * (_usd(history.usd[rows]) or 0.0)
-    return Dot(name, cost, *_quality(worth[rows]), ours=ours)
+    return MethodPoint(name, cost, *_quality(worth[rows]), ours=ours)
 
 
 def _quality(worth: F64) -> tuple[float, float, float]:
@@ -167,14 +177,14 @@ def _by_endpoint(history: History) -> list[tuple[str, EndpointRecord, Bools, Boo
 def _over_time(history: History) -> Section:
     scored, axis = _scored(history), _axis(history)
     methods = {_OURS: history.worth} | ({_VOTE: history.vote} if history.labelled.all() else {})
-    width = sums.rolling_width(len(history.worth))
-    at, lines = sums.rolled(methods, width)
+    width = drawings.rolling_width(len(history.worth))
+    at, lines = drawings.rolling_series(methods, width)
     paid = history.calls if axis == "calls" else 1000 * history.usd
-    unknown = sums.rolling(np.isnan(paid).astype(np.float64), width) > 0
-    cost = np.where(unknown, np.nan, sums.rolling(np.nan_to_num(paid), width))
-    changes = [Mark(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
+    unknown = drawings.rolling_means(np.isnan(paid).astype(np.float64), width) > 0
+    cost = np.where(unknown, np.nan, drawings.rolling_means(np.nan_to_num(paid), width))
+    changes = [StreamEvent(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
     swaps = [
-        Mark(row + 1.0, f"{_version(after)} began to serve", found=False)
+        StreamEvent(row + 1.0, f"{_version(after)} began to serve", found=False)
         for row, (before, after) in enumerate(pairwise(history.version.tolist()), 1)
         if before != after
     ]
@@ -188,7 +198,7 @@ def _over_time(history: History) -> Section:
             width=width,
             at=at,
             lines=lines,
-            cost=sums.values(cost[sums.thinned(len(cost))]),
+            cost=drawings.plain_values(cost[drawings.thinned_indices(len(cost))]),
             scored=scored,
             axis=axis,
             along="answers with feedback so far",
@@ -202,17 +212,17 @@ def _over_time(history: History) -> Section:
 
 def _errors(history: History) -> Section:
     rows, ours = history.labelled, (history.worth >= RIGHT).astype(np.float64)
-    found = {_VOTE: sums.corrected(ours[rows], history.vote[rows])}
+    found = {_VOTE: drawings.compare_errors(ours[rows], history.vote[rows])}
     most = sorted(_by_endpoint(history), key=lambda one: -int(one[2].sum()))
     for name, _, known, right in most[:_MOST_BESIDE]:
         if known.sum() >= FEW:
-            found[name] = sums.corrected(ours[known], right[known].astype(np.float64))
+            found[name] = drawings.compare_errors(ours[known], right[known].astype(np.float64))
     on = ", ".join(f"{name} {one.queries:,}" for name, one in found.items())
     return Section(
         "focalroute's answers beside the plain vote of the same replies, and beside each endpoint's own on the queries "
         f"for which it was asked or probed. Corrected: focalroute is right where the other is wrong; spoilt: the "
         f"reverse; the difference is the gain. Queries with a known answer: {on}.",
-        Errors(found),
+        ErrorComparison(found),
     )
 
 
@@ -226,21 +236,24 @@ def _when_right(history: History) -> Section:
     right = (history.right & history.member)[several].sum(axis=1)
     most = int(history.member[several].sum(axis=1).max())
     methods = {_OURS: history.worth[several], _VOTE: history.vote[several]}
+    drawing = drawings.measure_when_right(
+        right, methods, most, scored=_scored(history), members="members asked that are right"
+    )
     return Section(
         "Answers for which two members or more replied, by how many of these were right (RL-Focal's consensus plot). A "
         "vote needs many of them; what is right with few knows whom to believe. Below: how many queries there are of "
         "each kind. None right and yet an answer worth something: it was put together, or graded.",
-        sums.when_right(right, methods, most, scored=_scored(history), members="members asked that are right"),
+        drawing,
     )
 
 
 def _calibration(history: History) -> Section:
-    found = sums.calibration(history.confidence, history.worth, _scored(history))
-    return Section(f"{sums.CALIBRATION}{found.expected_error:.3f}.", found)
+    found = drawings.measure_calibration(history.confidence, history.worth, _scored(history))
+    return Section(f"{drawings.CALIBRATION}{found.expected_error:.3f}.", found)
 
 
 def _diversity(history: History) -> Section:
-    found = sums.diversity(history.names, history.known, history.right, _LEAST_TOGETHER)
+    found = drawings.measure_diversity(history.names, history.known, history.right, _LEAST_TOGETHER)
     if all(value is None for row in found.values for value in row):
         return Section(
             f"Needs {_LEAST_TOGETHER} labelled answers for which two endpoints were both asked or probed; no two "
@@ -269,7 +282,7 @@ def _rounds(history: History) -> Section:
     return Section(
         "On how many of all answers each endpoint is asked. Round 1 is decided by the query and by the record of the "
         "endpoints; in later rounds the replies so far are known, and whoever is then asked is asked because of them.",
-        Rounds(history.names, shares),
+        AskedByRound(history.names, shares),
     )
 
 
@@ -287,7 +300,7 @@ def _tasks(history: History) -> Section:
     return Section(
         "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
         f"difference to whom it asks.{left}",
-        Grid(kept, history.names, tuple(map(sums.values, asked)), 0),
+        Heatmap(kept, history.names, tuple(map(drawings.plain_values, asked)), 0),
     )
 
 
@@ -315,7 +328,7 @@ def _figures(history: History) -> Section:
         "Known: answers with feedback; of an endpoint, labelled answers for which it was asked or probed. Costs are of "
         "an answer, or of a call, where known; seconds the mean until it was there. What each endpoint was paid in "
         "all, probes and failures included, is said by focalroute ledger.",
-        table=Table(columns, rows, frozenset((0,))),
+        table=TextTable(columns, rows, frozenset((0,))),
     )
 
 

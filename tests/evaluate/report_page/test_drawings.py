@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from focalroute.evaluate.report_page.labels import places
-from focalroute.evaluate.report_page.sums import rolled, rolling, thinned
+from focalroute.evaluate.report_page.cost_curve import place_labels
+from focalroute.evaluate.report_page.drawings import rolling_means, rolling_series, thinned_indices
 
 
 def test_a_long_stream_is_thinned_to_what_can_be_told_apart() -> None:
-    assert thinned(3).tolist() == [0, 1, 2]
-    kept = thinned(5000)
+    assert thinned_indices(3).tolist() == [0, 1, 2]
+    kept = thinned_indices(5000)
     assert (kept[0], kept[-1], len(kept)) == (0, 4999, 400)
-    at, (line,) = rolled({"x": np.arange(2000.0)}, 101)
+    at, (line,) = rolling_series({"x": np.arange(2000.0)}, 101)
     assert (at[0], at[-1], len(at)) == (101, 2000, 400)
     assert (line.values[0], line.values[-1]) == (50, 1949)
 
 
 def test_a_rolling_mean_has_a_full_window_everywhere() -> None:
-    assert rolling(np.arange(5.0), 3).tolist() == [1, 2, 3]
-    assert rolling(np.arange(3.0), 1).tolist() == [0, 1, 2]
+    assert rolling_means(np.arange(5.0), 3).tolist() == [1, 2, 3]
+    assert rolling_means(np.arange(3.0), 1).tolist() == [0, 1, 2]
 
 
 def test_labels_keep_off_points_and_each_other_and_stay_inside() -> None:
@@ -27,7 +27,7 @@ def test_labels_keep_off_points_and_each_other_and_stay_inside() -> None:
     points = [(188.0, 100.0), (190.0, 101.0), (186.0, 99.0), (189.0, 103.0), (187.0, 96.0)]
     widths = [40.0, 50.0, 30.0, 60.0, 45.0]
     lines = [(x - 1, 60.0, x + 1, 140.0) for x, _ in points]
-    found = places(points, widths, height=10, lines=lines, within=(0, 0, 200, 200))
+    found = place_labels(points, widths, height=10, lines=lines, within=(0, 0, 200, 200))
     boxes = [place.box(width, 10) for place, width in zip(found, widths, strict=True)]
     for n, (left, bottom, right, top) in enumerate(boxes):
         assert left >= 0

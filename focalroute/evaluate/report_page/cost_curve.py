@@ -1,0 +1,189 @@
+"""Draws quality against cost, with a label beside each point.
+
+Each label stands where it covers least of what is drawn already, and near its point. Libraries that do this by forces
+between labels take seconds for a drawing, give another one each time, and let labels of close points overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from focalroute.evaluate.report_page._engine import Palette
+from focalroute.evaluate.report_page.drawings import CostAxis, CostQuality, MethodPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Left, bottom, right, top.
+Box = tuple[float, float, float, float]
+
+_GAP = 6.0
+_POINT = 9.0
+# What is worse: to stand outside, on another label or point, on a line, or a step further away.
+_OUTSIDE, _COVERS, _CROSSES, _FURTHER = 1000.0, 30.0, 0.4, 0.5
+# How far out, on which side (0: centred), how far up; the nearest first.
+_SPOTS = tuple(
+    (reach, side, up)
+    for reach in (0, 12, 30, 55, 85)
+    for up in (0, 11, -11, 22, -22, 36, -36, 52, -52)
+    for side in ((1, -1, 0) if abs(up) >= 11 and not reach else (1, -1))
+)
+_LETTER_WIDTH = 4.6
+_LABEL_HEIGHT = 10.0
+_LONGEST_NAME = 22
+_ALIGNMENT: Any = {1: "left", 0: "center", -1: "right"}
+_TICKS = tuple(lead * 10.0**power for power in range(-6, 6) for lead in (1, 2, 5))
+_AXES: dict[CostAxis, str] = {
+    "share": "cost, % of asking everybody",
+    "usd": "USD per 1,000 queries",
+    "calls": "calls per query (all free, or of unknown cost)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPlace:
+    """The point of a label's left end (side 1), right end (-1) or middle (0); ``far``: a line joins it to its dot."""
+
+    x: float
+    y: float
+    side: int
+    far: bool
+
+    def box(self, width: float, height: float) -> Box:
+        """Return the box that a label covers there."""
+        return _around(self.x + self.side * width / 2, self.y, width, height)
+
+
+def place_labels(
+    points: Sequence[tuple[float, float]],
+    widths: Sequence[float],
+    *,
+    height: float,
+    lines: Sequence[Box],
+    within: Box,
+) -> list[LabelPlace]:
+    """Place a label beside each point, one after another.
+
+    Args:
+        points: where they are; they may not be covered, either.
+        widths: of their labels.
+        height: of every label.
+        lines: what should not be crossed, but may be.
+        within: what labels should stay inside.
+
+    >>> place_labels([(50, 50)], [20], height=10, lines=[], within=(0, 0, 100, 100))
+    [LabelPlace(x=56.0, y=50, side=1, far=False)]
+    """
+    taken = [_around(x, y, _POINT, _POINT) for x, y in points]
+    found = []
+    for (x, y), width in zip(points, widths, strict=True):
+        spots = [
+            LabelPlace(x + side * (reach + _GAP), y + up, side, reach > 0 or abs(up) > 12) for reach, side, up in _SPOTS
+        ]
+        boxes = [spot.box(width, height) for spot in spots]
+        costs = [_cost(box, taken, lines, within) + _FURTHER * rank for rank, box in enumerate(boxes)]
+        chosen = costs.index(min(costs))
+        taken.append(boxes[chosen])
+        found.append(spots[chosen])
+    return found
+
+
+def _cost(box: Box, taken: Sequence[Box], lines: Sequence[Box], within: Box) -> float:
+    covered, crossed = (sum(_overlap(box, other) for other in others) for others in (taken, lines))
+    return _OUTSIDE * (not _inside(box, within)) + _COVERS * covered + _CROSSES * crossed
+
+
+def _around(x: float, y: float, width: float, height: float) -> Box:
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _inside(one: Box, other: Box) -> bool:
+    return one[0] >= other[0] and one[1] >= other[1] and one[2] <= other[2] and one[3] <= other[3]
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def draw_cost_quality(drawing: CostQuality, figure: Figure, ink: Palette) -> None:
+    """Join operating points by a line and label all others; the cost axis is logarithmic."""
+    axes = figure.subplots()
+    curve = sorted((dot for dot in drawing.dots if dot.ours), key=lambda dot: dot.cost)
+    others = sorted((dot for dot in drawing.dots if not dot.ours), key=lambda dot: -dot.quality)
+    dots = (*curve, *others)
+    for dot in dots:
+        _point(axes, dot, ink)
+    axes.plot([dot.cost for dot in curve], [dot.quality for dot in curve], color=ink.ours, linewidth=2)
+    _cost_axis(axes, sorted(dot.cost for dot in dots), drawing.axis)
+    axes.set_ylabel(drawing.scored)
+    axes.margins(x=0.08, y=0.06)
+    figure.draw_without_rendering()  # so that it is known where the points are
+    _label(axes, dots, len(curve), ink)
+
+
+def _point(axes: Axes, dot: MethodPoint, ink: Palette) -> None:
+    style: Any = {"color": ink.ours if dot.ours else ink.muted}
+    if dot.hollow:
+        style["markerfacecolor"] = "none"
+    error = [[max(dot.quality - dot.low, 0.0)], [max(dot.high - dot.quality, 0.0)]]
+    axes.errorbar([dot.cost], [dot.quality], yerr=error, marker="o", markersize=5, elinewidth=1, capsize=2.5, **style)
+
+
+def _cost_axis(axes: Axes, costs: Sequence[float], axis: CostAxis) -> None:
+    axes.set_xlabel(_AXES[axis])
+    least = next((cost for cost in costs if cost > 0), None)
+    if axis == "calls" or least is None:
+        return
+    if costs[0] > 0:
+        axes.set_xscale("log")
+    else:  # something is free
+        axes.set_xscale("symlog", linthresh=least)
+    shown = [0.0] * (costs[0] <= 0) + [tick for tick in _TICKS if least / 1.5 <= tick <= costs[-1] * 1.5]
+    axes.set_xticks(shown, [f"{tick * (100 if axis == 'share' else 1):g}" for tick in shown])
+    axes.set_xticks([], minor=True)
+
+
+def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) -> None:
+    """Label each dot; of the first ``curve`` dots, which a line joins, only the best."""
+    points = axes.transData.transform([(dot.cost, dot.quality) for dot in dots])
+    ends = [axes.transData.transform([(dot.cost, end) for end in (dot.low, dot.high)]) for dot in dots]
+    lines: list[Box] = [(x - 1, low, x + 1, high) for (x, low), (_, high) in ends]
+    for first, second in pairwise(range(curve)):
+        along = points[first] + np.linspace(0, 1, 40)[:, None] * (points[second] - points[first])
+        lines += [(x - 1, y - 1, x + 1, y + 1) for x, y in along]
+    best = max(range(curve), key=lambda n: dots[n].quality, default=None)
+    named = [n for n in range(len(dots)) if n >= curve or n == best]
+    names = [short_name(dots[n].name) for n in named]
+    found = place_labels(
+        [tuple(points[n]) for n in named],
+        [_LETTER_WIDTH * len(name) for name in names],
+        height=_LABEL_HEIGHT,
+        lines=lines,
+        within=axes.bbox.extents,
+    )
+    for n, name, place in zip(named, names, found, strict=True):
+        style: Any = {"color": ink.ink, "fontweight": "normal"}
+        if dots[n].ours:
+            style = {"color": ink.ours, "fontweight": "bold"}
+        if place.far:
+            style["arrowprops"] = {"arrowstyle": "-", "color": ink.muted, "linewidth": 0.5, "shrinkB": 3}
+        axes.annotate(
+            name,
+            (dots[n].cost, dots[n].quality),
+            tuple(axes.transData.inverted().transform((place.x, place.y))),
+            ha=_ALIGNMENT[place.side],
+            va="center",
+            fontsize=8,
+            **style,
+        )
+
+
+def short_name(name: str) -> str:
+    """Cut a long name."""
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
