@@ -26,8 +26,8 @@ from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.exploration import Cost, Probing
 from focalroute.observe.features import Embedder, text_features
+from focalroute.policy.baselines import Baseline
 from focalroute.policy.fallback import Guarded, Served
-from focalroute.policy.named import Named
 from focalroute.serving.ask import Ask
 from focalroute.serving.exploration import stored_probe
 from focalroute.serving.recording import make_answer
@@ -105,7 +105,7 @@ class Serving:
 
     def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
         """Probe somebody with the turn's query, if it is time; a policy by name does without."""
-        if isinstance(self.policy, Named):
+        if isinstance(self.policy, Baseline):
             return ()
         paid = Cost(sum(reply.usd for reply in turn.replies.values()), len(turn.replies))
         probe = self._probing.after(paid, lambda: set(turn.available) - turn.replies.keys())
@@ -126,7 +126,7 @@ class Serving:
         outcome = outcome if said.label is not None else self._graded(outcome, revealed)
         turns = len(self.history) - 1
         self.changes += [(turns, name, change) for name, change in self._observer.learn(outcome).items()]
-        if isinstance(self.policy, Named):
+        if isinstance(self.policy, Baseline):
             self.policy.learn(outcome, len(stored.keys))
 
     def _graded(self, outcome: Outcome, revealed: Revealed) -> Outcome:

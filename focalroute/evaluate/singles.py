@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
+from focalroute.policy.baselines import RecencyRanking
 
 
 def first_of(order: Sequence[int], turn: Turn) -> int | None:
@@ -72,35 +73,26 @@ class RoundRobin:
 class LatestCorrect:
     """``latest-correct`` (the paper's greedy control): the member that was right most recently.
 
-    Only those who were asked are known of, so one that is wrong stands back, behind all that were never wrong since
-    they were last right; among those wrong since, the one whose failure is longest ago comes first. Right means a value
-    of at least 1/2. Starts from the training part's last rows, ties by accuracy there.
+    Ranked by `focalroute.policy.baselines.RecencyRanking` among those that were asked; it starts from the training
+    part's last rows, and accuracy there breaks ties.
     """
 
     def __init__(self, training: Training) -> None:
         table, rows = training.table, training.rows
         self._rank = training.rank
-        self._now = 0
-        # (was right the last time, when), greater is asked sooner; a failure counts by how long ago it is
-        self._state: dict[int, tuple[bool, int]] = dict.fromkeys(range(len(table.endpoints)), (False, 0))
+        self._recency = RecencyRanking(len(table.endpoints))
         for row in rows.tolist():
             known = table.there[row] & ~table.failed[row]
-            self._take({i: float(table.value[row, i]) for i in known.nonzero()[0].tolist()})
+            self._recency.record({i: float(table.value[row, i]) for i in known.nonzero()[0].tolist()})
 
     def answer(self, turn: Turn) -> int:
         """Its answer."""
-        wanted = max(turn.available, key=lambda i: (*self._state[i], -self._rank.index(i)), default=None)
+        wanted = max(turn.available, key=lambda i: (*self._recency.key(i), -self._rank.index(i)), default=None)
         return -1 if wanted is None else turn.ask(wanted).candidate
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Note who was right."""
-        self._take(revealed.values)
-
-    def _take(self, values: Mapping[int, float]) -> None:
-        self._now += 1
-        for i, value in values.items():
-            right = value >= 0.5
-            self._state[i] = (right, self._now if right else -self._now)
+        self._recency.record(revealed.values)
 
 
 def random_select(training: Training) -> RandomOf:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import RecordedReply, Revealed, Turn, play
 from focalroute.evaluate.training import Training, best_setting
+from focalroute.policy.fusion import posterior
 
 F64 = NDArray[np.float64]
 _PRIOR = 10.0
@@ -150,10 +151,9 @@ class LogLinear(Vote):
 
     def _posterior(self, turn: Turn) -> dict[int, float]:
         scores = dict.fromkeys(range(turn.choices), 0.0) | self._scores(turn)
-        most = max(scores.values(), default=0.0)
-        masses = {c: math.exp(score - most) for c, score in scores.items()}
-        total = sum(masses.values())
-        return {c: mass / total for c, mass in masses.items()}
+        if not scores:
+            return {}
+        return dict(zip(scores, posterior(list(scores.values())), strict=True))
 
     def _slope(self, q: Mapping[int, float], turn: Turn, revealed: Revealed) -> dict[int, float]:
         """The gradient with respect to each candidate's score."""

@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from focalroute.core.errors import ConfigError
-from focalroute.policy.named import NAMES, NEED_A_LOG, Named
+from focalroute.policy.baselines import NEED_A_LOG, SERVED_BASELINES, Baseline
 from focalroute.policy.sequential import SEQUENTIAL
 
 _log = logging.getLogger("focalroute")
 
 #: Every rule that goes by a name.
-RULES: Mapping[str, type[Named]] = {**NAMES, **SEQUENTIAL}
+ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **SEQUENTIAL}
 
 
-def chosen(policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None) -> Named | str | Path | None:
+def chosen(
+    policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None
+) -> Baseline | str | Path | None:
     """What ``policy=`` means: a string that is a name the policy of that name, anything else a folder.
 
     A folder that does not exist yet is fine, unless it is the name of a policy misspelt or of a baseline that cannot
@@ -29,16 +31,16 @@ def chosen(policy: str | Path | None, endpoints: Sequence[str], seed: int | None
     if not isinstance(policy, str):
         return policy
     there = Path(policy).exists()
-    if policy in RULES:
+    if policy in ALL_BASELINES:
         if there:
             _log.warning('policy %r is taken by its name; for the folder of that name give "./%s"', policy, policy)
-        return RULES[policy](endpoints, seed)
+        return ALL_BASELINES[policy](endpoints, seed)
     if there or Path(policy).name != policy:  # a path: of more parts than a name, or with a separator at its end
         return policy
     if policy in NEED_A_LOG:
         raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {_folder(policy)}")
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
-    near = difflib.get_close_matches(plain, RULES, 1, cutoff=0.8)
+    near = difflib.get_close_matches(plain, ALL_BASELINES, 1, cutoff=0.8)
     if near:
         raise ConfigError(f"policy: {policy!r} is no policy's name; did you mean {near[0]!r}? {_folder(policy)}")
     return policy

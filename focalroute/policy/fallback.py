@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import F32, Evidence, Observation
 from focalroute.observe.layout import CONTEXT, slices
+from focalroute.policy.baselines import SURE, Baseline, cheapest_first, plurality
 from focalroute.policy.bundle import Policy
 from focalroute.policy.der import Der
-from focalroute.policy.named import SURE, Named, cheapest_first, plurality
 from focalroute.policy.sequential import STEP, STEP_ENDPOINT, Sequential
 
 #: The policy version stamped on answers that no policy decided.
@@ -43,7 +43,7 @@ class Fallback:
         return logits
 
     def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:
-        """See `focalroute.policy.named.plurality`."""
+        """See `focalroute.policy.baselines.plurality`."""
         return plurality(evidence)
 
     def actions(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
@@ -53,7 +53,7 @@ class Fallback:
 
 
 #: Whatever can serve.
-Served = Policy | Der | Fallback | Named
+Served = Policy | Der | Fallback | Baseline
 
 
 class Guarded:
@@ -74,8 +74,8 @@ class Guarded:
         self.endpoints = tuple(endpoints)
         self._ids = policy.ids(endpoints)
         self.version = policy.version
-        self.name = policy.name if isinstance(policy, Named) else None
-        self.one_a_round = isinstance(policy, Named) and policy.one_a_round
+        self.name = policy.name if isinstance(policy, Baseline) else None
+        self.one_a_round = isinstance(policy, Baseline) and policy.one_a_round
         self.sequential = self._steps is not None
         self.failed = isinstance(policy, Fallback)
 

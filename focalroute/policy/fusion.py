@@ -13,6 +13,6 @@ def posterior(logits: Sequence[float]) -> list[float]:
     [0.5, 0.5, 0.0]
     """
     most = max(logits)
-    masses = [exp(logit - most) for logit in logits]
-    total = sum(masses)
-    return [mass / total for mass in masses]
+    weights = [exp(logit - most) for logit in logits]
+    total = sum(weights)
+    return [weight / total for weight in weights]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32, Decision, Observation
 from focalroute.observe.layout import slices
-from focalroute.policy.named import SURE, SURE_ENOUGH, Named
+from focalroute.policy.baselines import SURE, SURE_ENOUGH, Baseline
 
 I64 = NDArray[np.int64]
 
@@ -104,7 +104,7 @@ def _drawn(q: NDArray[np.float64], u: float) -> int:
     return min(place, int(np.flatnonzero(q)[-1]))
 
 
-class Sequential(Named, ABC):
+class Sequential(Baseline, ABC):
     """A rule that asks one endpoint after another. It stops by `settled`, and at T_max."""
 
     one_a_round = True
@@ -154,5 +154,5 @@ class SequentialRoundRobin(Sequential):
 
 
 _KINDS = (SelfCorrection, SequentialRoundRobin)
-#: What ``policy=`` knows by name besides `focalroute.policy.named.NAMES`.
+#: What ``policy=`` knows by name besides `focalroute.policy.baselines.SERVED_BASELINES`.
 SEQUENTIAL: Mapping[str, type[Sequential]] = {kind.name: kind for kind in _KINDS}

@@ -13,10 +13,10 @@ from typing import Self
 
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import Outcome
+from focalroute.policy.baselines import Baseline
 from focalroute.policy.bundle import CURRENT, cold, current, versions
 from focalroute.policy.der import load_served
 from focalroute.policy.fallback import Fallback, Served
-from focalroute.policy.named import Named
 from focalroute.policy.publish import install
 
 _log = logging.getLogger("focalroute")
@@ -50,13 +50,13 @@ class PolicySlot:
         self._worker = ThreadPoolExecutor(1, "focalroute-policy")
 
     @classmethod
-    def open(cls, policy: str | Path | Named | None) -> Self:
+    def open(cls, policy: str | Path | Baseline | None) -> Self:
         """A slot with the current bundle of a folder; without a folder, or as long as it is empty, with the cold start.
 
         Where that cannot be served, ``error`` says why, and the newest version before it that passes its checks is; or
         the fallback, where there is none. A named policy stays for good.
         """
-        if isinstance(policy, Named):
+        if isinstance(policy, Baseline):
             return cls(policy)
         root = policy
         if root is not None and not Path(root).exists():
@@ -84,11 +84,11 @@ class PolicySlot:
     @property
     def name(self) -> str | None:
         """The name of the policy that serves, where it has one."""
-        return self.current.name if isinstance(self.current, Named) else None
+        return self.current.name if isinstance(self.current, Baseline) else None
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
         """Let a named policy take in an outcome; a bundle only changes with an update."""
-        if isinstance(self.current, Named):
+        if isinstance(self.current, Baseline):
             self.current.learn(outcome, candidates)
 
     def swap(self, policy: Served) -> None:

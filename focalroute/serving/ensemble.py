@@ -32,9 +32,9 @@ from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import make_pacer
 from focalroute.money.prices import warn_if_stale
 from focalroute.observe import Observer
+from focalroute.policy.baselines import Baseline
 from focalroute.policy.catalogue import chosen
 from focalroute.policy.fallback import Guarded
-from focalroute.policy.named import Named
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask
 from focalroute.serving.concurrency import StartGate, ask_all
@@ -102,7 +102,7 @@ class AsyncEnsemble:
             self._store.close()
             raise
 
-    def _open(self, settings: Settings, policy: str | Path | Named | None, judging: tuple[Endpoint, ...]) -> None:
+    def _open(self, settings: Settings, policy: str | Path | Baseline | None, judging: tuple[Endpoint, ...]) -> None:
         """Make everything that works with the store."""
         store = self._store
         self._write_batcher = WriteBatcher(store)
@@ -131,7 +131,7 @@ class AsyncEnsemble:
         rules = Rules(settings.attempts, settings.hedge_after, settings.early_stop)
         self._pool = Pool(self.endpoints, store, self._guard, rules=rules, samples=settings.samples)
         self._synthesiser = Synthesiser(self._pool, self._names, settings.synthesiser)
-        share = 0.0 if isinstance(policy, Named) else settings.probe_share  # a named policy does without exploration
+        share = 0.0 if isinstance(policy, Baseline) else settings.probe_share  # a named policy does without exploration
         self._explorer = Explorer(self._observer, self._pool, store, self._pacer, share, deadline_s=settings.deadline_s)
 
     @classmethod

@@ -41,7 +41,7 @@ class Settings:
     Attributes:
         endpoints: the pool; names must be unique.
         policy: folder of policy bundles; None, or a folder without any yet: the cold start. Or the name of a rule such
-            as "plurality", "best-single", "cascade" (`focalroute.policy.named`); "./plurality" is a folder.
+            as "plurality", "best-single", "cascade" (`focalroute.policy.baselines`); "./plurality" is a folder.
         store: file of the SQLite store; None: in memory, gone at the end. Or the address of a Redis, for a fleet:
             "redis://host:6379/0" (extra ``redis``; settings in `focalroute.store.redis.address`).
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.

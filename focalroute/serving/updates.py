@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from focalroute.core.errors import ConfigError, FocalrouteError
-from focalroute.policy.named import Named
+from focalroute.policy.baselines import Baseline
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import Store, is_shared
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("focalroute")
 
 
-def learned_folder(policy: str | Path | Named | None, setting: str = "policy") -> str | Path:
+def learned_folder(policy: str | Path | Baseline | None, setting: str = "policy") -> str | Path:
     """The folder that updates of this policy are published to.
 
     Raises:
         ConfigError: there is none; the message names ``setting``.
     """
-    if isinstance(policy, Named):
+    if isinstance(policy, Baseline):
         raise ConfigError(
             f"{setting}: {policy.name!r} is a rule that no update changes; to learn policies give policy a folder"
         )
@@ -56,7 +56,7 @@ class Updater:
         self,
         store: Store,
         slot: PolicySlot,
-        policy: str | Path | Named | None,
+        policy: str | Path | Baseline | None,
         *,
         every: int | None,
         seed: int | None,

@@ -17,7 +17,7 @@ import pytest
 
 from focalroute import Answer, AsyncEnsemble, ConfigError, Endpoint, Ensemble
 from focalroute.learn.online import update_policy
-from focalroute.policy.named import NAMED, NAMES
+from focalroute.policy.baselines import BASELINE_VERSION, SERVED_BASELINES
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.store import open_store
 from tests.policies import ask_everybody
@@ -53,7 +53,7 @@ def taught(ensemble: Ensemble, n: int, seed: int = 1) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED_BASELINES)
 def test_each_serves_and_is_known_by_its_name(pool: SimulatedPool, tmp_path: Path, name: str) -> None:
     """On the answer's receipt, in the statistics and in the store, where it leaves no step to learn from."""
     with Ensemble(pool.endpoints, policy=name, store=tmp_path / "s.db", seed=0) as ensemble:
@@ -61,12 +61,12 @@ def test_each_serves_and_is_known_by_its_name(pool: SimulatedPool, tmp_path: Pat
             ensemble.ask(QUESTION, choices=CHOICES),
             ensemble.ask(QUESTION, answer="number"),
         ]
-        assert (ensemble.stats().policy, ensemble.stats().policy_version) == (name, NAMED)
+        assert (ensemble.stats().policy, ensemble.stats().policy_version) == (name, BASELINE_VERSION)
     for answer, calls in zip(answers, called(answers), strict=True):
         assert sum(answer.probabilities) == pytest.approx(1)
         assert answer.degraded == ()
         receipt = json.loads(answer.receipt.to_json())
-        assert (receipt["policy"], receipt["policy_version"]) == (name, NAMED)
+        assert (receipt["policy"], receipt["policy_version"]) == (name, BASELINE_VERSION)
         if name != "cascade":
             assert len(calls) == (3 if name in EVERYBODY else 1)
             assert answer.receipt.rounds == 1
@@ -77,7 +77,7 @@ def test_each_serves_and_is_known_by_its_name(pool: SimulatedPool, tmp_path: Pat
             assert stored.trajectory is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED_BASELINES)
 def test_sync_and_async_answer_alike_and_exploring_makes_no_difference(pool: SimulatedPool, name: str) -> None:
     asked = [(q.text, q.choices) for q in stream(6, seed=2)]
 
@@ -97,8 +97,8 @@ def test_the_probabilities_are_shares_of_the_votes_or_of_the_mass(pool: Simulate
         with Ensemble(pool.endpoints, policy=name) as ensemble:
             answer = ensemble.ask(QUESTION, choices=CHOICES)
         votes = Counter(reply.choice for reply in answer.replies)
-        masses = [reply.probabilities or () for reply in answer.replies]
-        mean = [sum(mass[c] for mass in masses) for c in range(len(CHOICES))]
+        weights = [reply.probabilities or () for reply in answer.replies]
+        mean = [sum(mass[c] for mass in weights) for c in range(len(CHOICES))]
         expected = [votes[c] / 3 for c in range(len(CHOICES))] if name == "plurality" else [m / sum(mean) for m in mean]
         assert answer.probabilities == pytest.approx(expected, abs=1e-5)
 
@@ -186,7 +186,7 @@ def test_the_cascade_stops_where_one_reply_is_sure_enough(tmp_path: Path) -> Non
     assert answers[-1].confidence >= 0.9
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED_BASELINES)
 def test_who_fails_is_stood_in_for(pool: SimulatedPool, name: str) -> None:
     """A member that is down, first in the pool's order and the cheapest: there is an answer all the same."""
     gone = Endpoint("gone", base_url="http://127.0.0.1:1/v1", model="m", input_usd_per_1m=0, output_usd_per_1m=0)
@@ -257,7 +257,7 @@ def test_a_folder_stays_a_folder(
     for policy in (Path("plurality"), "./plurality", "pluralty", "policies", "./random", "mean/", "plurality"):
         with Ensemble(pool.endpoints, policy=policy) as ensemble:
             served.append((ensemble.stats().policy, ensemble.stats().policy_version))
-    assert served == [(None, 1)] * 3 + [(None, 0)] * 3 + [("plurality", NAMED)]
+    assert served == [(None, 1)] * 3 + [(None, 0)] * 3 + [("plurality", BASELINE_VERSION)]
     assert '"./plurality"' in caplog.records[-1].getMessage()
     assert caplog.records[-1].levelno == logging.WARNING
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from focalroute.core.errors import FocalrouteError, StoreError
-from focalroute.policy.named import Named
+from focalroute.policy.baselines import Baseline
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import Store, is_shared
@@ -23,13 +23,13 @@ _LEARNERS_OWN = ("learner.npz",)
 _log = logging.getLogger("focalroute")
 
 
-def fetch(store: Store, policy: str | Path | Named | None) -> None:
+def fetch(store: Store, policy: str | Path | Baseline | None) -> None:
     """Put the fleet's current policy into the folder, if there is a fleet, a folder and a policy; else nothing.
 
     Raises:
         PolicyError: it does not pass its checks, or cannot be written.
     """
-    if is_shared(store) and policy is not None and not isinstance(policy, Named):
+    if is_shared(store) and policy is not None and not isinstance(policy, Baseline):
         with suppress(StoreError):  # Redis is away: what the folder holds serves
             version, files = _files(store)
             if files:
@@ -52,10 +52,10 @@ class Follower:
     into the folder serves all the same.
     """
 
-    def __init__(self, store: Store, slot: PolicySlot, policy: str | Path | Named | None) -> None:
+    def __init__(self, store: Store, slot: PolicySlot, policy: str | Path | Baseline | None) -> None:
         self._worker = ThreadPoolExecutor(1, "focalroute-follower")
         self._slot = slot
-        if is_shared(store) and policy is not None and not isinstance(policy, Named):
+        if is_shared(store) and policy is not None and not isinstance(policy, Baseline):
             self._store = store
             store.follow(self._soon)
 

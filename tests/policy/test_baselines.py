@@ -7,9 +7,9 @@ import pytest
 
 from focalroute.core.records import Member, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
+from focalroute.policy.baselines import SERVED_BASELINES, Baseline, LogLinearOnline
 from focalroute.policy.catalogue import chosen
 from focalroute.policy.decider import pick_probabilities
-from focalroute.policy.named import NAMES, LogLinearOnline, Named
 
 POOL = ("a", "b", "c")
 
@@ -22,7 +22,7 @@ def seen(**columns: tuple[float, float, float]) -> Observation:
     return Observation(np.zeros(width(CONTEXT), np.float32), rows)
 
 
-def order(policy: Named, observation: Observation) -> str:
+def order(policy: Baseline, observation: Observation) -> str:
     """The endpoints as it wants them, most wanted first."""
     p = pick_probabilities(policy.decider_logits(observation, policy.ids(POOL)))
     assert len(set(p)) == 3
@@ -35,14 +35,14 @@ def outcome(inferred: frozenset[str] = frozenset(), **right: float) -> Outcome:
 
 
 def test_the_best_single_goes_by_accuracy_then_price_then_the_pools_order() -> None:
-    policy = NAMES["best-single"](POOL)
+    policy = SERVED_BASELINES["best-single"](POOL)
     assert order(policy, seen()) == "abc"
     assert order(policy, seen(price=(0.1, -0.2, -0.1))) == "bca"
     assert order(policy, seen(price=(0.1, -0.2, -0.1), accuracy=(0.3, 0.1, 0.3))) == "cab"
 
 
 def test_the_latest_correct_counts_only_what_is_known() -> None:
-    policy = NAMES["latest-correct"](POOL)
+    policy = SERVED_BASELINES["latest-correct"](POOL)
     policy.learn(outcome(b=1.0), 4)
     assert order(policy, seen()) == "bac"
     policy.learn(outcome(frozenset("c"), c=0.9, b=0.0), 4)
@@ -66,7 +66,7 @@ def test_log_linear_leaves_its_weights_where_nothing_tells_its_members_apart() -
 
 
 def test_one_endpoint_is_a_pool_for_each() -> None:
-    for kind in NAMES.values():
+    for kind in SERVED_BASELINES.values():
         one = Observation(np.zeros(width(CONTEXT), np.float32), np.zeros((1, width(ENDPOINT)), np.float32))
         assert kind(["a"]).decider_logits(one, np.arange(1)).item() > 0
 

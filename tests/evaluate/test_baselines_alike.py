@@ -16,7 +16,14 @@ from focalroute.evaluate.subsets import Cascade
 from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.training import Training
 from focalroute.evaluate.votes import LogLinear, Mean, Vote, Weighted
-from focalroute.policy.named import NAMES, NEED_A_LOG, RATE, SURE_ENOUGH, LogLinearOnline, Named
+from focalroute.policy.baselines import (
+    LOG_LINEAR_RATE,
+    NEED_A_LOG,
+    SERVED_BASELINES,
+    SURE_ENOUGH,
+    Baseline,
+    LogLinearOnline,
+)
 from tests.evaluate.logs import Line, closed, output, stream, table_of
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0}
@@ -26,8 +33,8 @@ TRAIN, TEST = np.arange(200), np.arange(200, 500)
 Make = Callable[[Training], Strategy]
 
 
-def named(name: str, table: LogTable, seed: int = 0) -> Named:
-    return NAMES[name]([endpoint.name for endpoint in table.endpoints], seed)
+def named(name: str, table: LogTable, seed: int = 0) -> Baseline:
+    return SERVED_BASELINES[name]([endpoint.name for endpoint in table.endpoints], seed)
 
 
 def unsure(lines: list[Line]) -> list[Line]:
@@ -54,9 +61,9 @@ def both(
 
 
 def test_every_baseline_serves_or_says_why_not() -> None:
-    assert NAMES.keys() <= BASELINES.keys() | {"best-single"}
-    assert BASELINES.keys() <= NAMES.keys() | NEED_A_LOG.keys()
-    assert not NAMES.keys() & NEED_A_LOG.keys()
+    assert SERVED_BASELINES.keys() <= BASELINES.keys() | {"best-single"}
+    assert BASELINES.keys() <= SERVED_BASELINES.keys() | NEED_A_LOG.keys()
+    assert not SERVED_BASELINES.keys() & NEED_A_LOG.keys()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ def test_log_linear_learns_the_same_weights(tmp_path: Path) -> None:
     lines[10] = closed(10, dict.fromkeys(SKILLS, 1), label=2)
     table = table_of(tmp_path, lines, PRICES)
     policy = named("log-linear-online", table)
-    baseline = LogLinear(range(4), 4, RATE)
+    baseline = LogLinear(range(4), 4, LOG_LINEAR_RATE)
     ours = play(Serving(policy, table.endpoints, seed=0), table, np.arange(200))
     theirs = play(baseline, table, np.arange(200))
     assert isinstance(policy, LogLinearOnline)
@@ -157,7 +164,7 @@ def test_the_random_ones_are_even_and_repeatable(tmp_path: Path, name: str, memb
     assert both(name, BASELINES["round-robin"], table)[0].asked.tolist() == ours.asked.tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED_BASELINES)
 @pytest.mark.parametrize("feedback", ["label", "reward", "none"])
 def test_each_copes_with_members_missing_failing_and_graded(tmp_path: Path, name: str, feedback: FeedbackKind) -> None:
     lines = stream(12, SKILLS)

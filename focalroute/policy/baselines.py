@@ -29,13 +29,13 @@ from focalroute.policy.fusion import posterior
 F64 = NDArray[np.float64]
 
 #: The policy version stamped on answers that a named policy decided; the receipt's ``policy`` says which.
-NAMED = -2
+BASELINE_VERSION = -2
 #: A logit of either sign that is as certain as a policy may be.
 SURE = 9.0
 #: `Cascade` stops once it believes its answer to be right with this probability.
 SURE_ENOUGH = 0.9
 #: Step of `LogLinearOnline`, the middle one of those its baseline chooses from.
-RATE = 0.01
+LOG_LINEAR_RATE = 0.01
 
 #: Baselines of ``focalroute eval`` that cannot serve by name, and why.
 NEED_A_LOG: Mapping[str, str] = {
@@ -111,7 +111,7 @@ def _in_order(order: Sequence[int] | NDArray[np.intp]) -> F32:
     return logits
 
 
-class Named:
+class Baseline:
     """A policy by its name; this one asks everybody once. Any number of threads may use it at once.
 
     Args:
@@ -120,12 +120,12 @@ class Named:
 
     Attributes:
         name: as given to ``policy=``.
-        version: `NAMED`; ``experience``: none is brought along.
+        version: `BASELINE_VERSION`; ``experience``: none is brought along.
         one_a_round: whether at most one endpoint is asked in a round.
     """
 
     name: ClassVar[str]
-    version: ClassVar[int] = NAMED
+    version: ClassVar[int] = BASELINE_VERSION
     experience: ClassVar[None] = None
     one_a_round: ClassVar[bool] = False
 
@@ -158,13 +158,13 @@ class Named:
         return np.full(len(observation.endpoints), SURE, np.float32)
 
 
-class Mean(Named):
+class Mean(Baseline):
     """Everybody; the mean of their probabilities, a member that gave none counting as sure of its answer."""
 
     name = "mean"
 
 
-class Plurality(Named):
+class Plurality(Baseline):
     """Everybody, with a vote each."""
 
     name = "plurality"
@@ -174,7 +174,7 @@ class Plurality(Named):
         return plurality(evidence)
 
 
-class WeightedVote(Named):
+class WeightedVote(Baseline):
     """Everybody; naive Bayes: each vote weighs ln((K - 1) a / (1 - a)), a its member's windowed accuracy."""
 
     name = "weighted-vote"
@@ -184,13 +184,13 @@ class WeightedVote(Named):
         return _led(evidence.members[:, :, _EVIDENCE].sum(axis=1, dtype=np.float64), evidence)
 
 
-class LogLinearOnline(Named):
+class LogLinearOnline(Baseline):
     """Everybody; q(c) = softmax of the summed weights of c's backers, by online gradient ascent on log q(right).
 
-    Weights start at 1, a plurality vote. A member's weight moves by `RATE` (y - q(c)), c what it voted for and y
-    whether that was right, as far as the feedback tells (see `focalroute.learn.reward.credit`); nothing moves where it
-    does not tell of every member, or where nobody was right and no other candidate is known. A judge's word that a
-    user's replaces later has moved them nevertheless.
+    Weights start at 1, a plurality vote. A member's weight moves by `LOG_LINEAR_RATE` (y - q(c)), c what it voted for
+    and y whether that was right, as far as the feedback tells (see `focalroute.learn.reward.credit`);
+    nothing moves where it does not tell of every member, or where nobody was right and no other candidate is known.
+    Feedback of a judge that a user's replaces later has moved them nevertheless.
     """
 
     name = "log-linear-online"
@@ -219,11 +219,11 @@ class LogLinearOnline(Named):
                 scores[candidate] += weights[member]
             q = posterior(scores.tolist())
             for member, candidate in voted.items():
-                weights[member] += RATE * (right[candidate] / max(total, 1.0) - q[candidate])
+                weights[member] += LOG_LINEAR_RATE * (right[candidate] / max(total, 1.0) - q[candidate])
             self.weights = weights
 
 
-class _One(Named, ABC):
+class _One(Baseline, ABC):
     """One endpoint, the first that can be asked and answers; its probabilities are the answer's."""
 
     def _wanted(self, observation: Observation) -> F32:
@@ -291,31 +291,55 @@ class RandomSelect(Random):
         return self._shuffled(order[:half]) + order[half:]
 
 
+class RecencyRanking:
+    """Ranks endpoints by who was right most recently; safe to use from any thread.
+
+    An endpoint that was wrong ranks below all that were never wrong since they were last right; among those wrong
+    since, the one whose failure is longest ago comes first. Right is a value of at least 1/2.
+
+    Args:
+        size: number of endpoints.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._clock = itertools.count(1)
+        # (was right the last time, when); a failure counts by how long ago it is
+        self._latest: dict[int, tuple[bool, int]] = dict.fromkeys(range(size), (False, 0))
+
+    def record(self, values: Mapping[int, float]) -> None:
+        """Take in what the endpoints' answers to one query were worth, each in [0, 1]."""
+        now = next(self._clock)
+        for endpoint, value in values.items():
+            self._latest[endpoint] = (True, now) if value >= 0.5 else (False, -now)
+
+    def key(self, endpoint: int) -> tuple[bool, int]:
+        """The sort key of an endpoint; the greatest was right most recently."""
+        return self._latest[endpoint]
+
+
 class LatestCorrect(_One):
     """The member that was right most recently (the paper's greedy control).
 
-    One that was wrong stands back behind all that were never wrong since they were last right; among those wrong since,
-    the one whose failure is longest ago comes first. Of equals, as `BestSingle`. Values that were only inferred do not
-    count; right is a value of at least 1/2.
+    Ranked by `RecencyRanking`; of equals, as `BestSingle`. Values that were only inferred do not count.
     """
 
     name = "latest-correct"
 
     def __init__(self, endpoints: Sequence[str], seed: int | None = None) -> None:
         super().__init__(endpoints, seed)
-        self._clock = itertools.count(1)
-        # (was right the last time, when), greater is asked sooner; a failure counts by how long ago it is
-        self._latest: dict[int, tuple[bool, int]] = dict.fromkeys(self._index.values(), (False, 0))
+        self._recency = RecencyRanking(len(self._index))
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
         """Note who was right."""
-        now = next(self._clock)
-        for name, value in outcome.right.items():
-            if name in self._index and name not in outcome.inferred:
-                self._latest[self._index[name]] = (value >= 0.5, now if value >= 0.5 else -now)
+        observed = {
+            self._index[name]: value
+            for name, value in outcome.right.items()
+            if name in self._index and name not in outcome.inferred
+        }
+        self._recency.record(observed)
 
     def _order(self, observation: Observation) -> Sequence[int]:
-        return sorted(best_first(observation).tolist(), key=self._latest.__getitem__, reverse=True)
+        return sorted(best_first(observation).tolist(), key=self._recency.key, reverse=True)
 
 
 class Cascade(WeightedVote):
@@ -354,4 +378,4 @@ _KINDS = (
     WeightedVote,
 )
 #: What ``policy=`` knows by name.
-NAMES: Mapping[str, type[Named]] = {kind.name: kind for kind in _KINDS}
+SERVED_BASELINES: Mapping[str, type[Baseline]] = {kind.name: kind for kind in _KINDS}
