@@ -14,7 +14,7 @@ with SimulatedPool(models) as pool:
     # a function will do as well: Judge(lambda query, answer: 1.0 if "please" in answer.text else -1.0)
     with Ensemble(writers, judge=Judge(grader, share=0.5), seed=0) as ensemble:
         fitting = []
-        for request in prose_requests(200, seed=1, axes=["helpful", "safe"]):
+        for request in prose_requests(120, seed=1, axes=["helpful", "safe"]):
             answer = ensemble.ask(request.request, combine="pick")
             fitting.append(answer.made_of == ({"helpful": "handy", "safe": "careful"}[request.axis],))
         print(f"the member that fits the request was picked {sum(fitting[:50])} times in the first 50 requests,")

@@ -1,4 +1,4 @@
-"""Let the policies learn from feedback: 400 answers with their labels, an update, and what came of it."""
+"""Let the policies learn from feedback: 300 answers with their labels, an update, and what came of it."""
 
 import tempfile
 
@@ -11,7 +11,7 @@ with (
     # update_every=100 would do it in the background; `focalroute update` does it from another process
     Ensemble(pool.endpoints, policy=folder, seed=0) as ensemble,
 ):
-    for question in stream(400, seed=2):
+    for question in stream(300, seed=2):
         answer = ensemble.ask(question.text, choices=question.choices)
         ensemble.feedback(answer, label=question.label)
     report = ensemble.update()

@@ -14,7 +14,7 @@ with (
     Ensemble(pool.endpoints, synthesiser="writer-0", cost_weight=0.003, seed=0) as ensemble,
 ):
     quality: dict[str, list[float]] = {"choose": [], "pick": [], "synthesise": []}
-    for request in prose_requests(100, seed=3, axes=["truthful"]):
+    for request in prose_requests(30, seed=3, axes=["truthful"]):
         for mode, seen in quality.items():
             answer = ensemble.ask(request.request, combine=mode)  # type: ignore[arg-type]
             seen.append(request.quality(answer.text))  # a simulated request knows what is right in a text

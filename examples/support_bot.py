@@ -27,7 +27,7 @@ def reply(bot: Ensemble, customer: str, question: str, choices: tuple[str, ...])
 
 with SimulatedPool() as pool, Ensemble(pool.endpoints, budget=budget, seed=0) as bot:
     refused, right, answered = [], 0, 0
-    for number, asked in enumerate(stream(120, seed=4)):
+    for number, asked in enumerate(stream(80, seed=4)):
         # acme asks as much as both others together
         customer = CUSTOMERS[max(number % 4 - 1, 0)]
         said, answer_id = reply(bot, customer, asked.text, asked.choices)

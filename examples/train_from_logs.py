@@ -12,16 +12,16 @@ from focalroute.sim.process import pool_toml
 
 with tempfile.TemporaryDirectory() as name, SimulatedPool() as pool:
     folder = Path(name)
-    questions = [{"id": q.id, "prompt": q.text, "choices": q.choices, "label": q.label} for q in stream(300, seed=1)]
+    questions = [{"id": q.id, "prompt": q.text, "choices": q.choices, "label": q.label} for q in stream(100, seed=1)]
     (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
 
     # focalroute collect questions.jsonl --pool pool.toml --out log.jsonl --max-usd 1
     collect_command(str(folder / "questions.jsonl"), folder / "pool.toml", folder / "log.jsonl", max_usd="1")
     # focalroute train log.jsonl --pool pool.toml --out policy/
-    train_command([folder / "log.jsonl"], [folder / "pool.toml"], folder / "policy", iterations=40)
+    train_command([folder / "log.jsonl"], [folder / "pool.toml"], folder / "policy", iterations=10)
 
-    right, usd, calls, asked = 0, 0.0, 0, list(stream(60, seed=2))
+    right, usd, calls, asked = 0, 0.0, 0, list(stream(40, seed=2))
     with Ensemble(pool.endpoints, policy=folder / "policy", seed=0) as ensemble:
         for q in asked:
             answer = ensemble.ask(q.text, choices=q.choices)

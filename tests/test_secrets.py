@@ -123,7 +123,7 @@ def test_an_ensemble_at_work_tells_nobody(said: Said, tmp_path: Path, monkeypatc
     settings |= {"probe_share": 0.1, "budget": Budget(usd_total=5, allow_unpriced=True)}
     with SimulatedPool(models, keys=keys) as pool, Ensemble(pool.endpoints, **settings) as ensemble:
         (tmp_path / "pool.toml").write_text(pool_toml(pool.endpoints))
-        questions = list(stream(80, seed=12))
+        questions = list(stream(40, seed=12))
         asked = [
             {"query": f"{PROMPT}: {question.text}", "choices": (*question.choices, CHOICE), "params": {"user": PARAM}}
             for question in questions

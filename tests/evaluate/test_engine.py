@@ -25,6 +25,7 @@ from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import folder_of
 from focalroute.sim import SimulatedPool, stream
 from tests.cli.test_cli import focalroute
+from tests.conftest import StartPool
 from tests.engine_jobs import die, refuse, times, where
 from tests.evaluate import logs
 from tests.redis_server import free_port
@@ -110,24 +111,37 @@ def test_only_a_cluster_of_this_machine_shares_its_files(monkeypatch: pytest.Mon
     assert [shares_files(where) for where in ("local", "ray")] == [True, False]
 
 
-def test_jobs_run_elsewhere_and_give_the_same(ray: Engine) -> None:
+def _assert_jobs_run_elsewhere(engine: Engine) -> None:
+    """In other processes, with the results, messages and errors they would have here."""
     told: list[tuple[int, int]] = []
-    assert ray.machines == 2
-    assert ray.each(times, 7, [3, 1, 2], told.append) == [21, 7, 14]
-    for one in (1, 2, 3):
-        assert [number for job, number in told if job == one] == [0, 1, 2]
-    assert os.getpid() not in ray.each(where, None, [1, 2])
-    assert ray.each(times, 7, []) == []
-
-
-def test_what_a_job_raises_is_raised_and_what_it_told_is_not_lost(ray: Engine) -> None:
-    told: list[int] = []
+    assert engine.each(times, 7, [3, 1], told.append) == [21, 7]
+    for job in (1, 3):
+        assert [number for one, number in told if one == job] == [0, 1, 2]
+    messages: list[int] = []
     with pytest.raises(ConfigError, match=r"^one: 5 of 7$"):
-        ray.each(refuse, 7, [5], told.append)
-    assert told == [5]
+        engine.each(refuse, 7, [5], messages.append)
+    assert messages == [5]
     with pytest.raises(FocalrouteError, match="a job was lost"):
-        ray.each(die, 7, [1], again=False)
-    assert ray.each(times, 7, [1]) == [7]
+        engine.each(die, 7, [1], again=False)
+    assert os.getpid() not in engine.each(where, None, [1])
+
+
+def test_jobs_run_on_the_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray as a user without a cluster has it; the same on a cluster, and what runs on it, are slow tests."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed (pip install 'focalroute[ray]')")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # it starts a process for each core
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with _environment({"RAY_enable_worker_prestart": "0"}), open_engine("ray") as engine:
+        assert engine.machines == 1
+        _assert_jobs_run_elsewhere(engine)
+
+
+@pytest.mark.slow
+def test_jobs_run_on_a_cluster(ray: Engine) -> None:
+    assert ray.machines == 2
+    _assert_jobs_run_elsewhere(ray)
+    assert ray.each(times, 7, []) == []
 
 
 # -- what runs on it -------------------------------------------------------------------------------------------------
@@ -138,6 +152,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder_of(folder, 1).iterdir() if path.suffix == ".onnx"}
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_files(
     cluster: str, ray: Engine, given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +183,7 @@ def test_several_logs_need_folders_and_pools(given: tuple[Path, Path], tmp_path:
         train_command([log] * 3, [pool] * 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_evaluation_gives_the_same_report(ray: Engine, given: tuple[Path, Path]) -> None:
     """Seeds, operating points, a preset."""
     settings: dict[str, Any] = {"seeds": 2, "operating_points": (0.3, 1.0), "presets": ("der",), "settings": BRIEF}
@@ -177,9 +193,8 @@ def test_an_evaluation_gives_the_same_report(ray: Engine, given: tuple[Path, Pat
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[SimulatedPool]:
-    with SimulatedPool() as pool:
-        yield pool
+def pool(start_pool: StartPool) -> SimulatedPool:
+    return start_pool()
 
 
 @pytest.fixture
@@ -194,6 +209,7 @@ def _answers(log: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(one.id, {name: output.answer for name, output in one.outputs.items()}) for one in read_log(log)]
 
 
+@pytest.mark.slow
 def test_many_machines_collect_what_one_does(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
     """Each question once, in order, for the same money; what endpoints can do, each machine tries out for itself."""
     questions = read_dataset(dataset)
@@ -209,18 +225,35 @@ def test_many_machines_collect_what_one_does(ray: Engine, pool: SimulatedPool, d
     assert sum(steps) == 40
 
 
-def test_many_machines_keep_to_one_budget(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
-    """What a share leaves over is spent by one machine in the end, so as little is left as one alone would leave."""
-    questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
-    whole = asyncio.run(collect(pool.endpoints, questions, tmp_path / "whole.jsonl")).usd
+class TwoMachines(Engine):
+    """The engine of this process, which says that it is two machines: shares are asked one after the other."""
+
+    @property
+    def machines(self) -> int:
+        return 2
+
+
+def _assert_one_budget_is_kept(engine: Engine, pool: SimulatedPool, dataset: Path, folder: Path) -> None:
+    """A machine spends what others' shares left over, so no more is left than one machine alone would leave."""
+    questions, out = read_dataset(dataset), folder / "log.jsonl"
+    whole = asyncio.run(collect(pool.endpoints, questions, folder / "whole.jsonl")).usd
     before = logs.billed(pool)
-    first = collect_on(ray, pool.endpoints, questions, out, max_usd=whole / 2)
+    first = collect_on(engine, pool.endpoints, questions, out, max_usd=whole / 2)
     assert first.stopped is not None
     assert 0 < first.asked < 40
     assert first.usd == logs.billed(pool) - before <= whole / 2
-    rest = collect_on(ray, pool.endpoints, questions, out, max_usd=2 * whole, resume=True)
+    rest = collect_on(engine, pool.endpoints, questions, out, max_usd=2 * whole, resume=True)
     assert (rest.before, rest.asked, rest.stopped) == (first.asked, 40 - first.asked, None)
     assert [one.id for one in read_log(out)] == [question.id for question in questions]
+
+
+def test_several_machines_keep_to_one_budget(pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
+    _assert_one_budget_is_kept(TwoMachines(), pool, dataset, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_cluster_keeps_to_one_budget(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
+    _assert_one_budget_is_kept(ray, pool, dataset, tmp_path)
 
 
 def test_on_other_machines_nothing_can_be_resumed(given: tuple[Path, Path], tmp_path: Path) -> None:

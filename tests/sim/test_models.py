@@ -15,7 +15,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.sim import TOPICS, Question, SimulatedModel, default_models, stream
 from focalroute.sim.models import distribution, sample, uniforms
 
-QUESTIONS = list(stream(3000, seed=11))
+QUESTIONS = list(stream(1200, seed=11))
 
 
 def answers(
