@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs package bench bench-long money chaos hostile fleet evaluate paper real tiny-pool slow verify clean
+.PHONY: help demo test tests lint docs package bench bench-long money chaos hostile fleet evaluate paper real tiny-pool slow verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -14,7 +14,9 @@ help: ## this list
 demo: $(READY) ## a simulated pool on this machine: no key, and nothing leaves it
 	@$(BIN)/focalroute demo
 
-test: lint ## lint, types, tests, doctests, examples
+test: lint tests ## lint, types, tests, doctests, examples
+
+tests: $(READY) ## of those, the tests, doctests and examples
 	$(PYTEST)
 
 lint: $(READY) ## ruff, mypy and pyright
@@ -62,7 +64,7 @@ paper: $(READY) ## every experiment of the two works (docs/paper.md; some three 
 	done
 	@for name in tables7_8 elicitation table6 der; do $(BIN)/python -m examples.paper.$$name || exit 1; done
 
-real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes)
+real: $(READY) ## build the third-party servers of tests/real into the cache (once, 5 to 10 minutes); make test uses what is there
 	$(BIN)/python tests/real/build.py llama-server litellm
 	$(BIN)/python tests/real/build.py vllm || echo "no vLLM to be had (it takes 3.4 GB): its tests skip"
 
@@ -72,11 +74,11 @@ tiny-pool: $(READY) real ## five small language models, trained and served on th
 	rm -rf build/tiny-pool
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.tiny_pool
 
-slow: $(READY) ## the tests that `make test` leaves out
+slow: $(READY) ## the tests that `make test` leaves out: clusters, outages, statistics on long runs
 	$(PYTEST) -m slow
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test slow package evaluate money chaos hostile fleet tiny-pool bench bench-long ## the long checks: real servers (they must be there), packages, recorded answers, benchmark
+verify: real test slow package evaluate money chaos hostile fleet tiny-pool bench bench-long ## all that .ci/run has no time for: real servers (they must be there), slow tests, packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,6 +1,8 @@
 """Build or install the real third-party servers that the tests run against, once, into the user's cache folder.
 
-    python tests/real/build.py [llama-server] [litellm] [vllm]     (or `make real`; default: all)
+    python tests/real/build.py [--check] [llama-server] [litellm] [vllm]     (or `make real`; default: all)
+
+With --check nothing is built; the exit code is 1 if one of them is not there.
 
 llama-server is llama.cpp's own C++ server, compiled from the source inside the ``llama-cpp-python`` sdist: 5 to 10
 minutes on two cores. The LiteLLM proxy gets an environment of its own, because it needs an openai older than ours, and
@@ -228,14 +230,22 @@ def _run(command: Sequence[str | Path], log: Path) -> None:
 
 
 _BUILDERS = {"llama-server": build_llama_server, "litellm": build_litellm, "vllm": build_vllm}
+_READY = {"llama-server": llama_server_ready, "litellm": litellm_ready, "vllm": vllm_ready}
 
 
 def main(names: Sequence[str]) -> int:
-    """Build what is named (default: all); the exit code."""
+    """Build what is named (default: all), or only look whether it is there; the exit code."""
+    checking = "--check" in names
+    names = [name for name in names if name != "--check"]
     unknown = sorted(set(names) - _BUILDERS.keys())
     if unknown:
         print(f"unknown server {unknown[0]!r}; known: {', '.join(_BUILDERS)}", file=sys.stderr)
         return 2
+    if checking:
+        absent = [name for name in names or _READY if not _READY[name]()]
+        for name in absent:
+            print(f"{name}: not built")
+        return min(len(absent), 1)
     try:
         for name in names or _BUILDERS:
             _BUILDERS[name]()
