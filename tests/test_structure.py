@@ -25,6 +25,7 @@ ENGINES = {
     "openai": {"endpoints/openai_client.py"},
     "sqlite3": {"store/sqlite/database.py"},
     "httpx": {"money/prices.py"},
+    "tomlkit": {"money/prices.py"},
     "certifi": {"endpoints/http.py"},
     "aiohttp": {"endpoints/http.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"endpoints/calls.py"},
@@ -89,6 +90,7 @@ LAZY = {
     "sqlite3",
     "starlette",
     "tokenizers",
+    "tomlkit",
     "torch",
     "typer",
     "uvicorn",

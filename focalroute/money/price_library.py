@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NAME = "genai-prices"
 
 
-class Found(NamedTuple):
+class LibraryPrice(NamedTuple):
     """What the library says of a model.
 
     Attributes:
@@ -44,7 +44,7 @@ def installed() -> bool:
     return find_spec("genai_prices") is not None
 
 
-def look_up(base_url: str | None, model: str) -> Found:
+def look_up(base_url: str | None, model: str) -> LibraryPrice:
     """The library's price of a model at the service with this address.
 
     Raises:
@@ -58,10 +58,10 @@ def look_up(base_url: str | None, model: str) -> Found:
     try:
         provider, entry = get_snapshot().find_provider_model(model, None, None, base_url or "")
     except LookupError:
-        return Found(None, source, as_of, "not in it")
+        return LibraryPrice(None, source, as_of, "not in it")
     price, why = _price(entry)
     named = "" if entry.id.lower() == model.lower() else f"as {provider.id}'s {entry.id}"
-    return Found(price, source, as_of, ", ".join(filter(None, (named, why))))
+    return LibraryPrice(price, source, as_of, ", ".join(filter(None, (named, why))))
 
 
 def _price(entry: ModelInfo) -> tuple[Price | None, str]:

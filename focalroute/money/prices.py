@@ -1,10 +1,9 @@
-"""Prices from the providers' own listings, and the pool file brought up to date with them.
+"""Looks prices up in the providers' own listings, and writes them into the pool file.
 
 Together and DeepInfra list USD per million tokens as numbers, OpenRouter USD per token as strings. What is not listed,
 or not as a price, is unknown: it is reported and never taken as zero. Services without a known listing are looked up in
-a price library, where it is installed (see `focalroute.money.price_library`). The pool file is where prices are kept,
-with
-the date they were looked up and where.
+a price library, where it is installed (see `focalroute.money.price_library`). The pool file keeps prices, with the date
+and place where they were looked up.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import tempfile
 import time
 import tomllib
@@ -50,8 +48,8 @@ State = Literal["same", "changed", "new", "unlisted", "no listing", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """What a provider's listing says of an endpoint.
+class ListedPrice:
+    """An endpoint's price in its provider's listing, or in the price library.
 
     Attributes:
         price: the listed price, USD per million tokens; None where there is none.
@@ -72,7 +70,7 @@ class Listed:
     as_of: date | None = None
 
 
-def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> list[Listed]:
+def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> list[ListedPrice]:
     """Look every endpoint up in its provider's listing; each listing is fetched once.
 
     Those whose service has no known listing are looked up in the price library, if it is installed; with ``library``
@@ -85,28 +83,35 @@ def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> li
     return [_from_library(endpoint) if library else _look_up(endpoint, fetched) for endpoint in endpoints]
 
 
-def _from_library(endpoint: Endpoint) -> Listed:
+def _from_library(endpoint: Endpoint) -> ListedPrice:
     found = look_up(endpoint.base_url, endpoint.model)
-    return _compared(endpoint, found.price, found.source, found.as_of, found.detail)
+    return _compare(endpoint, found.price, found.source, found.as_of, found.detail)
 
 
-def _compared(endpoint: Endpoint, price: Price | None, source: str, as_of: date, detail: str = "") -> Listed:
-    """Against the pool's own price."""
-    state: State = "new" if endpoint.price is None else "same" if endpoint.price == price else "changed"
-    return Listed(endpoint.name, price, "unlisted" if price is None else state, stale(endpoint), detail, source, as_of)
+def _compare(endpoint: Endpoint, price: Price | None, source: str, as_of: date, detail: str = "") -> ListedPrice:
+    """Compare a listed price with the pool's own."""
+    state: State = "changed"
+    if price is None:
+        state = "unlisted"
+    elif endpoint.price is None:
+        state = "new"
+    elif endpoint.price == price:
+        state = "same"
+    return ListedPrice(endpoint.name, price, state, stale(endpoint), detail, source, as_of)
 
 
-def _look_up(endpoint: Endpoint, fetched: dict[str, Mapping[str, Price] | str]) -> Listed:
+def _look_up(endpoint: Endpoint, fetched: dict[str, Mapping[str, Price] | str]) -> ListedPrice:
     old = stale(endpoint)
     if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
-        found = _from_library(endpoint) if installed() else None
-        return Listed(endpoint.name, None, "no listing", old) if found is None or found.price is None else found
+        if installed() and (found := _from_library(endpoint)).price is not None:
+            return found
+        return ListedPrice(endpoint.name, None, "no listing", old)
     if endpoint.base_url not in fetched:
         fetched[endpoint.base_url] = _fetch(endpoint)
     listing = fetched[endpoint.base_url]
     if isinstance(listing, str):
-        return Listed(endpoint.name, None, "failed", old, listing)
-    return _compared(endpoint, listing.get(endpoint.model), LISTING, datetime.now(UTC).date())
+        return ListedPrice(endpoint.name, None, "failed", old, listing)
+    return _compare(endpoint, listing.get(endpoint.model), LISTING, datetime.now(UTC).date())
 
 
 def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
@@ -129,8 +134,10 @@ def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
     """
     import httpx
 
+    headers = {"User-Agent": "focalroute"}
     key = endpoint.api_key()
-    headers = {"User-Agent": "focalroute"} | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {})
+    if key:
+        headers["Authorization"] = f"Bearer {key.get_secret_value()}"
     body, give_up = bytearray(), time.monotonic() + _LONGEST_S
     try:
         with httpx.stream("GET", f"{endpoint.base_url}/models", headers=headers, timeout=timeout_s) as response:
@@ -151,39 +158,40 @@ def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
 
 
 def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:
-    """Model name -> price, of what a service answers to ``GET /models``. What is not a price is left out."""
+    """Read model names and prices from a service's answer to ``GET /models``. What is not a price is left out."""
     models = payload.get("data") if isinstance(payload, Mapping) else payload
-    found = {}
-    for model in models if isinstance(models, list) else ():
-        price = _SHAPES[dialect].read(model) if isinstance(model, Mapping) else None
-        if price is not None and isinstance(model.get("id"), str):
-            found[model["id"]] = price
+    found: dict[str, Price] = {}
+    if not isinstance(models, list):
+        return found
+    for model in models:
+        if isinstance(model, Mapping) and isinstance(model.get("id"), str):
+            price = _SHAPES[dialect].read(model)
+            if price is not None:
+                found[model["id"]] = price
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Where a listing keeps its prices: the way to the table, the names in it, and how many tokens they are for."""
+    """Where a listing keeps its prices: the path to the table, the names in it, and how many tokens they are for."""
 
-    way: Sequence[str]
-    prompt: str
-    completion: str
-    cached: str
+    path: Sequence[str]
+    names: tuple[str, str, str]  # prompt, completion, cached prompt
     tokens: int
     free: bool  # whether zero means free; elsewhere it stands for what is not sold by the token
 
     def read(self, model: Mapping[str, Any]) -> Price | None:
         table: Any = model
-        for step in self.way:
+        for step in self.path:
             table = table.get(step) if isinstance(table, Mapping) else None
         if not isinstance(table, Mapping):
             return None
-        prompt, completion, cached = (
-            self._per_million(table.get(n)) for n in (self.prompt, self.completion, self.cached)
-        )
+        prompt, completion, cached = (self._per_million(table.get(name)) for name in self.names)
         if prompt is None or completion is None or (prompt == completion == 0 and not self.free):
             return None
-        return Price(prompt, completion, prompt if cached is None else cached)
+        if cached is None:
+            cached = prompt
+        return Price(prompt, completion, cached)
 
     def _per_million(self, amount: object) -> Decimal | None:
         value = parse_decimal(amount)
@@ -196,34 +204,43 @@ class _Shape:
 
 
 _SHAPES: Mapping[Dialect, _Shape] = {
-    "together": _Shape(("pricing",), "input", "output", "cached_input", 1_000_000, free=False),
+    "together": _Shape(("pricing",), ("input", "output", "cached_input"), 1_000_000, free=False),
     "deepinfra": _Shape(
-        ("metadata", "pricing"), "input_tokens", "output_tokens", "cache_read_tokens", 1_000_000, free=False
+        ("metadata", "pricing"), ("input_tokens", "output_tokens", "cache_read_tokens"), 1_000_000, free=False
     ),
-    "openrouter": _Shape(("pricing",), "prompt", "completion", "input_cache_read", 1, free=True),
+    "openrouter": _Shape(("pricing",), ("prompt", "completion", "input_cache_read"), 1, free=True),
 }
 
 
-def show_prices(listed: Iterable[Listed], *, as_json: bool) -> str:
-    """As a table, or as a JSON list; USD per million tokens."""
+def show_prices(listed: Iterable[ListedPrice], *, as_json: bool) -> str:
+    """Format prices as a table, or as a JSON list; USD per million tokens."""
     if as_json:
-        return json.dumps([_plain(one) for one in listed], indent=2)
+        return json.dumps([_to_json(one) for one in listed], indent=2)
     lines = [f"{'endpoint':32} {'input':>10} {'output':>10} {'cached':>10}  state"]
     for one in listed:
-        amounts = ("-",) * 3 if one.price is None else tuple(f"{amount.normalize():f}" for amount in one.price)
-        from_library = one.source not in ("", LISTING)
-        dated = f"{one.source} of {one.as_of}" if from_library else ""
-        flags = ("stale" if one.stale else "", "the library is out of date" if from_library and _old(one.as_of) else "")
-        notes = ", ".join(filter(None, (one.state, one.detail, dated, *flags)))
-        lines.append(f"{one.endpoint:32} {amounts[0]:>10} {amounts[1]:>10} {amounts[2]:>10}  {notes}")
+        amounts = ["-"] * 3
+        if one.price is not None:
+            amounts = [f"{amount.normalize():f}" for amount in one.price]
+        notes = [one.state, one.detail]
+        if one.source not in ("", LISTING):
+            notes.append(f"{one.source} of {one.as_of}")
+        if one.stale:
+            notes.append("stale")
+        if one.source not in ("", LISTING) and _old(one.as_of):
+            notes.append("the library is out of date")
+        columns = " ".join(f"{amount:>10}" for amount in amounts)
+        lines.append(f"{one.endpoint:32} {columns}  {', '.join(filter(None, notes))}")
     return "\n".join(lines)
 
 
-def _plain(one: Listed) -> dict[str, Any]:
-    price = None if one.price is None else {name: f"{amount:f}" for name, amount in one.price._asdict().items()}
-    as_of = None if one.as_of is None else one.as_of.isoformat()
-    said = {"endpoint": one.endpoint, "state": one.state, "stale": one.stale, "detail": one.detail, "price": price}
-    return said | {"source": one.source, "as_of": as_of}
+def _to_json(one: ListedPrice) -> dict[str, Any]:
+    price = as_of = None
+    if one.price is not None:
+        price = {name: f"{amount:f}" for name, amount in one.price._asdict().items()}
+    if one.as_of is not None:
+        as_of = one.as_of.isoformat()
+    plain = {"endpoint": one.endpoint, "state": one.state, "stale": one.stale, "detail": one.detail, "price": price}
+    return plain | {"source": one.source, "as_of": as_of}
 
 
 # -- how old they are --------------------------------------------------------------------------------------------------
@@ -253,54 +270,43 @@ def warn_if_stale(endpoints: Iterable[Endpoint]) -> None:
 _KEYS = ("input_usd_per_1m", "output_usd_per_1m", "cached_input_usd_per_1m", "prices_as_of", "prices_from")
 
 
-def write_prices(path: Path, listed: Iterable[Listed]) -> None:
-    """Put what has a price, with its date and source, into a pool file's ``[[endpoint]]`` tables; all else stays.
+def write_prices(path: Path, listed: Iterable[ListedPrice]) -> None:
+    """Write known prices, with date and source, into a pool file's ``[[endpoint]]`` tables.
+
+    All else in the file, comments and layout included, stays as it is.
 
     Raises:
-        ConfigError: the file is written in a way that this does not understand; it is left as it was.
+        ConfigError: the file cannot be edited safely; it is left as it was.
     """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
     prices = {one.endpoint: one for one in listed if one.price is not None}
     if not prices:
         return
     text = path.read_text("utf-8")
-    before = tomllib.loads(text)
-    tables = re.split(r"(?m)^(?=[ \t]*\[)", text)
-    places = [i for i, table in enumerate(tables) if re.match(r"[ \t]*\[\[\s*endpoint\s*\]\]", table)]
-    endpoints = before["endpoint"]
-    by_hand = f"{path}: cannot be edited safely; write the prices into it by hand"
-    if len(places) != len(endpoints):
-        raise ConfigError(by_hand)
-    for place, endpoint in zip(places, endpoints, strict=True):
-        if endpoint.get("name") in prices:
-            values = _values(prices[endpoint["name"]])
-            tables[place] = _with_values(tables[place], values)
-            endpoint |= {key: tomllib.loads(f"value = {value}")["value"] for key, value in values.items()}
-    edited = "".join(tables)
-    if not _means(edited, before):
-        raise ConfigError(by_hand)
+    wanted = tomllib.loads(text)
+    try:
+        document = tomlkit.parse(text)
+        for table, plain in zip(document["endpoint"], wanted["endpoint"], strict=True):  # type: ignore[arg-type,unused-ignore]
+            if plain.get("name") in prices:
+                for key, value in zip(_KEYS, _toml_values(prices[plain["name"]]), strict=True):
+                    table[key] = tomlkit.value(value)
+                    plain[key] = tomllib.loads(f"value = {value}")["value"]
+        edited = tomlkit.dumps(document)
+        safe = tomllib.loads(edited) == wanted
+    except (TOMLKitError, tomllib.TOMLDecodeError, TypeError, ValueError):
+        safe = False
+    if not safe:
+        raise ConfigError(f"{path}: cannot be edited safely; write the prices into it by hand")
     _replace(path, edited)
 
 
-def _values(one: Listed) -> dict[str, str]:
-    """Key -> value, as TOML."""
-    amounts = [format(amount.normalize(), "f") for amount in one.price or ()]
-    written = [amount if "." in amount else f"{amount}.0" for amount in amounts]
-    return dict(zip(_KEYS, (*written, str(one.as_of), json.dumps(one.source)), strict=True))
-
-
-def _with_values(table: str, values: Mapping[str, str]) -> str:
-    body, end = table.rstrip(), table[len(table.rstrip()) :]
-    for key, value in values.items():
-        line = re.compile(rf"(?m)^([ \t]*{key}[ \t]*=[ \t]*)[^#\n]*?([ \t]*(?:#.*)?)$")
-        body = line.sub(rf"\g<1>{value}\g<2>", body) if line.search(body) else f"{body}\n{key} = {value}"
-    return body + (end or "\n")
-
-
-def _means(text: str, wanted: object) -> bool:
-    try:
-        return tomllib.loads(text) == wanted
-    except tomllib.TOMLDecodeError:
-        return False
+def _toml_values(listed: ListedPrice) -> tuple[str, ...]:
+    """The values of `_KEYS`, as TOML."""
+    amounts = [format(amount.normalize(), "f") for amount in listed.price or ()]
+    floats = [amount if "." in amount else f"{amount}.0" for amount in amounts]
+    return (*floats, str(listed.as_of), json.dumps(listed.source))
 
 
 def _replace(path: Path, text: str) -> None:

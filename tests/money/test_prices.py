@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import tomllib
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -18,7 +19,15 @@ from focalroute.cli.app import app
 from focalroute.core.config import Dialect, Endpoint, Price
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
-from focalroute.money.prices import Listed, listed_prices, read_listing, show_prices, stale, warn_if_stale, write_prices
+from focalroute.money.prices import (
+    ListedPrice,
+    listed_prices,
+    read_listing,
+    show_prices,
+    stale,
+    warn_if_stale,
+    write_prices,
+)
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.loopback import json_reply, serving
 
@@ -145,14 +154,14 @@ usd_total = 5
 """
 
 
-def found(name: str, amount: Price, source: str = "listing") -> Listed:
-    return Listed(name, amount, "new", source=source, as_of=TODAY)
+def found(name: str, amount: Price, source: str = "listing") -> ListedPrice:
+    return ListedPrice(name, amount, "new", source=source, as_of=TODAY)
 
 
 def test_prices_their_date_and_source_go_into_the_file_and_nothing_else_changes(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text(POOL)
-    unlisted = Listed("c", None, "unlisted", source="listing", as_of=TODAY)
+    unlisted = ListedPrice("c", None, "unlisted", source="listing", as_of=TODAY)
     write_prices(path, [unlisted])
     assert path.read_text() == POOL
     library = "genai-prices 0.2.3"
@@ -169,13 +178,32 @@ def test_prices_their_date_and_source_go_into_the_file_and_nothing_else_changes(
     assert path.read_text() == text
 
 
-def test_a_file_that_cannot_be_edited_safely_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[endpoint]]\r\nname = "a"\r\nmodel = "m" # mine\r\n',
+        'endpoint = [{name = "a", model = "m"}]\n',
+        '# on top\nendpoint = [\n  {name = "b", model = "m"}, # other\n  {name = "a", model = "m"},\n]\n',
+        '  [[ endpoint ]] # odd\n  name = "a"\n  model = "m"\n\n  [endpoint.params]\n  stop = ["[[endpoint]]"]\n',
+    ],
+)
+def test_any_layout_is_edited_with_its_comments(tmp_path: Path, text: str) -> None:
     path = tmp_path / "pool.toml"
-    text = 'endpoint = [{name = "a", model = "m"}]\n'
-    path.write_text(text)
+    path.write_bytes(text.encode())
+    write_prices(path, [found("a", price("1", "2"))])
+    edited = path.read_bytes().decode()
+    assert [one.price for one in load_pool(path).endpoints if one.name == "a"] == [price("1", "2")]
+    assert all(comment in edited for comment in re.findall("#.*", text.replace("\r", "")))
+    assert text.count("\n") <= edited.count("\n") <= text.count("\n") + 5
+
+
+def test_a_file_that_cannot_be_edited_safely_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text(POOL)
+    monkeypatch.setattr("tomlkit.dumps", lambda _: POOL.replace("org/b", "org/c"))
     with pytest.raises(ConfigError, match="write the prices into it by hand"):
         write_prices(path, [found("a", price("1", "1"))])
-    assert path.read_text() == text
+    assert path.read_text() == POOL
 
 
 def test_old_prices_are_flagged_and_undated_ones_are_the_users_word(caplog: pytest.LogCaptureFixture) -> None:
