@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
@@ -171,7 +172,12 @@ class Windows(Views):
 
 
 def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Policy]:
-    """The policy before, and after, it learned from the validation part."""
+    """The policy before, and after, it learned from the validation part; on one thread, as the product trains."""
+    with threadpool_limits(1, "blas"):
+        return _train(recorded, variant, seed)
+
+
+def _train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Policy]:
     settings, rng = variant.settings, np.random.default_rng(seed)
     everyone = np.arange(len(recorded))
     held = everyone[len(recorded) - int(len(recorded) * settings.validation) :]
