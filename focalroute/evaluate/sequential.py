@@ -2,7 +2,7 @@
 
 A route asks real (or simulated) endpoints, so every reply is shown the one before. Endpoints are frozen, and so a call
 whose question, endpoint and shown answer were all there before is not made again: what it said is remembered
-(`World`). The maths is that of the preset: `published_rewards`, `gae`, `ppo`.
+(`World`). The maths is that of the preset: `paper_rewards`, `gae`, `ppo`.
 """
 
 from __future__ import annotations

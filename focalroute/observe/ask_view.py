@@ -12,46 +12,23 @@ from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
-from focalroute.core.records import COST_WEIGHT_RANGE, HASHED, Evidence, Member, Observation, Query, Reply
+from focalroute.core.records import HASHED, Evidence, Member, Observation, Query, Reply
+from focalroute.observe import observation
 from focalroute.observe.agreement import Agreement, gathered, shared
-from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
-from focalroute.observe.layout import CANDIDATE, ENDPOINT, MEMBER, slices, width
-from focalroute.observe.pool_stats import Reading
+from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass
+from focalroute.observe.layout import ENDPOINT, MEMBER, slices
+from focalroute.observe.observation import OPEN_CHOICES, vote_weights
+from focalroute.observe.pool_stats import PoolStats, standardised_length
 
 F32 = NDArray[np.float32]
 
-_ASKED, _REPLIED, _AGREES, _SIMILAR, _SIGNAL, _FOCAL = (
-    slices(ENDPOINT)[name].start for name in ("asked", "replied", "agrees", "similar", "signal", "focal")
-)
-_EVIDENCE = slices(MEMBER)["evidence"].start
-_MEMBER = width(MEMBER)
-_CANDIDATE = width(CANDIDATE)
-_LOG_FLOOR = math.exp(-30)
+_SIMILAR, _SIGNAL, _FOCAL = (slices(ENDPOINT)[name].start for name in ("similar", "signal", "focal"))
+_MARKS = 3  # columns of an endpoint that come first: asked, replied, agrees
+_AT = slices(MEMBER)
+_SIMILAR_MEMBER, _EVIDENCE = _AT["similar"].start, _AT["evidence"].start
+_SUMMED = slice(_AT["vote"].start, _AT["probability"].stop)
+_LENGTH_AND_LATER = slice(_AT["length"].start, _AT["later"].stop)
 _NOTHING_YET = (0.0,) * 6
-_UNBACKED = (0.0,) * 5  # vote, probability, log probability, evidence, calibrated: without the member's vote or mass
-_HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
-_OPEN = 8  # a free-form question counts as one of so many choices, however many answers were seen
-
-
-def _bounded(x: float) -> float:
-    return -4.0 if x < -4.0 else 4.0 if x > 4.0 else x
-
-
-def _half_a_sample(samples: int) -> float:
-    """The mass of an answer that none of the samples gave: there may be one as likely as that."""
-    return 1 / (2 * samples)
-
-
-def vote_weight(accuracy: float, choices: int) -> float:
-    """The naive Bayes weight of a vote, ln((K - 1) a / (1 - a)); kept positive: a vote never repels."""
-    a = max(1 / choices + 0.02, min(0.98, accuracy))
-    return min(math.log((choices - 1) * a / (1 - a)), _HEAVIEST)
-
-
-def signal_column(signal: NDArray[np.float64]) -> F32:
-    """The layout's "signal" (..., N) of `Corrections.signal`."""
-    column: F32 = (signal - signal.mean(axis=-1, keepdims=True)).clip(-4, 4).astype(np.float32)
-    return column
 
 
 class AskView:
@@ -59,7 +36,7 @@ class AskView:
 
     Args:
         query: what is asked.
-        reading: the pool's numbers.
+        stats: the pool's numbers.
         index: name -> pool index.
         features: of the query's text.
         similar: by endpoint, how much more than the pool it is expected to be right on such a text.
@@ -79,10 +56,10 @@ class AskView:
     def __init__(
         self,
         query: Query,
-        reading: Reading,
+        stats: PoolStats,
         index: Mapping[str, int],
         features: F32,
-        similar: Sequence[float],
+        similar: F32,
         corrections: Corrections | None = None,
         embedder: str = HASHED,
         agreement: Agreement | None = None,
@@ -94,21 +71,24 @@ class AskView:
         self.asked: list[int] = []
         self.backs: dict[int, int] = {}
         self._query = query
-        self._reading = reading
+        self._stats = stats
         self._index = index
         self._closed = query.choices is not None
         self._corrections = corrections if 1 < len(self.candidates) <= MOST_CHOICES else None
-        self._similar = [_bounded(4 * x) for x in similar]
-        self._log_pool = _bounded(math.log(len(reading.names)) / 4)
-        self._log_choices = _bounded(math.log(len(self.candidates)) / 4) if self._closed else 0.0
+        self._similar = observation.similar_column(similar)
+        self._choices = len(self.candidates) if self._closed else OPEN_CHOICES
+        self._log_choices = math.log(self._choices) if self._closed else 0.0
+        self._rows = stats.member_rows(self._choices)
+        self._rows[..., _SIMILAR_MEMBER] = self._similar
+        self._marks: F32 = np.zeros((len(stats.names), _MARKS), np.float32)
         self._clusters: dict[str, int] = {}
         self._members: dict[int, tuple[int, int | None, int, float, Decimal | None]] = {}
-        self._blocks: dict[int, F32] = {}  # (K, 1, Fm) of each member
+        self._masses: dict[int, Sequence[float]] = {}  # probabilities of the candidates that there were then
         self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
         self._leader = -1
-        self._agrees: list[float] = []  # each candidate with the leading one
+        self._agrees: list[float] = []  # each candidate with the leading one, of open texts
         self._evidence: Evidence | None = None  # of all replies so far, once it was asked for
-        self._unasked: tuple[float, F32] | None = None  # lambda, and the endpoint rows before anybody is asked
+        self._unasked: tuple[float, float, F32] | None = None  # lambda, its logarithm, the rows before anybody is asked
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     @property
@@ -121,12 +101,9 @@ class AskView:
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
         trial._evidence = None
-        trial._clusters, trial._members, trial._blocks, trial._least = (
-            self._clusters.copy(),
-            self._members.copy(),
-            self._blocks.copy(),
-            self._least.copy(),
-        )
+        trial._clusters, trial._members = self._clusters.copy(), self._members.copy()
+        trial._masses, trial._least = self._masses.copy(), self._least.copy()
+        trial._rows, trial._marks = self._rows.copy(), self._marks.copy()
         return trial
 
     def supposing(self, votes: Iterable[tuple[int, int | None]], round: int, *, sure: bool) -> Evidence:
@@ -142,7 +119,7 @@ class AskView:
                 mass = [float(k == candidate) for k in range(len(trial.candidates))] if sure else None
                 if sure and not self._closed:
                     trial._least[i] = _half_a_sample(self._query.samples or 1)
-                trial._blocks[i] = trial._block(i, candidate, mass, 0, round)
+                trial._back(i, candidate, mass, 0, round)
         return trial.evidence()
 
     def add(self, reply: Reply, round: int) -> None:
@@ -168,19 +145,31 @@ class AskView:
         candidate, mass = self._answer_in(reply)
         if i not in self.asked:
             self.asked.append(i)
+            self._marks[i, 0] = 1
         if candidate is None:
             if reply.error is None or reply.error.kind == "unusable":
                 self._members.setdefault(i, (round, None, reply.length, reply.latency_s, reply.cost))
             return None
+        self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
+        self._back(i, candidate, mass, reply.length, round)
+        return candidate
+
+    def _back(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> None:
+        """Let a member back a candidate; its mass on each: None: all on that one."""
         self._evidence = None
         self.backs[i] = candidate
-        self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
-        self._blocks[i] = self._block(i, candidate, mass, reply.length, round)
-        return candidate
+        self._masses.pop(i, None)
+        if mass is not None:
+            self._masses[i] = mass
+        length = 0.0
+        if tokens > 0:
+            length = standardised_length(tokens, self._stats.mean_length[i], self._stats.length_deviation[i])
+        self._rows[:, i, _LENGTH_AND_LATER] = max(-4.0, min(4.0, length)), round > 1
+        self._marks[i, 1:] = 1, self._agreement(candidate)
 
     def usual(self, endpoint: int) -> tuple[float | None, float | None]:
         """What a call to it usually costs, USD, and takes, seconds; None where unknown."""
-        return self._reading.expected_cost[endpoint], self._reading.latency_s[endpoint]
+        return self._stats.expected_cost[endpoint], self._stats.latency_s[endpoint]
 
     def observe(self, *, round: int, cost_weight: float, budget_left: float) -> Observation:
         """What the Decider sees before its decision of this round (see `focalroute.observe.layout`).
@@ -190,42 +179,33 @@ class AskView:
             cost_weight: lambda, what a dollar counts in reward.
             budget_left: share of this ask's cap that is left; 1 without a cap.
         """
-        price = min(max(cost_weight, COST_WEIGHT_RANGE[0]), COST_WEIGHT_RANGE[1])
-        n = len(self._reading.names)
-        context = np.array(
-            (
-                1.0 if round == 1 else 0.0,
-                _bounded((round - 1) / 4),
-                math.log10(price),
-                max(0.0, min(1.0, budget_left)),
-                self._log_pool,
-                len(self.asked) / n,
-                len(self.backs) / n,
-                *self._fused,
-                self._log_choices,
-                self._reading.level,
-            ),
-            np.float32,
+        rows, log_cost_weight = self._rows_at(cost_weight)
+        context = observation.context_columns(
+            earlier_rounds=round - 1,
+            log_cost_weight=log_cost_weight,
+            budget_left=max(0.0, min(1.0, budget_left)),
+            pool=len(self._stats.names),
+            asked=len(self.asked),
+            replied=len(self.backs),
+            posterior=self._fused,
+            log_choices=self._log_choices,
+            level=self._stats.level,
         )
-        rows = self._rows_at(price)
         if self.asked:
-            rows[:, _FOCAL] = self._reading.focal_row(self.asked)
-            rows[self.asked, _ASKED] = 1
-        for i, candidate in self.backs.items():
-            rows[i, _REPLIED] = 1
-            if self._leader >= 0:
-                rows[i, _AGREES] = self._agrees[candidate] if candidate < len(self._agrees) else -1.0
-        return Observation(context, rows)
+            rows[:, :_MARKS] = self._marks
+            rows[:, _FOCAL] = observation.focal_column(self._marks[:, 0], len(self.asked), self._stats.pairs)
+        return Observation(np.array(context, np.float32), rows)
 
-    def _rows_at(self, price: float) -> F32:
-        """The endpoint rows (N, De) at this lambda before anybody is asked; a copy."""
-        if self._unasked is None or self._unasked[0] != price:
-            rows = self._reading.rows(price)
+    def _rows_at(self, cost_weight: float) -> tuple[F32, float]:
+        """The endpoint rows (N, De) at this lambda before anybody is asked, a copy; and the bounded lambda's log10."""
+        if self._unasked is None or self._unasked[0] != cost_weight:
+            bounded = float(observation.bounded_cost_weight(cost_weight))
+            rows = self._stats.columns(bounded)
             rows[:, _SIMILAR] = self._similar
             if self._corrections is not None:
-                rows[:, _SIGNAL] = signal_column(self._corrections.signal)
-            self._unasked = price, rows
-        return self._unasked[1].copy()
+                rows[:, _SIGNAL] = observation.signal_column(self._corrections.signal)
+            self._unasked = cost_weight, math.log10(bounded), rows
+        return self._unasked[2].copy(), self._unasked[1]
 
     def see(self, posterior: Sequence[float]) -> None:
         """Take in the fused posterior over the present candidates; the next observations show it.
@@ -237,17 +217,26 @@ class AskView:
         if len(p) != len(self.candidates) or not abs(sum(p) - 1) < 0.01 or min(p) < 0:
             raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
         self._leader = p.index(max(p))
-        self._agrees = [1.0 if k == self._leader else -1.0 for k in range(len(p))]
+        self._agrees = []
         if self.agreement is not None:
             if len(p) > 1:
                 alike = self._alike(self.agreement)
                 p = gathered(p, self._leader, alike)
                 self._agrees = (2 * alike[self._leader] - 1).tolist()
             p = self._doubted(p)
-        falling = sorted(p, reverse=True)
-        top = [*falling[:4], 0.0, 0.0, 0.0][:4]
-        entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(len(p)) if len(p) > 1 else 0.0
-        self._fused = (*top, top[0] - top[1], entropy)
+        for i, candidate in self.backs.items():
+            self._marks[i, 2] = self._agreement(candidate)
+        largest = [*sorted(p, reverse=True)[:4], 0.0, 0.0, 0.0][:4]
+        p_log_p = sum(x * math.log(x) for x in p if x > 0)
+        self._fused = observation.posterior_columns(largest, p_log_p, math.log(max(len(p), 2)))
+
+    def _agreement(self, candidate: int) -> float:
+        """How far a candidate agrees with the leading one; 0 while there is none."""
+        if self._leader < 0:
+            return 0.0
+        if candidate < len(self._agrees):
+            return self._agrees[candidate]
+        return float(observation.agreement(candidate, self._leader))
 
     def _doubted(self, posterior: Sequence[float]) -> list[float]:
         """The posterior of open texts with what nobody has said yet, as that of a closed question of so many choices.
@@ -256,8 +245,8 @@ class AskView:
         leader is right with the odds e^s : K - 1, s its evidence.
         """
         evidence = math.exp(-float(self.evidence().members[self._leader, :, _EVIDENCE].sum()))
-        sure = 1 / (1 + (_OPEN - 1) * evidence)
-        return [*(sure * p for p in posterior), *[(1 - sure) / (_OPEN - 1)] * (_OPEN - 1)]
+        sure = 1 / (1 + (OPEN_CHOICES - 1) * evidence)
+        return [*(sure * p for p in posterior), *[(1 - sure) / (OPEN_CHOICES - 1)] * (OPEN_CHOICES - 1)]
 
     def _alike(self, agreement: Agreement) -> F32:
         """How far each two candidates say the same, (K, K); tool calls are the same or are not."""
@@ -271,27 +260,48 @@ class AskView:
     def evidence(self) -> Evidence:
         """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
         if self._evidence is None:
-            self._evidence = self._gathered()
+            self._evidence = self._make_evidence()
         return self._evidence
 
-    def _gathered(self) -> Evidence:
-        members = sorted(self._blocks)
-        m, k = len(members), len(self.candidates)
-        candidates = np.empty((k, _CANDIDATE), np.float32)
-        if not m:
-            seen = np.empty((k, 0, _MEMBER), np.float32)
-            candidates[:, :2] = 0.0
-        else:
-            seen = np.concatenate([self._blocks[i] for i in members], axis=1)
-            if self.agreement is not None:
-                seen = shared(seen, self._alike(self.agreement) if k > 1 else None)
-            np.multiply(np.add.reduce(seen[:, :, 1:3], axis=1), 1 / m, out=candidates[:, :2])
-        candidates[:, 2:] = (_bounded(math.log(k) / 4) if k else 0.0, m / len(self._reading.names))
+    def _make_evidence(self) -> Evidence:
+        members, k = sorted(self.backs), len(self.candidates)
+        backed = np.array([self.backs[i] for i in members], np.int64)
+        seen = observation.member_features(self._rows.take(members, 1), backed, k)
+        mass = self._mass(members)
+        if mass is not None:
+            self._write_mass(seen, mass, members)
+        if self.agreement is not None and members:
+            seen = shared(seen, self._alike(self.agreement) if k > 1 else None)
+        sums = np.add.reduce(seen[:, :, _SUMMED], axis=1)
+        m = len(members)
+        candidates = observation.candidate_features(sums, max(m, 1), math.log(max(k, 1)), m / len(self._stats.names))
         return Evidence(seen, candidates, tuple(members))
+
+    def _write_mass(self, seen: F32, mass: NDArray[np.float64], members: Sequence[int]) -> None:
+        if not self._closed:
+            least = np.array([[self._least.get(i, LEAST_MASS)] for i in members])
+            observation.write_mass(seen, mass, least, vote_weights(self._stats.rows.skill[members], OPEN_CHOICES))
+            return
+        observation.write_mass(seen, mass)
+        if self._corrections is not None:
+            known = Corrections(*(array[members] for array in self._corrections))
+            log_mass = centred_log_mass(mass, np.array(mass.shape[1]))
+            observation.calibrate(seen, log_mass, known, ~np.isnan(mass[:, 0]))
+
+    def _mass(self, members: Sequence[int]) -> NDArray[np.float64] | None:
+        """What these members gave each candidate, (m, K), NaN where nothing; None: nobody gave anything."""
+        if not self._masses:
+            return None
+        mass = np.full((len(members), len(self.candidates)), np.nan)
+        for row, i in enumerate(members):
+            if i in self._masses:
+                mass[row] = 0  # on candidates that came since
+                mass[row, : len(self._masses[i])] = self._masses[i]
+        return mass
 
     def members(self) -> dict[str, Member]:
         """How each member that replied took part, by name in the order of arrival."""
-        return {self._reading.names[i]: Member(*member) for i, member in self._members.items()}
+        return {self._stats.names[i]: Member(*member) for i, member in self._members.items()}
 
     def _answer_in(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
         """The candidate that a reply backs (None: it has no answer) and its mass on each (None: all on that one)."""
@@ -327,43 +337,9 @@ class AskView:
         found = self._clusters.setdefault(form, len(self.candidates))
         if found == len(self.candidates):
             self.candidates.append(text)
-            for i, block in self._blocks.items():
-                unbacked = block[:1].copy()
-                unbacked[0, 0, 1:6] = _UNBACKED
-                if i in self._least:
-                    unbacked[0, 0, 3] = math.log(self._least[i]) / 8
-                self._blocks[i] = np.concatenate([block, unbacked])
         return found
 
-    def _weight(self, i: int) -> float:
-        return vote_weight(self._reading.skill[i], len(self.candidates) if self._closed else _OPEN)
 
-    def _block(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> F32:
-        """Each candidate seen through one member, (K, 1, Fm); columns as in `focalroute.observe.layout.MEMBER`."""
-        r = self._reading
-        length = _bounded((tokens - r.mean_length[i]) * r.length_scale[i]) if tokens > 0 else 0.0
-        block = np.empty((len(self.candidates), 1, _MEMBER), np.float32)
-        block[:] = (1.0, *_UNBACKED, r.relative_skill[i], self._similar[i], r.level, length, float(round > 1))
-        if mass is None:
-            block[candidate, 0, 1:5] = (1.0, 1.0, 0.0, self._weight(i))
-        else:
-            least = self._least.get(i, _LOG_FLOOR)
-            block[:, 0, 2:4] = [(max(0.0, min(1.0, p)), math.log(max(least, min(1.0, p))) / 8) for p in mass]
-            block[candidate, 0, 1] = 1.0
-            if self._closed:
-                block[candidate, 0, 4] = self._weight(i)
-            else:  # its samples are votes, too
-                block[:, 0, 4] = self._weight(i) * block[:, 0, 2]
-            if self._corrections is not None:
-                self._calibrate(block, i, self._corrections)
-        return block
-
-    def _calibrate(self, block: F32, i: int, known: Corrections) -> None:
-        """Let a member's probabilities speak, and its vote the less."""
-        log_mass = block[:, 0, 3].astype(np.float64) * 8
-        k = len(log_mass)
-        means = known.means[i, :k]
-        if len(means) < k:
-            means = np.concatenate([means, np.zeros(k - len(means))])
-        block[:, 0, 4] *= 1 - known.trust[i]
-        block[:, 0, 5] = likelihoods(log_mass - log_mass.mean(), means, known.weights[i])
+def _half_a_sample(samples: int) -> float:
+    """The mass of an answer that none of the samples gave: there may be one as likely as that."""
+    return 1 / (2 * samples)

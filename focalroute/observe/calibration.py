@@ -36,6 +36,9 @@ PRIOR_QUERIES = 10
 #: Queries after which a member's probabilities count half, and its vote no more than half.
 HALF_TRUST = 20
 
+#: The least probability whose logarithm is taken.
+LEAST_MASS = np.exp(-30)
+
 _MOST_TASKS = 256
 _STRONGEST = 8.0  # bound of a log-likelihood ratio
 _LEAST_VARIANCE = 1.0  # nats^2: what is expected before anything was seen
@@ -108,6 +111,20 @@ def _moments(totals: Totals, prior: _Moments) -> _Moments:
     spread = np.maximum(totals.squares - cross - excess * off, 0)
     variance = (spread + PRIOR_QUERIES * prior.variance) / (count + PRIOR_QUERIES)
     return _Moments(means, gap, variance)
+
+
+def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64:
+    """Logs of probabilities, at least ln(`LEAST_MASS`), centred over each query's choices; 0 where there is none.
+
+    Args:
+        mass: (..., N, K), NaN where an endpoint gave none.
+        size: (...) number of choices, of K.
+    """
+    logs = np.log(np.clip(mass, LEAST_MASS, 1).astype(np.float64))
+    real = ~np.isnan(logs) & (np.arange(logs.shape[-1]) < size[..., None])[..., None, :]
+    logs = np.where(real, logs, 0)
+    centred: F64 = np.where(real, logs - logs.sum(axis=-1, keepdims=True) / size[..., None, None], 0)
+    return centred
 
 
 def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,6 @@ SHRINK = 0.1
 MEAN_PRIOR = 10.0
 
 _LEAST = 1e-6  # of what is divided by
-_PRIOR = 10.0
 _SOME = 64  # queries whose sums of weights tell the typical one
 _UNSURE = 0.05  # least variance of an outcome: nobody is sure to be right
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
@@ -66,6 +66,13 @@ def cosines(some: F32, others: F32, mean: F32) -> F32:
     along: F32 = offsets @ others.T - _dots(offsets, mean)[:, None]
     squares: F32 = _dots(others, others) - 2 * mean @ others.T + _dots(mean, mean)[:, None]  # of the others, likewise
     return along * _scale(_dots(offsets, offsets))[:, None] * _scale(squares)
+
+
+def overall_mean(right: NDArray[Any], count: NDArray[Any]) -> NDArray[Any]:
+    """mu (..., N): how right each endpoint is, of sums (..., N), shrunk towards the pool's as by 10 queries."""
+    pool = (right.sum(axis=-1, keepdims=True) + 1) / (count.sum(axis=-1, keepdims=True) + 2)
+    mean: NDArray[Any] = (right + 10 * pool) / (count + 10)
+    return mean
 
 
 def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
@@ -145,13 +152,13 @@ class Memory:
         self._known[np.ix_(latest_first[old], columns)] = 0
         self._sums[columns] = self._known[: self._size, columns].sum(axis=0)
 
-    def estimate(self, vector: F32) -> list[float]:
-        """How right each endpoint may be on a query with these features, minus the mean over endpoints; length N.
+    def estimate(self, vector: F32) -> F32:
+        """How right each endpoint may be on a query with these features, minus the mean over endpoints; (N,).
 
         All 0 while nothing is remembered, or where the text is empty.
         """
         if not self._size or vector.size != self._vectors.shape[1] or not vector.any():
-            return [0.0] * self._n
+            return np.zeros(self._n, np.float32)
         offset = vector - self._mean
         # einsum keeps to this thread: with BLAS's own threads a product as small as this waits for a busy machine
         along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
@@ -159,11 +166,9 @@ class Memory:
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
         sums = np.einsum("m,mn->n", weights, self._known[: self._size])
-        right, count = self._sums[: self._n], self._sums[self._n :]
-        overall = (right.sum() + 1) / (count.sum() + 2)
-        mean = ((right + _PRIOR * overall) / (count + _PRIOR)).astype(np.float32)
+        mean = overall_mean(self._sums[: self._n], self._sums[self._n :]).astype(np.float32)
         estimate = shrunk(sums[: self._n], sums[self._n :], mean, max(SHRINK * self._typical, _LEAST))
-        centred: list[float] = (estimate - estimate.mean()).tolist()
+        centred: F32 = estimate - estimate.mean()
         return centred
 
     def surprise(self, endpoint: int, newest: int) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import combinations
 
@@ -22,13 +22,13 @@ from focalroute.core.records import Outcome, Query
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.calibration import CalibrationStats
+from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
-from focalroute.observe.focal import Bits, both_asked, pair_focal
 from focalroute.observe.memory import Memory
-from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, Reading, Summary, read, relative_skills
-from focalroute.observe.window import Counts, Window
+from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, PoolStats, PoolTotals, relative_skills
+from focalroute.observe.window import Window
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -77,27 +77,24 @@ class Observer:
         self._index = {name: i for i, name in enumerate(self.endpoints)}
         self._lock = threading.Lock()
         self._window = Window(window)
-        self._summary = Summary([None if price is None else float(price) for price in prices])
-        self._listed = self._summary.prices
+        self._totals = PoolTotals([None if price is None else float(price) for price in prices])
+        self._listed = self._totals.prices
         n = len(self.endpoints)
-        unseen = pair_focal((0, 0), (0, 0))
-        self._pairs = [[0.0 if i == j else unseen for j in range(n)] for i in range(n)]
-        self._focal = np.full(n, unseen if n > 1 else 0.0)
-        self._bits: list[Bits] = [(0, 0)] * n
+        self._pairs = np.where(np.eye(n, dtype=bool), 0.0, pair_focal_diversity(0, 0, 0, 0))
         self._together, self._ahead = np.zeros((n, n)), np.zeros((n, n))  # rows in common; more of them right
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
-        self._book = CalibrationStats(self.endpoints, window)
+        self._calibration = CalibrationStats(self.endpoints, window)
         self._adopted: Experience | None = None
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
         self._changes: dict[str, Change] = {}
         self._learned = 0  # outcomes
         self._unsettled_until = 0  # of these
-        self._stale: set[int] = set()
-        self._stale_pairs: set[tuple[int, int]] = set()
-        self._reading = self._renewed()
-        self._read_at = self._window.version
+        self._changed: set[int] = set()
+        self._changed_pairs: set[tuple[int, int]] = set()
+        self._stats = self._renewed()
+        self._stats_version = self._window.version
         self._begun = False  # whether an ask began since the reading was made
 
     def adopt(self, experience: Experience | None) -> None:
@@ -115,9 +112,9 @@ class Observer:
             self._offsets = np.array([0.0 if offset is None else offset for offset in offsets])
             self._strengths = np.array([PRIOR_ASKS if offset is None else PRIOR_LONG_RUN for offset in offsets], float)
             self._memory = self._remembered(experience)
-            self._book.fill(experience.totals(self.endpoints))
-            self._summary.prices = experience.prices(self._listed, self.endpoints)
-            self._reading, self._read_at = self._renewed(), self._window.version
+            self._calibration.fill(experience.totals(self.endpoints))
+            self._totals.prices = experience.prices(self._listed, self.endpoints)
+            self._stats, self._stats_version = self._renewed(), self._window.version
 
     def _remembered(self, experience: Experience) -> Memory:
         """Its memory of texts; none where other features than ours are in it."""
@@ -149,17 +146,17 @@ class Observer:
             before = self._window.known(outcome.answer_id)
             for row in self._window.push(outcome):
                 here = sorted(self._index[name] for name in row if name in self._index)
-                self._stale.update(here)
-                self._stale_pairs.update(combinations(here, 2))
+                self._changed.update(here)
+                self._changed_pairs.update(combinations(here, 2))
             if outcome.features is not None and outcome.embedder == self.embedder:
                 right = [self._right(outcome, name) for name in self.endpoints]
                 self._memory.add(outcome.answer_id, outcome.features, right)
-            self._book.add(outcome.answer_id, outcome.masses)
+            self._calibration.add(outcome.answer_id, outcome.masses)
             self._learned += new
             changes = self._detect(outcome.answer_id, before, at) if self._detecting else {}
             if self._begun:  # asks are under way: renew here, so that the next one need not; a replayed backlog waits
                 self._begun = False
-                self._reading, self._read_at = self._renewed(), self._window.version
+                self._stats, self._stats_version = self._renewed(), self._window.version
         return changes
 
     def _detect(self, answer_id: str, before: Mapping[str, bool], at: float) -> dict[str, Change]:
@@ -184,10 +181,10 @@ class Observer:
         if name in self._index:
             index, others = self._index[name], range(len(self.endpoints))
             self._memory.forget(index, newest)
-            self._book.forget(index)
+            self._calibration.forget(index)
             self._offsets[index], self._strengths[index] = 0.0, PRIOR_ASKS
-            self._stale.update(others)
-            self._stale_pairs.update((min(index, i), max(index, i)) for i in others if i != index)
+            self._changed.update(others)
+            self._changed_pairs.update((min(index, i), max(index, i)) for i in others if i != index)
             self._unsettled_until = self._learned + _UNSETTLED
 
     @property
@@ -212,40 +209,30 @@ class Observer:
         features = self._features(query.text) if features is None else features
         with self._lock:
             similar = self._memory.estimate(features)
-            corrections = self._book.corrections(query.task) if query.choices else None
+            corrections = self._calibration.corrections(query.task) if query.choices else None
         self._begun = True
         agreement = Agreement(reader) if query.open else None
-        return AskView(query, self._read(), self._index, features, similar, corrections, self.embedder, agreement)
+        return AskView(query, self._current(), self._index, features, similar, corrections, self.embedder, agreement)
 
     def expected_cost(self) -> tuple[float | None, ...]:
         """Expected USD of one call to each endpoint; None where neither a price nor a cost is known."""
-        return tuple(self._read().expected_cost)
+        return tuple(self._current().expected_cost)
 
     def order(self) -> tuple[int, ...]:
         """Endpoint indices, cheapest first, unknown cost last, then by name: the order of a decider's heads."""
-        return self._read().order
+        return self._current().order
 
     def accuracy(self) -> tuple[float, ...]:
         """Windowed accuracy of each endpoint, shrunk (see `rows_of`); inferred values count, too."""
-        return tuple(self._read().accuracy)
+        return tuple(self._current().rows.accuracy.tolist())
 
     def seen(self) -> tuple[int, ...]:
         """Rows of the window in which it is known or inferred of each endpoint whether it was right."""
-        return tuple(self._read().seen)
+        return tuple(self._current().seen)
 
     def latency_s(self) -> tuple[float | None, ...]:
         """Mean latency of each endpoint's replies, seconds; None where unknown."""
-        return tuple(self._read().latency_s)
-
-    def counts(self, name: str) -> Counts:
-        """The window's totals of one endpoint, in the pool or not."""
-        with self._lock:
-            return self._window.counts(name)
-
-    def focal(self, names: Iterable[str]) -> float:
-        """Focal diversity of a set of endpoints (see `Window.focal`)."""
-        with self._lock:
-            return self._window.focal(names)
+        return tuple(self._current().latency_s)
 
     @staticmethod
     def _right(outcome: Outcome, name: str) -> float:
@@ -255,30 +242,28 @@ class Observer:
     def _features(self, text: str) -> F32:
         return text_features(text) if self._embed is text_features else unit_vector(self._embed(text))
 
-    def _read(self) -> Reading:
-        if self._read_at != self._window.version:
+    def _current(self) -> PoolStats:
+        if self._stats_version != self._window.version:
             with self._lock:
-                if self._read_at != self._window.version:
-                    self._reading = self._renewed()
-                    self._read_at = self._window.version
-        return self._reading
+                if self._stats_version != self._window.version:
+                    self._stats = self._renewed()
+                    self._stats_version = self._window.version
+        return self._stats
 
-    def _renewed(self) -> Reading:
-        """A new reading; only what changed since the last one is computed again. Earlier readings stay as they were."""
-        window, names = self._window, self.endpoints
-        self._bits, self._pairs = self._bits.copy(), self._pairs.copy()
-        for i in self._stale:
-            self._summary.renew(i, window.counts(names[i]))
-            self._bits[i] = window.bits(names[i])
-            self._pairs[i] = self._pairs[i].copy()
-        for i, j in self._stale_pairs:
-            self._pairs[i][j] = self._pairs[j][i] = pair_focal(self._bits[i], self._bits[j])
-            together, wrong_i, wrong_j = both_asked(self._bits[i], self._bits[j])
-            self._together[i, j] = self._together[j, i] = together
-            self._ahead[i, j], self._ahead[j, i] = wrong_j - wrong_i, wrong_i - wrong_j
-        for i in self._stale:
-            self._focal[i] = sum(self._pairs[i]) / max(len(names) - 1, 1)
-        self._stale.clear()
-        self._stale_pairs.clear()
+    def _renewed(self) -> PoolStats:
+        """New numbers; only what changed since the last ones is computed again. Earlier ones stay as they were."""
+        names = self.endpoints
+        for i in self._changed:
+            self._totals.update(i, self._window.counts(names[i]))
+        self._changed.clear()
+        if self._changed_pairs:
+            first, second = np.array(list(self._changed_pairs)).T
+            counts = np.array([self._window.co_asked(names[i], names[j]) for i, j in self._changed_pairs])
+            together, wrong_first, wrong_second, _ = counts.T
+            self._pairs[first, second] = self._pairs[second, first] = pair_focal_diversity(*counts.T)
+            self._together[first, second] = self._together[second, first] = together
+            self._ahead[first, second] = wrong_second - wrong_first
+            self._ahead[second, first] = wrong_first - wrong_second
+            self._changed_pairs.clear()
         relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), self._offsets, self._strengths)
-        return read(names, self._summary, self._pairs, self._focal, relative_skill, self._offsets, self._strengths)
+        return self._totals.stats(names, self._pairs, relative_skill, self._offsets, self._strengths)

@@ -1,15 +1,20 @@
-"""What the window says of one pool at one moment: immutable, so that an ask sees the same numbers in all its rounds."""
+"""What is known of a pool's endpoints before they are asked: formulas over arrays, and `PoolStats`, one pool's numbers.
+
+The formulas take any leading shape (...,): none for the pool that is served, one row a query in offline training.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.observe.layout import ENDPOINT, slices, width
+from focalroute.observe.observation import member_rows, vote_weights
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
 F32 = NDArray[np.float32]
@@ -26,20 +31,22 @@ PRIOR_CALLS = 5
 
 _AT = slices(ENDPOINT)
 _RELATIVES = [_AT["price"].start, _AT["latency"].start]
-_COST_PENALTIES = slice(_AT["cost_penalty"].start, _AT["log_cost_penalty"].stop)
+
+#: The two columns that depend on the cost weight, lambda.
+COST_PENALTIES = slice(_AT["cost_penalty"].start, _AT["log_cost_penalty"].stop)
 _PRICES_KEPT = 16
 _LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little, so that its logarithm is finite
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class EndpointRows:
     """What the window's totals come to, by endpoint: (..., N) arrays, ``level`` (...,).
 
     Attributes:
         accuracy: windowed accuracy, shrunk.
-        skill: level + standing, within 0.02 and 0.98: how likely it is to be right on the next query.
+        skill: level + relative skill, within 0.02 and 0.98: how likely it is to be right on the next query.
         level: the pool's: how accurate it would be if the window knew equally much of everyone.
-        columns: float32 (..., N, De) rows of the layout; what an ask adds is 0.
+        columns: float32 (..., N, De) rows of the layout; 0 in the columns that depend on the query or on lambda.
         shares: c / C, the cost of a call relative to that of asking all once; an unknown cost counts as the mean.
     """
 
@@ -48,97 +55,6 @@ class Rows:
     level: F64
     columns: F32
     shares: F64
-
-
-@dataclass(slots=True)
-class Reading:
-    """The pool's numbers; read-only by agreement.
-
-    Attributes:
-        names: the endpoints, pool order; N of them.
-        template: float32 (N, De), the endpoint rows before anybody is asked and without what depends on lambda.
-        seen: rows of the window in which something is known of each, length N as all that follow.
-        accuracy: the windowed accuracy, shrunk; ``skill``: see `Rows`.
-        standing: as the layout has it; ``level``: of the pool, likewise.
-        latency_s: mean latency; None where unknown.
-        expected_cost: USD of one call; None where unknown.
-        shares: float64 (N,), see `Rows`.
-        mean_length: mean completion tokens; ``length_scale``: what one token above it counts in the layout's "length".
-        order: endpoint indices, cheapest first, unknown cost last, then by name.
-        pairs: focal diversity of each pair: one row an endpoint, 0 on the diagonal.
-    """
-
-    names: tuple[str, ...]
-    template: F32
-    seen: list[int]
-    accuracy: list[float]
-    skill: list[float]
-    relative_skill: list[float]
-    level: float
-    latency_s: list[float | None]
-    expected_cost: list[float | None]
-    shares: F64
-    mean_length: list[float]
-    length_scale: list[float]
-    order: tuple[int, ...]
-    pairs: list[list[float]]
-    _priced: dict[float, F32] = field(default_factory=dict)
-
-    def rows(self, cost_weight: float) -> F32:
-        """The endpoint rows (N, De) at this lambda; a copy."""
-        found = self._priced.get(cost_weight)
-        if found is None:
-            if len(self._priced) >= _PRICES_KEPT:
-                self._priced.clear()
-            found = self.template.copy()
-            found[:, _COST_PENALTIES] = cost_penalties(cost_weight * self.shares)
-            self._priced[cost_weight] = found  # only now: another thread may take it at once
-        return found.copy()
-
-    def focal_row(self, asked: Sequence[int]) -> list[float]:
-        """Mean focal diversity of each endpoint over its pairs with those asked (at least one), itself left out."""
-        size = len(asked)
-        if size == 1:
-            return self.pairs[asked[0]]
-        sums = map(sum, zip(*[self.pairs[i] for i in asked], strict=True))
-        return [total / (size - 1 if i in asked else size) for i, total in enumerate(sums)]
-
-
-class Summary:
-    """What a reading takes from each endpoint's `Counts`, renewed as endpoints change.
-
-    Args:
-        prices: USD of a typical call of each; None where unknown.
-
-    Attributes:
-        prices: float64 (N,), NaN where unknown; what is expected of a call before, and beside, those that were seen.
-    """
-
-    def __init__(self, prices: Sequence[float | None]) -> None:
-        n = len(prices)
-        self.prices = np.array([np.nan if price is None else price for price in prices], np.float64)
-        self._counts = np.zeros((n, 6))
-        self.latencies: list[float | None] = [None] * n
-        self.mean_lengths = [0.0] * n
-        self.length_scales = [0.0] * n
-
-    def renew(self, index: int, c: Counts) -> None:
-        """Take over one endpoint's totals."""
-        self.latencies[index] = c.latency_us / c.timed / 1e6 if c.timed else None
-        self.mean_lengths[index] = c.tokens / c.lengths if c.lengths else 0.0
-        self.length_scales[index] = _length_scale(c)
-        self._counts[index] = (
-            c.known + c.inferred,
-            c.right + c.inferred_sum / INFERRED_UNIT,
-            c.priced,
-            c.cost_pico / 1e12,
-            c.timed,
-            c.latency_us / 1e6,
-        )
-
-    def table(self) -> F64:
-        """(N, 8), see `table_of`."""
-        return table_of(self.prices, self._counts)
 
 
 def table_of(prices: F64, counts: F64) -> F64:
@@ -178,6 +94,29 @@ def cost_penalties(priced: F64) -> F32:
     return both.astype(np.float32)
 
 
+def level_column(level: F64) -> F64:
+    """The layout's "level" of a pool's level."""
+    return (level - 0.5) * 2
+
+
+def length_moments(replies: F64, tokens: F64, squares: F64) -> tuple[F64, F64]:
+    """Mean and deviation of reply lengths; the variance is taken one token squared larger, and as infinite below 2.
+
+    Args:
+        replies: of known length; of any shape, as ``tokens``, the sum of their lengths, and ``squares``, that of their
+            squares.
+    """
+    n = np.maximum(replies, 1)
+    mean = tokens / n
+    variance = np.maximum(squares / n - mean**2, 0)
+    return mean, np.where(replies >= 2, np.sqrt(variance + 1), np.inf)
+
+
+def standardised_length(tokens: Any, mean: Any, deviation: Any) -> Any:
+    """The layout's "length" of a reply of known length, not yet clipped; numbers or arrays, as the arguments are."""
+    return (tokens - mean) * 0.25 / deviation
+
+
 def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
     """How much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
 
@@ -200,7 +139,7 @@ def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F
     return centred
 
 
-def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths: F64) -> Rows:
+def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths: F64) -> EndpointRows:
     """What a summary's table says, for one pool or for many at once.
 
     Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
@@ -210,7 +149,7 @@ def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths
     Args:
         table: (..., N, 8), see `table_of`.
         focal: (..., N) each endpoint's mean focal diversity over its pairs.
-        standing: (..., N) see `relative_skills`.
+        relative_skill: (..., N) see `relative_skills`.
         offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
         strengths: (N,) S.
     """
@@ -233,47 +172,113 @@ def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths
     shares = np.where(
         total > 0, paid / np.where(total > 0, total, 1), 1 / table.shape[-2] * (counts[..., None, 0] == 0)
     )
-    return Rows(accuracy, (level[..., None] + relative_skill).clip(0.02, 0.98), level, columns, shares)
+    return EndpointRows(accuracy, (level[..., None] + relative_skill).clip(0.02, 0.98), level, columns, shares)
 
 
-def read(
-    names: tuple[str, ...],
-    summary: Summary,
-    pairs: list[list[float]],
-    focal: F64,
-    relative_skill: F64,
-    offsets: F64,
-    strengths: F64,
-) -> Reading:
-    """Make a reading (see `rows_of`)."""
-    table = summary.table()
-    rows = rows_of(table, focal, relative_skill, offsets, strengths)
-    costs = [cost if known else None for cost, known in zip(table[:, 2].tolist(), table[:, 6].tolist(), strict=True)]
-    return Reading(
-        names=names,
-        template=rows.columns,
-        seen=table[:, 0].astype(int).tolist(),
-        accuracy=rows.accuracy.tolist(),
-        skill=rows.skill.tolist(),
-        relative_skill=rows.columns[:, _AT["relative_skill"].start].tolist(),
-        level=float(rows.level - 0.5) * 2,
-        latency_s=summary.latencies.copy(),
-        expected_cost=costs,
-        shares=rows.shares,
-        mean_length=summary.mean_lengths.copy(),
-        length_scale=summary.length_scales.copy(),
-        order=_cheapest_first(costs, names),
-        pairs=pairs,
-    )
+@dataclass(slots=True)
+class PoolStats:
+    """One pool's numbers at one moment, the same for an ask in all its rounds; read-only by agreement.
+
+    Attributes:
+        names: the endpoints, pool order; N of them.
+        rows: see `EndpointRows`.
+        seen: rows of the window in which something is known of each, length N.
+        relative_skill: float32 (N,), the layout's; ``level``: likewise, of the pool.
+        latency_s: mean latency, length N; None where unknown.
+        expected_cost: USD of one call, length N; None where unknown.
+        mean_length: completion tokens, length N; ``length_deviation``: see `length_moments`.
+        order: endpoint indices, cheapest first, unknown cost last, then by name.
+        pairs: float32 (N, N) focal diversity of each pair, 0 on the diagonal.
+    """
+
+    names: tuple[str, ...]
+    rows: EndpointRows
+    seen: list[int]
+    relative_skill: F32
+    level: float
+    latency_s: list[float | None]
+    expected_cost: list[float | None]
+    mean_length: list[float]
+    length_deviation: list[float]
+    order: tuple[int, ...]
+    pairs: F32
+    _at_cost_weight: dict[float, F32] = field(default_factory=dict)
+    _by_choices: dict[int, F32] = field(default_factory=dict)
+
+    def columns(self, cost_weight: float) -> F32:
+        """The endpoint rows (N, De) at this lambda; a copy."""
+        found = self._at_cost_weight.get(cost_weight)
+        if found is None:
+            if len(self._at_cost_weight) >= _PRICES_KEPT:
+                self._at_cost_weight.clear()
+            found = self.rows.columns.copy()
+            found[:, COST_PENALTIES] = cost_penalties(cost_weight * self.rows.shares)
+            self._at_cost_weight[cost_weight] = found  # only now: another thread may take it at once
+        return found.copy()
+
+    def member_rows(self, choices: int) -> F32:
+        """See `focalroute.observe.observation.member_rows`, by votes among so many choices; a copy.
+
+        The columns "similar" and "length" are 0: they depend on the query.
+        """
+        found = self._by_choices.get(choices)
+        if found is None:
+            weights = vote_weights(self.rows.skill, choices)
+            found = self._by_choices[choices] = member_rows(weights, self.relative_skill, 0, self.level, 0)
+        return found.copy()
 
 
-def _length_scale(c: Counts) -> float:
-    """1 / (4 sd), the variance taken one token squared larger; 0 with fewer than two lengths."""
-    if c.lengths < 2:
-        return 0.0
-    # exact in integers: n sum x^2 - (sum x)^2 never falls below 0
-    variance = (c.lengths * c.tokens_squared - c.tokens * c.tokens) / (c.lengths * c.lengths)
-    return 0.25 / math.sqrt(variance + 1)
+class PoolTotals:
+    """Each endpoint's totals over the window, as arrays.
+
+    Args:
+        prices: USD of a typical call of each; None where unknown.
+
+    Attributes:
+        prices: float64 (N,), NaN where unknown; what is expected of a call before, and beside, those that were seen.
+    """
+
+    def __init__(self, prices: Sequence[float | None]) -> None:
+        self.prices = np.array([np.nan if price is None else price for price in prices], np.float64)
+        self._counts = np.zeros((len(prices), 6))  # see `table_of`
+        self._lengths = np.zeros((len(prices), 3))  # see `length_moments`
+
+    def update(self, index: int, c: Counts) -> None:
+        """Take over one endpoint's totals."""
+        self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
+        self._counts[index] = (
+            c.known + c.inferred,
+            c.right + c.inferred_sum / INFERRED_UNIT,
+            c.priced,
+            c.cost_pico / 1e12,
+            c.timed,
+            c.latency_us / 1e6,
+        )
+
+    def stats(self, names: tuple[str, ...], pairs: F64, relative_skill: F64, offsets: F64, strengths: F64) -> PoolStats:
+        """The pool's numbers; the arguments as for `rows_of`, ``pairs`` being the focal diversity (N, N) of pairs."""
+        table = table_of(self.prices, self._counts)
+        focal = pairs.sum(axis=-1) / max(len(names) - 1, 1)
+        rows = rows_of(table, focal, relative_skill, offsets, strengths)
+        costs, latencies = _where_known(table[:, 2], table[:, 6]), _where_known(table[:, 3], table[:, 7])
+        mean_length, length_deviation = length_moments(*self._lengths.T)
+        return PoolStats(
+            names=names,
+            rows=rows,
+            seen=table[:, 0].astype(int).tolist(),
+            relative_skill=rows.columns[:, _AT["relative_skill"].start],
+            level=float(level_column(rows.level)),
+            latency_s=latencies,
+            expected_cost=costs,
+            mean_length=mean_length.tolist(),
+            length_deviation=length_deviation.tolist(),
+            order=_cheapest_first(costs, names),
+            pairs=pairs.astype(np.float32),
+        )
+
+
+def _where_known(values: F64, known: F64) -> list[float | None]:
+    return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
 
 
 def _cheapest_first(costs: Sequence[float | None], names: Sequence[str]) -> tuple[int, ...]:

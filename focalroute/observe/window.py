@@ -7,19 +7,17 @@ is exact: after any stream the state equals that of the last T outcomes alone. A
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from itertools import combinations
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from focalroute.core.records import Member, Outcome
-from focalroute.observe.focal import Bits, exact_focal, pair_focal
 
 #: Inferred values are summed in steps of one part in this many.
 INFERRED_UNIT = 1024
 
 
 class Counts(NamedTuple):
-    """Integer totals of one endpoint over the window; ``later``: of round 2 or later, which the plain ones include.
+    """Integer totals of one endpoint over the window.
 
     Attributes:
         rows: rows in which it replied.
@@ -33,12 +31,8 @@ class Counts(NamedTuple):
     rows: int = 0
     known: int = 0
     right: int = 0
-    known_later: int = 0
-    right_later: int = 0
     inferred: int = 0
     inferred_sum: int = 0
-    inferred_later: int = 0
-    inferred_sum_later: int = 0
     lengths: int = 0
     tokens: int = 0
     tokens_squared: int = 0
@@ -97,11 +91,6 @@ class Window:
     def __contains__(self, answer_id: str) -> bool:
         return answer_id in self._position
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The endpoints that have a row in the window."""
-        return tuple(self._tracks)
-
     def push(self, outcome: Outcome) -> tuple[tuple[str, ...], ...]:
         """Take in an outcome; the oldest leaves a full window, and one of the same answer is replaced where it stands.
 
@@ -156,32 +145,15 @@ class Window:
         track = self._tracks.get(name)
         return track.counts if track else Counts()
 
-    def bits(self, name: str) -> Bits:
-        """(asked, failed) of one endpoint: bitsets over ring positions, inferred rows left out."""
-        track = self._tracks.get(name)
-        return (track.asked, track.failed) if track else (0, 0)
-
     def co_asked(self, first: str, second: str) -> CoAsked:
-        """How often two endpoints were asked together, and failed."""
-        (asked_i, failed_i), (asked_j, failed_j) = self.bits(first), self.bits(second)
-        rows = asked_i & asked_j
+        """How often two endpoints were asked together, and failed; inferred rows are left out."""
+        one, other = self._tracks.get(first), self._tracks.get(second)
+        if one is None or other is None:
+            return CoAsked(0, 0, 0, 0)
+        failed_i, failed_j = one.failed, other.failed
+        rows = one.asked & other.asked
         counts = (rows, failed_i & rows, failed_j & rows, failed_i & failed_j)
         return CoAsked(*(bits.bit_count() for bits in counts))
-
-    def focal(self, names: Iterable[str]) -> float:
-        """Focal diversity of a set of endpoints over the rows where all of them were asked, in [0, 1].
-
-        With fewer than 20 such rows: the mean over its pairs, each by the rows both were asked in or, with fewer than
-        20 of these too, shrunk (see `focalroute.observe.focal.pair_focal`). Fewer than two endpoints have 0.
-        """
-        models = [self.bits(name) for name in dict.fromkeys(names)]
-        if len(models) < 2:
-            return 0.0
-        exact = exact_focal(models)
-        if exact is not None:
-            return exact
-        pairs = [pair_focal(one, other) for one, other in combinations(models, 2)]
-        return sum(pairs) / len(pairs)
 
     def _apply(self, position: int, row: Mapping[str, Counts], sign: Callable[[int, int], int]) -> None:
         for name, change in row.items():
@@ -197,7 +169,6 @@ class Window:
 
 def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
     """What one member adds to the totals of its endpoint. No tokens, or no time at all, means unknown."""
-    later = int(member.round > 1)
     known = one = guessed = value = 0
     if right is not None:
         if not 0 <= right <= 1:
@@ -213,12 +184,8 @@ def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
         1,
         known,
         one,
-        known * later,
-        one * later,
         guessed,
         value,
-        guessed * later,
-        value * later,
         int(tokens > 0),
         tokens,
         tokens * tokens,

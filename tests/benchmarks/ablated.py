@@ -35,7 +35,7 @@ from focalroute.learn.offline.train import (
 from focalroute.learn.offline.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.observe import layout
-from focalroute.observe.ask_view import vote_weight
+from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.policy.bundle import cold
 from tests.benchmarks.trunk import branching, trunk_pass
 from tests.by_hand import linear_decider
@@ -43,7 +43,6 @@ from tests.by_hand import linear_decider
 __all__ = ["Policy", "Variant", "Windows", "train"]
 
 _ENDPOINT, _MEMBER = layout.slices(layout.ENDPOINT), layout.slices(layout.MEMBER)
-_OPEN = 8  # choices that a free-form question counts as
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 _CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
 
@@ -105,19 +104,12 @@ class Variant:
         features = seen.features.copy()
         if self.weighed_by != "relative_skill":
             above = seen.columns[..., _ENDPOINT["accuracy"].start] / 4 * (self.weighed_by == "accuracy")
-            weights = _weights((seen.level / 2 + 0.5)[:, None] + above, seen.recorded)[:, None, :]
+            choices = np.where(seen.recorded.closed, seen.recorded.size, OPEN_CHOICES)[:, None]
+            weights = vote_weights((seen.level / 2 + 0.5)[:, None] + above, choices)[:, None, :]
             features[..., _MEMBER["evidence"].start] = features[..., _MEMBER["vote"].start] * weights
         for name in self.fusion:
             features[..., _MEMBER[name]] = 0
         return replace(seen, features=features)
-
-
-def _weights(accuracy: Floats, recorded: Recorded) -> F32:
-    """The votes' naive Bayes weights (B, N), as `focalroute.learn.offline.rollout.seen_by` has them."""
-    choices = np.where(recorded.closed, recorded.size, _OPEN)[:, None]
-    a = np.clip(accuracy, 1 / choices + 0.02, 0.98)
-    weights: F32 = np.minimum(np.log((choices - 1) * a / (1 - a)), vote_weight(0.98, 1000)).astype(np.float32)
-    return weights
 
 
 @dataclass(frozen=True, slots=True)

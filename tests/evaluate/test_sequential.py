@@ -15,6 +15,7 @@ from focalroute.evaluate.live.asking import in_process
 from focalroute.evaluate.live.queries import of_questions
 from focalroute.evaluate.live.strategies import world_of
 from focalroute.evaluate.presets.mlp import Mlp, mlp_pass
+from focalroute.evaluate.presets.paper_rewards import der_bonus, der_reward
 from focalroute.evaluate.presets.ppo import Ppo
 from focalroute.evaluate.sequential import (
     Said,
@@ -25,7 +26,6 @@ from focalroute.evaluate.sequential import (
     roll,
     train_routes,
 )
-from focalroute.learn.offline.paper_rewards import der_bonus, der_reward
 from focalroute.observe.layout import width
 from focalroute.policy.der import flat, load_served
 from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT

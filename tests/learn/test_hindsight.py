@@ -11,7 +11,7 @@ from focalroute.learn.offline import prior_stats as hindsight
 from focalroute.learn.offline.prior_stats import LongRun, look_back, similar
 from focalroute.learn.offline.recorded import Recorded
 from focalroute.learn.offline.views import long_run
-from focalroute.observe.focal import pair_focal
+from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.memory import MEAN_PRIOR, SHRINK, Memory
 from focalroute.observe.pool_stats import relative_skills, rows_of, table_of
@@ -89,10 +89,6 @@ def test_lengths_are_standardised_over_each_endpoints_own_replies() -> None:
     assert some > 60
 
 
-def _bits(mask: np.ndarray) -> int:
-    return sum(1 << t for t, set_ in enumerate(mask.tolist()) if set_)
-
-
 def test_pairs_are_renewed_every_20_rows_from_the_whole_chunks_before() -> None:
     log = random_history(130, seed=3)
     first, later = _asked(log)
@@ -105,12 +101,11 @@ def test_pairs_are_renewed_every_20_rows_from_the_whole_chunks_before() -> None:
         rows = np.arange(max(start - window, 0), start)
         known = ((first | later) & log.replied)[rows]
         failed = known & (log.value[rows] == 0)
-        bits = [(_bits(known[:, i]), _bits(failed[:, i])) for i in range(4)]
-        for i in range(4):
-            for j in range(4):
-                expected = 0.0 if i == j else pair_focal(bits[i], bits[j])
-                assert found.pairs_at(np.array([t]))[0, i, j] == pytest.approx(expected, abs=1e-6)
-                enough += i != j and (bits[i][0] & bits[j][0]).bit_count() >= 20
+        together = known.T.astype(int) @ known
+        alone, both = failed.T.astype(int) @ known, failed.T.astype(int) @ failed
+        expected = pair_focal_diversity(together, alone, alone.T, both) * (1 - np.eye(4))
+        np.testing.assert_allclose(found.pairs_at(np.array([t]))[0], expected, atol=1e-6)
+        enough += (together >= 20).sum() - (np.diagonal(together) >= 20).sum()
     assert enough  # with and without enough common rows
 
 

@@ -12,8 +12,8 @@ from focalroute.learn.offline.prior_stats import calibration, look_back
 from focalroute.learn.offline.recorded import Recorded
 from focalroute.learn.offline.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
 from focalroute.learn.trajectory import grown
-from focalroute.observe.ask_view import signal_column
 from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.observe.observation import signal_column
 from tests.by_hand import linear_decider
 from tests.learn.histories import random_history
 

@@ -96,7 +96,7 @@ def test_filled_at_once_it_answers_as_if_told_one_by_one() -> None:
     assert memory.estimate(x) == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
     memory.fill(np.zeros((0, 0), np.float32), np.zeros((0, 3), np.float32))
     assert len(memory) == 0
-    assert memory.estimate(x) == [0, 0, 0]
+    assert memory.estimate(x).tolist() == [0, 0, 0]
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_filling_with_too_many_keeps_some_from_first_to_last(small: int) -> None
     assert set(np.diff(fit).tolist()) <= {2, 3}
     alone.fill(vectors[fit], v[fit])
     assert len(memory) == small
-    assert memory.estimate(x) == alone.estimate(x)
+    assert memory.estimate(x).tolist() == alone.estimate(x).tolist()
 
 
 def test_an_answer_told_again_is_replaced_where_it_stands(small: int) -> None:
@@ -211,8 +211,8 @@ def test_nothing_is_remembered_of_what_says_nothing() -> None:
     memory.add("4", X, [1.0, 0.0])
     memory.add("5", np.zeros(0, np.float32), [1.0, 0.0])  # an answer kept by an earlier version has no features
     assert len(memory) == 1
-    assert memory.estimate(np.zeros(2, np.float32)) == [0, 0]
-    assert memory.estimate(np.zeros(0, np.float32)) == [0, 0]
+    assert memory.estimate(np.zeros(2, np.float32)).tolist() == [0, 0]
+    assert memory.estimate(np.zeros(0, np.float32)).tolist() == [0, 0]
 
 
 def test_features_of_another_width_begin_it_anew() -> None:
@@ -221,13 +221,13 @@ def test_features_of_another_width_begin_it_anew() -> None:
         memory.add(str(i), X, [1.0, 0.0])
     memory.estimate(X)
     wide = np.array([0.6, 0.8, 0.0], np.float32)
-    assert memory.estimate(wide) == [0, 0]
+    assert memory.estimate(wide).tolist() == [0, 0]
     assert len(memory) == 5
     for one in (memory, alone):
         one.add("1", wide, [0.0, 1.0])
     assert len(memory) == 1
     assert memory.estimate(wide) == pytest.approx(alone.estimate(wide), abs=1e-6)
-    assert memory.estimate(X) == [0, 0]
+    assert memory.estimate(X).tolist() == [0, 0]
 
 
 def test_it_takes_no_more_room_than_its_capacity() -> None:

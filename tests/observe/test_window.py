@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.core.records import Member, Outcome
-from focalroute.observe.diversity import focal_diversity
-from focalroute.observe.focal import exact_focal, pair_focal
 from focalroute.observe.window import INFERRED_UNIT, CoAsked, Counts, Window
 
 NAMES = ("a", "b", "c", "d")
@@ -67,21 +65,17 @@ def guessed(row: Outcome, name: str) -> bool:
 
 def batch_counts(rows: list[Outcome], name: str) -> Counts:
     taken = [row.members[name] for row in rows if name in row.members]
-    sure = [(row.members[name].round > 1, int(row.right[name])) for row in rows if exact(row, name)]
-    soft = [(row.members[name].round > 1, round(row.right[name] * INFERRED_UNIT)) for row in rows if guessed(row, name)]
+    sure = [int(row.right[name]) for row in rows if exact(row, name)]
+    soft = [round(row.right[name] * INFERRED_UNIT) for row in rows if guessed(row, name)]
     tokens = [m.completion_tokens for m in taken if m.completion_tokens and m.candidate is not None]
     latencies = [us for m in taken if (us := round(m.latency_s * 1e6))]
     costs = [round(m.usd * 10**12) for m in taken if m.usd is not None]
     return Counts(
         rows=len(taken),
         known=len(sure),
-        right=sum(value for _, value in sure),
-        known_later=sum(later for later, _ in sure),
-        right_later=sum(value for later, value in sure if later),
+        right=sum(sure),
         inferred=len(soft),
-        inferred_sum=sum(value for _, value in soft),
-        inferred_later=sum(later for later, _ in soft),
-        inferred_sum_later=sum(value for later, value in soft if later),
+        inferred_sum=sum(soft),
         lengths=len(tokens),
         tokens=sum(tokens),
         tokens_squared=sum(n * n for n in tokens),
@@ -97,19 +91,6 @@ def batch_fails(rows: list[Outcome], names: tuple[str, ...]) -> np.ndarray:
     return np.array([[1 - row.right[name] for name in names] for row in common]).reshape(-1, len(names))
 
 
-def batch_focal(rows: list[Outcome], names: tuple[str, ...]) -> float:
-    """Section "Diversity" of the design, by the definitions."""
-    fails = batch_fails(rows, names)
-    if len(fails) >= 20:
-        return focal_diversity(fails)
-    if len(names) > 2:
-        pairs = list(itertools.combinations(names, 2))
-        return sum(batch_focal(rows, pair) for pair in pairs) / len(pairs)
-    both, n = (fails[:, 0] * fails[:, 1]).sum(), fails.sum(axis=0)
-    q = [(both + 2) / (n_i + 4) for n_i in n]
-    return float(np.mean([(1 - x) / (1 + x) for x in q]))
-
-
 @settings(deadline=None)
 @given(st.lists(outcomes(), max_size=40), st.integers(1, 8))
 def test_every_count_equals_the_batch_over_the_last_rows(stream: list[Outcome], size: int) -> None:
@@ -118,7 +99,6 @@ def test_every_count_equals_the_batch_over_the_last_rows(stream: list[Outcome], 
         window.push(outcome)
     rows = last(stream, size)
     assert len(window) == len(rows)
-    assert set(window.names) == {name for row in rows for name in row.members}
     for name in NAMES:
         assert window.counts(name) == batch_counts(rows, name)
     for first, second in itertools.permutations(NAMES, 2):
@@ -126,68 +106,6 @@ def test_every_count_equals_the_batch_over_the_last_rows(stream: list[Outcome], 
         failed_first, failed_second = fails.sum(axis=0)
         expected = CoAsked(len(fails), failed_first, failed_second, int(fails.prod(axis=1).sum()))
         assert window.co_asked(first, second) == expected
-        assert window.focal((first, second)) == pytest.approx(batch_focal(rows, (first, second)))
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**32), st.floats(0.3, 1), st.floats(0, 0.3))
-def test_focal_diversity_equals_the_definition_on_long_streams(seed: int, density: float, replaced: float) -> None:
-    """Rows with missing entries, inferred values and replacements; sets with more and with fewer than 20 rows."""
-    rng = random.Random(seed)
-    window, stream = Window(60), []
-    for t in range(150):
-        asked = {name: member(rng.randrange(1, 3)) for name in NAMES if rng.random() < density}
-        outcome = Outcome(
-            str(rng.randrange(t) if t and rng.random() < replaced else t),
-            asked,
-            {name: rng.choice((0.0, 1.0, 1.0, 0.25)) for name in asked},
-        )
-        stream.append(outcome)
-        window.push(outcome)
-    rows = last(stream, 60)
-    for m in (2, 3, 4):
-        for names in itertools.combinations(NAMES, m):
-            assert window.focal(names) == pytest.approx(batch_focal(rows, names))
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 2**32), st.integers(2, 5), st.floats(0, 1))
-def test_focal_diversity_of_bitsets_equals_the_definition(seed: int, m: int, rate: float) -> None:
-    rng = random.Random(seed)
-
-    def bits(share: float) -> int:
-        return sum(1 << t for t in range(90) if rng.random() < share)
-
-    models = []
-    for _ in range(m):
-        asked = bits(0.9)
-        models.append((asked, bits(rate) & asked))
-    rows = [t for t in range(90) if all(asked >> t & 1 for asked, _ in models)]
-    fails = [[failed >> t & 1 for _, failed in models] for t in rows]
-    together = exact_focal(models)
-    if len(rows) < 20:
-        assert together is None
-    else:
-        assert together == pytest.approx(focal_diversity(np.array(fails)))
-
-
-def test_a_pair_has_the_mean_of_both_ratios() -> None:
-    rows = (1 << 30) - 1  # i fails rows 0-3, j rows 2-7: q_ij = 2/4, q_ji = 2/6
-    expected = ((1 - 2 / 4) / (1 + 2 / 4) + (1 - 2 / 6) / (1 + 2 / 6)) / 2
-    assert pair_focal((rows, 0b1111), (rows, 0b11111100)) == pytest.approx(expected)
-
-
-def test_few_common_rows_are_shrunk_towards_a_third() -> None:
-    window = Window()
-    assert window.focal(["a", "b"]) == pytest.approx(1 / 3)
-    window.push(known("1", a=0.0, b=0.0))  # q = (1 + 2) / (1 + 4)
-    assert window.focal(["a", "b"]) == pytest.approx((1 - 0.6) / (1 + 0.6))
-
-
-def test_fewer_than_two_models_have_no_diversity() -> None:
-    window = Window()
-    window.push(known("1", a=0.0))
-    assert window.focal([]) == window.focal(["a"]) == window.focal(["a", "a"]) == 0
 
 
 def test_an_outcome_replaces_the_one_of_the_same_answer_where_it_stands() -> None:
@@ -206,15 +124,14 @@ def test_an_endpoint_without_rows_is_forgotten() -> None:
     window = Window(1)
     window.push(known("1", old=1.0))
     window.push(known("2", new=1.0))
-    assert window.names == ("new",)
     assert window.counts("old") == Counts()
-    assert window.bits("old") == (0, 0)
+    assert window.co_asked("old", "new") == (0, 0, 0, 0)
 
 
 def test_what_right_says_of_a_non_member_is_passed_over() -> None:
     window = Window()
     window.push(Outcome("1", {"a": member()}, {"a": 1.0, "b": 0.0}))
-    assert window.names == ("a",)
+    assert window.counts("b") == Counts()
 
 
 def test_inferred_values_never_enter_the_diversity_counts() -> None:
@@ -230,7 +147,7 @@ def test_an_impossible_value_changes_nothing(value: float) -> None:
     window.push(known("1", a=1.0))
     with pytest.raises(ValueError, match="within"):
         window.push(known("2", a=1.0, b=value))
-    assert (len(window), window.names, window.version) == (1, ("a",), 1)
+    assert (len(window), window.counts("a").right, window.counts("b"), window.version) == (1, 1, Counts(), 1)
 
 
 def test_every_push_changes_the_version() -> None:
@@ -275,7 +192,8 @@ def test_forgetting_leaves_the_window_as_if_the_endpoint_had_not_been_asked() ->
         expected.push(Outcome(outcome.answer_id, kept, outcome.right, outcome.inferred))
     for name in NAMES:
         assert window.counts(name) == expected.counts(name)
-        assert window.bits(name) == expected.bits(name)
+    for first, second in itertools.permutations(NAMES, 2):
+        assert window.co_asked(first, second) == expected.co_asked(first, second)
     assert window.counts("a").known == 5
     for outcome in stream[:40]:  # and it slides on exactly
         window.push(Outcome(f"again {outcome.answer_id}", outcome.members, outcome.right, outcome.inferred))

@@ -1,6 +1,6 @@
 """The diversity metrics of many pools at once: what RL-Focal's Decider sees of how differently a pool fails.
 
-Each equals its definition in `focalroute.observe.diversity`, over the rows given.
+Each equals its definition (Kuncheva and Whitaker 2003, Machine Learning 51, 181-207), over the rows given.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from focalroute.evaluate.presets.agents import (
 )
 from focalroute.evaluate.presets.diversities import columns_of, diversities, pair_statistics
 from focalroute.evaluate.presets.heads import heads_of
+from focalroute.evaluate.presets.paper_rewards import eq6
 from focalroute.evaluate.presets.ppo import draw
 from focalroute.evaluate.presets.recorded import Recorded, masses, recorded
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import elect
 from focalroute.learn.losses import log_posterior
-from focalroute.learn.offline.paper_rewards import eq6
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32
+from focalroute.evaluate.presets.paper_rewards import der_bonus, der_reward
 from focalroute.evaluate.presets.ppo import Learned, Ppo, categorical, improve, regress
 from focalroute.learn.gae import gae
-from focalroute.learn.offline.paper_rewards import der_bonus, der_reward
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 class Terms(Protocol):
-    """The numbers of the reward; see `focalroute.learn.offline.paper_rewards`."""
+    """The numbers of the reward; see `focalroute.evaluate.presets.paper_rewards`."""
 
     @property
     def alpha(self) -> float:

@@ -25,9 +25,9 @@ from focalroute.learn.offline.recorded import F32, I64, Bools
 from focalroute.learn.offline.rollout import Seen, fused, members_of, observed
 from focalroute.learn.offline.views import PRICES, Views
 from focalroute.observe import layout
+from focalroute.observe.pool_stats import COST_PENALTIES
 
 _ENDPOINT, _CONTEXT = layout.slices(layout.ENDPOINT), layout.slices(layout.CONTEXT)
-_COST_PENALTIES = slice(_ENDPOINT["cost_penalty"].start, _ENDPOINT["log_cost_penalty"].stop)
 _UNIT = 0.25  # the net is fitted to gains in units of this
 _KAPPA = 20.0  # logits per reward
 _ONE_AT_FIRST = 6.0  # logits taken off in round 1: there somebody must be picked, and it shall be few
@@ -120,7 +120,7 @@ def _before(seen: Seen, asked: Bools, number: I64, posterior: F32, offered: Bool
         one = np.ones(b, np.float32)
         context[of], endpoints[of] = observed(seen, of, k, one, asked[of], replied, posterior[of], offered[of])
     context[:, _CONTEXT["cost_weight"]] = 0
-    endpoints[..., _COST_PENALTIES] = 0
+    endpoints[..., COST_PENALTIES] = 0
     return context, endpoints
 
 
@@ -132,5 +132,5 @@ def _decider(net: DeciderNet) -> DeciderNet:
     arrays["skip_endpoint"][_ENDPOINT["cost_penalty"].start] = -_KAPPA
     arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST
     arrays["hidden_context"] = zeroed(net.hidden_context, _CONTEXT["cost_weight"])
-    arrays["hidden_endpoint"] = zeroed(net.hidden_endpoint, _COST_PENALTIES)
+    arrays["hidden_endpoint"] = zeroed(net.hidden_endpoint, COST_PENALTIES)
     return replace(net, **arrays)

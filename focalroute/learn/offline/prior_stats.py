@@ -12,10 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
-from focalroute.observe.calibration import MOST_CHOICES, Corrections, Totals, corrections_of, totals_of
-from focalroute.observe.focal import MIN_ROWS, PRIOR_FAILURES
-from focalroute.observe.memory import CAPACITY, SHRINK, cosines, kernel, mean_text, shrunk
-from focalroute.observe.pool_stats import Rows, relative_skills, rows_of, table_of
+from focalroute.observe.calibration import (
+    MOST_CHOICES,
+    Corrections,
+    Totals,
+    centred_log_mass,
+    corrections_of,
+    totals_of,
+)
+from focalroute.observe.diversity import pair_focal_diversity
+from focalroute.observe.memory import CAPACITY, SHRINK, cosines, kernel, mean_text, overall_mean, shrunk
+from focalroute.observe.pool_stats import (
+    EndpointRows,
+    length_moments,
+    relative_skills,
+    rows_of,
+    standardised_length,
+    table_of,
+)
 
 F64 = NDArray[np.float64]
 
@@ -43,13 +57,13 @@ class PriorStats:
     """Before each of T queries.
 
     Attributes:
-        rows: see `focalroute.observe.pool_stats.Rows`, (T, N, ...).
+        rows: see `focalroute.observe.pool_stats.EndpointRows`, (T, N, ...).
         length: (T, N) the layout's "length" of the recorded reply.
         pairs: (ceil(T / every), N, N) focal diversity of pairs, 0 on the diagonal; row t has that of t // every.
         every: see `look_back`.
     """
 
-    rows: Rows
+    rows: EndpointRows
     length: F32
     pairs: F32
     every: int
@@ -113,7 +127,9 @@ def similar(recorded: Recorded) -> F32:
         sums[block] = weights @ both[rows]
         total[block] = weights.sum(axis=1)
     strength = SHRINK * max(float(np.median(total)), 1e-6)
-    estimate = shrunk(sums[:, :size], sums[:, size:], _running_mean(both, size), strength)
+    before = (np.cumsum(both.astype(np.float64), axis=0) - both).astype(np.float32)
+    mean = overall_mean(before[:, :size], before[:, size:])
+    estimate = shrunk(sums[:, :size], sums[:, size:], mean, strength)
     estimate -= estimate.mean(axis=1, keepdims=True)
     estimate[~told] = 0
     return estimate
@@ -138,14 +154,10 @@ def _remembered(size: int) -> Iterator[I64]:
 
 
 def log_masses(recorded: Recorded) -> F64:
-    """(T, N, K) logs of the masses, at least -30, centred over each query's choices; 0 where there is none."""
+    """(T, N, K) centred logs of the masses, see `centred_log_mass`; 0 where there is none."""
     if recorded.mass is None:
         return np.zeros((*recorded.there.shape, recorded.worth.shape[1]))
-    logs = np.log(np.clip(recorded.mass, np.exp(-30), 1).astype(np.float64))
-    real = ~np.isnan(logs) & (np.arange(logs.shape[2]) < recorded.size[:, None])[:, None, :]
-    logs = np.where(real, logs, 0)
-    centred: F64 = np.where(real, logs - logs.sum(axis=2, keepdims=True) / recorded.size[:, None, None], 0)
-    return centred
+    return centred_log_mass(recorded.mass, recorded.size)
 
 
 def _totals(recorded: Recorded) -> Totals:
@@ -193,15 +205,6 @@ def _before(added: Totals) -> Totals:
     return Totals(*(np.cumsum(array, axis=0) - array for array in (added.sums, added.squares)))
 
 
-def _running_mean(both: F32, size: int) -> F32:
-    """Mean value of each endpoint over the rows before each, shrunk towards the pool's."""
-    sums = (np.cumsum(both.astype(np.float64), axis=0) - both).astype(np.float32)
-    right, count = sums[:, :size], sums[:, size:]
-    overall = (right.sum(axis=1, keepdims=True) + 1) / (count.sum(axis=1, keepdims=True) + 2)
-    mean: F32 = (right + 10 * overall) / (count + 10)
-    return mean
-
-
 def _windowed(array: F64, window: int) -> F64:
     """Sums over the ``window`` rows before each."""
     total = np.concatenate([np.zeros_like(array[:1]), np.cumsum(array, axis=0)])
@@ -211,21 +214,16 @@ def _windowed(array: F64, window: int) -> F64:
 
 
 def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:
-    n = np.maximum(seen["lengths"], 1)
-    mean = seen["tokens"] / n
-    variance = np.maximum(seen["squares"] / n - mean**2, 0)
-    length = (recorded.tokens - mean) * 0.25 / np.sqrt(variance + 1)
-    known = (recorded.tokens > 0) & (seen["lengths"] >= 2)
-    return np.where(known, length, 0).clip(-4, 4).astype(np.float32)
+    mean, deviation = length_moments(seen["lengths"], seen["tokens"], seen["squares"])
+    length = standardised_length(recorded.tokens, mean, deviation)
+    return np.where(recorded.tokens > 0, length, 0).clip(-4, 4).astype(np.float32)
 
 
 def _pairs(recorded: Recorded, known: Bools, window: int, every: int) -> tuple[F32, F64, F64]:
     """Of all pairs, every so many rows; no value between right and wrong counts.
 
     Returns:
-        `focalroute.observe.focal.pair_focal` (T', N, N), and for `relative_skills` the rows in common (T', N, N) and
-        the wins
-        (T', N).
+        The focal diversity (T', N, N), and for `relative_skills` the rows in common (T', N, N) and the wins (T', N).
     """
     sure = known & ((recorded.value == 0) | (recorded.value == 1))
     failed = sure & (recorded.value == 0)
@@ -238,14 +236,9 @@ def _pairs(recorded: Recorded, known: Bools, window: int, every: int) -> tuple[F
     back = max(window // every, 1)
     rows, fails = (_windowed(np.array(x, np.float64), back) for x in (asked_too, failed_too))
     together, alone = rows[:, 0], rows[:, 1]
-    few = together < MIN_ROWS
-    alone = alone + few * PRIOR_FAILURES
-    both = fails + few * (PRIOR_FAILURES // 2)
-    rho = np.where(alone > 0, (alone - both) / np.maximum(alone + both, 1e-9), 1)
-    focal = (rho + rho.transpose(0, 2, 1)) / 2
+    focal = pair_focal_diversity(together, alone, alone.swapaxes(1, 2), fails)
     same = np.arange(len(recorded.names))
     focal[:, same, same] = 0
-    wrong = rows[:, 1]
     common = together.copy()
     common[:, same, same] = 0
-    return focal.astype(np.float32), common, (wrong.transpose(0, 2, 1) - wrong).sum(axis=2)
+    return focal.astype(np.float32), common, (alone.transpose(0, 2, 1) - alone).sum(axis=2)

@@ -1,36 +1,29 @@
 """Rolls a policy out on recorded queries, many at once: what serving would have seen, decided, paid and answered.
 
-The same definitions as `focalroute.observe.ask_view`, for B queries with S samples each; a test holds the two together.
-Letters as in `focalroute.core.records`, and R = B S rollouts, row r of which belongs to query r // S.
+B queries with S samples each; what is seen of them is made by `focalroute.observe.observation`, as in serving. Letters
+as in `focalroute.core.records`, and R = B S rollouts, row r of which belongs to query r // S.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import COST_WEIGHT_RANGE
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.backward import Pull
 from focalroute.learn.likelihood import Heads, raised
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline.prior_stats import PriorStats, log_masses
 from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
-from focalroute.observe import layout
-from focalroute.observe.ask_view import signal_column, vote_weight
-from focalroute.observe.calibration import MOST_CHOICES, Corrections, likelihoods
-from focalroute.observe.pool_stats import cost_penalties
+from focalroute.observe import layout, observation
+from focalroute.observe.calibration import MOST_CHOICES, Corrections
+from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties, level_column
 from focalroute.policy.decider import EXPLORATION
 
-_CONTEXT = layout.slices(layout.CONTEXT)
 _ENDPOINT = layout.slices(layout.ENDPOINT)
 _MEMBER = layout.slices(layout.MEMBER)
-_CANDIDATE = layout.slices(layout.CANDIDATE)
-_COST_PENALTIES = slice(_ENDPOINT["cost_penalty"].start, _ENDPOINT["log_cost_penalty"].stop)
-_OPEN = 8
 _FAR = np.float32(-1e9)
 _STEEP = 80  # logits beyond it are far beyond the clip of the probabilities, and would overflow
 
@@ -102,7 +95,7 @@ class Played:
 
 def seen_by(
     recorded: Recorded,
-    hindsight: PriorStats,
+    prior: PriorStats,
     similar: F32,
     rows: I64,
     ids: I64,
@@ -110,55 +103,30 @@ def seen_by(
 ) -> Seen:
     """What is known before the queries ``rows`` of a log, given what would have been known before each of all of it."""
     part = recorded.take(rows)
-    columns = hindsight.rows.columns[rows].copy()
-    columns[..., _ENDPOINT["similar"].start] = (4 * similar[rows]).clip(-4, 4)
-    level = ((hindsight.rows.level[rows] - 0.5) * 2).astype(np.float32)
-    features = _features(part, columns, hindsight.rows.skill[rows], level, hindsight.length[rows])
-    if calibration is not None:
+    columns = prior.rows.columns[rows].copy()
+    columns[..., _ENDPOINT["similar"].start] = observation.similar_column(similar[rows])
+    level = level_column(prior.rows.level[rows]).astype(np.float32)
+    features = _features(part, columns, prior.rows.skill[rows], level, prior.length[rows])
+    if calibration is not None and part.mass is not None:
         known = Corrections(*(array[rows] for array in calibration))
         apt = part.closed & (part.size <= MOST_CHOICES)
-        columns[..., _ENDPOINT["signal"].start] = apt[:, None] * signal_column(known.signal)
-        _calibrate(features, part, known, apt)
-    shares = hindsight.rows.shares[rows].astype(np.float32)
-    return Seen(part, columns, shares, level, hindsight.pairs_at(rows), features, ids)
+        columns[..., _ENDPOINT["signal"].start] = apt[:, None] * observation.signal_column(known.signal)
+        given = ~np.isnan(part.mass[..., 0]) & apt[:, None]
+        observation.calibrate(features, log_masses(part)[..., :MOST_CHOICES], known, given)
+    shares = prior.rows.shares[rows].astype(np.float32)
+    return Seen(part, columns, shares, level, prior.pairs_at(rows), features, ids)
 
 
 def _features(part: Recorded, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
-    size, k, usable = len(part), part.worth.shape[1], part.usable
-    votes = (part.candidate[:, None, :] == np.arange(k)[:, None]) & usable[:, None, :]
-    features = np.zeros((size, k, usable.shape[1], layout.width(layout.MEMBER)), np.float32)
-
-    def put(name: str, values: Any) -> None:
-        features[..., _MEMBER[name].start] = values
-
-    put("present", usable[:, None, :])
-    put("vote", votes)
-    put("probability", votes)
+    weights = observation.vote_weights(skill, np.where(part.closed, part.size, observation.OPEN_CHOICES)[:, None])
+    relative_skill, similar = (columns[..., _ENDPOINT[name].start] for name in ("relative_skill", "similar"))
+    rows = observation.member_rows(weights, relative_skill, similar, level[:, None], length)
+    k = part.worth.shape[1]
+    features = observation.member_features(rows, part.candidate, k)
     if part.mass is not None:
-        mass = part.mass.transpose(0, 2, 1)
-        put("probability", np.where(np.isnan(mass), votes, mass))
-        put("log_probability", np.where(np.isnan(mass), 0, np.log(np.clip(mass, np.exp(-30), 1)) / 8))
-    choices = np.where(part.closed, part.size, _OPEN)[:, None]
-    a = np.clip(skill, 1 / choices + 0.02, 0.98)
-    weight = np.minimum(np.log((choices - 1) * a / (1 - a)), vote_weight(0.98, 1000))
-    put("evidence", votes * weight[:, None, :])
-    put("relative_skill", columns[..., _ENDPOINT["relative_skill"].start][:, None, :])
-    put("similar", columns[..., _ENDPOINT["similar"].start][:, None, :])
-    put("level", level[:, None, None])
-    put("length", length[:, None, :])
-    features *= usable[:, None, :, None]
-    features *= (np.arange(k) < part.size[:, None])[:, :, None, None]
+        observation.write_mass(features, part.mass)
+    features *= (part.usable[:, None, :] & (np.arange(k) < part.size[:, None])[:, :, None])[..., None]
     return features
-
-
-def _calibrate(features: F32, part: Recorded, known: Corrections, apt: Bools) -> None:
-    """Let probabilities speak, and votes the less, as `AskView` does."""
-    logs = log_masses(part)[..., :MOST_CHOICES]
-    given = features[..., _MEMBER["log_probability"].start].any(axis=1) & apt[:, None]
-    ratios = likelihoods(logs, known.means[..., : logs.shape[2]], known.weights) * given[:, :, None]
-    k = logs.shape[2]
-    features[:, :k, :, _MEMBER["calibrated"].start] = ratios.transpose(0, 2, 1) * features[:, :k, :, 0]
-    features[..., _MEMBER["evidence"].start] *= 1 - (known.trust * given)[:, None, :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +182,12 @@ def evidence(seen: Seen, votes: F32, mass: F32, count: F32) -> tuple[F32, Bools]
     k = votes.shape[2]
     real = np.arange(k) < seen.recorded.size[:, None]
     offered = np.where(seen.recorded.closed[:, None, None], real[:, None, :], votes > 0) & (count > 0)[:, :, None]
-    m = np.maximum(count, 1)[:, :, None]
-    features = np.empty((*votes.shape, layout.width(layout.CANDIDATE)), np.float32)
-    features[..., _CANDIDATE["votes"].start] = votes / m
-    features[..., _CANDIDATE["probability"].start] = mass / m
-    features[..., _CANDIDATE["choices"].start] = (np.log(np.maximum(offered.sum(axis=2), 1)) / 4)[:, :, None]
-    features[..., _CANDIDATE["replied"].start] = (count / seen.recorded.there.shape[1])[:, :, None]
+    features = observation.candidate_features(
+        np.stack([votes, mass], axis=-1),
+        np.maximum(count, 1)[:, :, None, None],
+        np.log(np.maximum(offered.sum(axis=2), 1))[:, :, None],
+        (count / seen.recorded.there.shape[1])[:, :, None],
+    )
     return features, offered
 
 
@@ -317,42 +285,32 @@ def observed(
 ) -> tuple[F32, F32]:
     """Context (R', Dc) and endpoints (R', N, De), as `AskView.observe` makes them."""
     n = asked.shape[1]
-    context = np.zeros((len(of), layout.width(layout.CONTEXT)), np.float32)
-
-    def put(name: str, values: Any) -> None:
-        context[:, _CONTEXT[name]] = np.asarray(values, np.float32).reshape(
-            -1, _CONTEXT[name].stop - _CONTEXT[name].start
-        )
-
-    count = offered.sum(axis=1)
-    some = np.asarray(replied.any(axis=1))
-    falling = -np.sort(-np.pad(posterior, ((0, 0), (0, max(4 - posterior.shape[1], 0)))), axis=1)[:, :4]
-    falling = falling * some[:, None]
-    entropy = -(posterior * np.log(np.maximum(posterior, 1e-30))).sum(axis=1) / np.log(np.maximum(count, 2))
-    put("first", np.full(len(of), float(number == 0)))
-    put("round", np.full(len(of), number / 4))
-    price = cost_weight[of].clip(*COST_WEIGHT_RANGE)
-    put("cost_weight", np.log10(price))
-    put("budget_left", np.ones(len(of)))
-    put("log_pool", np.full(len(of), np.log(n) / 4))
-    put("asked", asked.mean(axis=1))
-    put("replied", replied.mean(axis=1))
-    put("posterior", falling)
-    put("margin", falling[:, 0] - falling[:, 1])
-    put("entropy", np.where(some & (count > 1), entropy, 0))
-    put("choices", np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)) / 4, 0)[of])
-    put("level", seen.level[of])
+    price = observation.bounded_cost_weight(cost_weight[of])
+    largest = -np.sort(-np.pad(posterior, ((0, 0), (0, max(4 - posterior.shape[1], 0)))), axis=1)[:, :4]
+    p_log_p = (posterior * np.log(np.maximum(posterior, 1e-30))).sum(axis=1)
+    columns = observation.context_columns(
+        earlier_rounds=number,
+        log_cost_weight=np.log10(price),
+        budget_left=1.0,
+        pool=n,
+        asked=asked.sum(axis=1),
+        replied=replied.sum(axis=1),
+        posterior=observation.posterior_columns(largest.T, p_log_p, np.log(np.maximum(offered.sum(axis=1), 2))),
+        log_choices=np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)), 0)[of],
+        level=seen.level[of],
+    )
+    context = np.stack([np.broadcast_to(column, len(of)) for column in columns], axis=1).astype(np.float32)
     endpoints = seen.columns[of].copy()
-    endpoints[..., _COST_PENALTIES] = cost_penalties((price[:, None] * seen.shares[of]).astype(np.float64))
+    endpoints[..., COST_PENALTIES] = cost_penalties((price[:, None] * seen.shares[of]).astype(np.float64))
     endpoints[..., _ENDPOINT["asked"].start] = asked
     endpoints[..., _ENDPOINT["replied"].start] = replied
     leader = posterior.argmax(axis=1)
-    agrees = np.where(seen.recorded.candidate[of] == leader[:, None], 1, -1)
+    agrees = observation.agreement(seen.recorded.candidate[of], leader[:, None])
     endpoints[..., _ENDPOINT["agrees"].start] = replied * agrees
     if number:
-        sums = (asked[:, None, :].astype(np.float32) @ seen.pairs[of])[:, 0]
-        others = np.maximum(asked.sum(axis=1, keepdims=True) - asked, 1)
-        endpoints[..., _ENDPOINT["focal"].start] = sums / others
+        marks = asked.astype(np.float32)
+        focal = observation.focal_column(marks, asked.sum(axis=1, keepdims=True), seen.pairs[of])
+        endpoints[..., _ENDPOINT["focal"].start] = focal
     return context, endpoints
 
 

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.presets.diversities import METRICS, MIN_ROWS, diversities, pair_statistics
-from focalroute.observe import diversity
+from focalroute.observe.diversity import focal_diversity
+from tests.evaluate.presets import definitions
 
 DEFINED = {
-    "focal": diversity.focal_diversity,
-    "fleiss_kappa": diversity.fleiss_kappa,
-    "disagreement": diversity.disagreement,
-    "binary_entropy": diversity.binary_entropy,
-    "q_statistic": diversity.q_statistic,
-    "correlation": diversity.correlation,
-    "cohen_kappa": diversity.cohen_kappa,
+    "focal": focal_diversity,
+    "fleiss_kappa": definitions.fleiss_kappa,
+    "disagreement": definitions.disagreement,
+    "binary_entropy": definitions.binary_entropy,
+    "q_statistic": definitions.q_statistic,
+    "correlation": definitions.correlation,
+    "cohen_kappa": definitions.cohen_kappa,
 }
 N = 5
 POOLS = [pool for size in range(1, N + 1) for pool in combinations(range(N), size)]

@@ -11,10 +11,9 @@ from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.pool_stats import (
     PRIOR_ASKS,
     PRIOR_LONG_RUN,
-    Rows,
-    Summary,
+    EndpointRows,
+    PoolTotals,
     cost_penalties,
-    read,
     relative_skills,
     rows_of,
 )
@@ -23,10 +22,10 @@ from focalroute.observe.window import INFERRED_UNIT, Counts
 NONE = np.zeros(2), np.full(2, float(PRIOR_ASKS))
 
 
-def summary(*counts: Counts, prices: tuple[float | None, ...] = ()) -> Summary:
-    made = Summary(prices or (None,) * len(counts))
+def summary(*counts: Counts, prices: tuple[float | None, ...] = ()) -> PoolTotals:
+    made = PoolTotals(prices or (None,) * len(counts))
     for i, c in enumerate(counts):
-        made.renew(i, c)
+        made.update(i, c)
     return made
 
 
@@ -34,14 +33,22 @@ def known(n: int, right: int) -> Counts:
     return Counts(rows=n, known=n, right=right)
 
 
-def rows(made: Summary, offsets: tuple[float, ...], strengths: tuple[float, ...]) -> Rows:
-    """With standings as in the long run: nothing was asked together."""
+def rows(made: PoolTotals, offsets: tuple[float, ...], strengths: tuple[float, ...]) -> EndpointRows:
+    """With relative skills as in the long run: nothing was asked together."""
     n = len(offsets)
     relative_skill = relative_skills(np.zeros((n, n)), np.zeros(n), np.array(offsets), np.array(strengths))
-    return rows_of(made.table(), np.full(n, 0.25), relative_skill, np.array(offsets), np.array(strengths))
+    pairs = np.full((n, n), 0.25) * (1 - np.eye(n))
+    return made.stats(tuple(map(str, range(n))), pairs, relative_skill, np.array(offsets), np.array(strengths)).rows
 
 
-def column(found: Rows, name: str) -> np.ndarray:
+def expected_costs(made: PoolTotals) -> list[float | None]:
+    """With nothing asked together, and no long run."""
+    n = len(made.prices)
+    names = tuple(map(str, range(n)))
+    return made.stats(names, np.zeros((n, n)), np.zeros(n), np.zeros(n), np.full(n, 10.0)).expected_cost
+
+
+def column(found: EndpointRows, name: str) -> np.ndarray:
     return found.columns[..., slices(ENDPOINT)[name].start]
 
 
@@ -73,7 +80,7 @@ def test_level_accuracy_and_skill_with_a_long_run_by_hand() -> None:
     assert column(found, "focal").tolist() == [0.25, 0.25]
 
 
-def test_standings_of_two_by_hand_and_of_many_by_least_squares() -> None:
+def test_relative_skills_of_two_by_hand_and_of_many_by_least_squares() -> None:
     """Of 40 rows in common a got 10 more right: 40 (2 t - 1/4)^2 + 50 (t - o)^2 + 50 (-t + o)^2 is least at t."""
     wins = np.array([10.0, -10.0])
     together = np.array([[0.0, 40.0], [40.0, 0.0]])
@@ -161,22 +168,22 @@ def test_shares_of_asking_all(prices: tuple[float | None, ...], shares: tuple[fl
 def test_expected_cost_follows_what_was_paid_and_prices_scale_with_it() -> None:
     """Calls cost twice their prices so far: who was not asked yet is expected to, too; no price counts as no prior."""
     paid = Counts(priced=15, cost_pico=15 * 2 * 10**12)
-    table = summary(paid, Counts(), Counts(priced=2, cost_pico=6 * 10**12), prices=(1.0, 3.0, None)).table()
+    some = Counts(priced=2, cost_pico=6 * 10**12)
+    costs = expected_costs(summary(paid, Counts(), some, prices=(1.0, 3.0, None)))
     prior = 5 * (1.0 + 3.0) / 2
     scale = (prior + 30) / (prior + 15)
-    assert table[:, 2] == pytest.approx([(5 * scale + 30) / 20, 3 * scale, 3.0])
-    assert table[:, 6].tolist() == [1, 1, 1]
-    assert summary(Counts(), prices=(None,)).table()[0, [2, 6]].tolist() == [0, 0]
+    assert costs == pytest.approx([(5 * scale + 30) / 20, 3 * scale, 3.0])
+    assert expected_costs(summary(Counts(), prices=(None,))) == [None]
 
 
 def test_prices_next_to_nothing_do_not_scale_with_what_was_paid() -> None:
     """Their multiple would be infinite, and the expected cost of who was not asked yet with it."""
-    table = summary(Counts(priced=1, cost_pico=10**12), Counts(), prices=(2e-313, 2e-313)).table()
-    assert table[:, 2] == pytest.approx([1 / 6, 0])
+    made = summary(Counts(priced=1, cost_pico=10**12), Counts(), prices=(2e-313, 2e-313))
+    assert expected_costs(made) == pytest.approx([1 / 6, 0])
 
 
 @pytest.mark.parametrize("cost_weight", [0.0, 1e-4, 0.1, 1.0, 30.0, 1e30])
-def test_tolls_at_several_lambdas(cost_weight: float) -> None:
+def test_cost_penalties_at_several_lambdas(cost_weight: float) -> None:
     shares = np.array([0.0, 0.25, 0.75])
     found = cost_penalties(cost_weight * shares)
     paid = [cost_weight * x for x in shares]
@@ -187,22 +194,12 @@ def test_tolls_at_several_lambdas(cost_weight: float) -> None:
 
 def test_rows_hold_the_cost_penalties_of_their_lambda_and_are_copies() -> None:
     made = summary(known(10, 5), known(10, 8), prices=(1.0, 3.0))
-    pairs = [[0.0, 0.5], [0.5, 0.0]]
-    reading = read(("a", "b"), made, pairs, np.full(2, 0.5), np.zeros(2), *NONE)
+    stats = made.stats(("a", "b"), np.array([[0.0, 0.5], [0.5, 0.0]]), np.zeros(2), *NONE)
     at = slice(slices(ENDPOINT)["cost_penalty"].start, slices(ENDPOINT)["log_cost_penalty"].stop)
     for cost_weight in (0.1, 2.0, 0.1, *range(40), 0.1):
-        found = reading.rows(cost_weight)
+        found = stats.columns(cost_weight)
         np.testing.assert_array_equal(found[:, at], cost_penalties(cost_weight * np.array([0.25, 0.75])))
         others = np.delete(found, np.r_[at], axis=1)
-        np.testing.assert_array_equal(others, np.delete(reading.template, np.r_[at], axis=1))
+        np.testing.assert_array_equal(others, np.delete(stats.rows.columns, np.r_[at], axis=1))
         found[:] = 99.0
-    assert not reading.template[:, at].any()
-
-
-def test_focal_row_is_the_mean_over_pairs_itself_left_out() -> None:
-    pairs = [[0.0, 0.2, 0.4], [0.2, 0.0, 0.9], [0.4, 0.9, 0.0]]
-    none = np.zeros(3), np.full(3, 10.0)
-    reading = read(("a", "b", "c"), summary(*[Counts()] * 3), pairs, np.zeros(3), np.zeros(3), *none)
-    assert reading.focal_row([1]) == pytest.approx([0.2, 0, 0.9])
-    assert reading.focal_row([2, 0]) == pytest.approx([0.4, (0.2 + 0.9) / 2, 0.4])
-    assert reading.focal_row([0, 1, 2]) == pytest.approx([0.3, 0.55, 0.65])
+    assert not stats.rows.columns[:, at].any()
