@@ -6,6 +6,8 @@ over arrays of counts, with few common rows shrunk.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -56,14 +58,14 @@ def focal_diversity(fails: ArrayLike) -> float:
     return float(rho.mean()) if rho.size > 1 else 0.0
 
 
-def pair_focal_diversity(rows: ArrayLike, failed: ArrayLike, partner_failed: ArrayLike, both_failed: ArrayLike) -> F64:
+def pair_focal_diversity(rows: Any, failed: Any, partner_failed: Any, both_failed: Any) -> F64:
     """Focal diversity of pairs of models over the rows both were asked in, elementwise, in [0, 1].
 
     For a pair the definition reduces to the mean over both orders of (1 - q) / (1 + q), q = P(j fails | i fails). With
     fewer than `MIN_ROWS` common rows q is shrunk towards 1/2: (both + 2) / (n_i + 4); an unseen pair so has 1/3.
 
     Args:
-        rows: in which both were asked.
+        rows: in which both were asked; numbers or arrays, as the others are.
         failed: of these, the rows the first failed.
         partner_failed: the rows the second failed.
         both_failed: the rows both failed.
@@ -74,9 +76,10 @@ def pair_focal_diversity(rows: ArrayLike, failed: ArrayLike, partner_failed: Arr
     few = np.asarray(rows) < MIN_ROWS
     both = both_failed + few * (PRIOR_FAILURES // 2)
     first, second = (_independence(alone + few * PRIOR_FAILURES, both) for alone in (failed, partner_failed))
-    return (first + second) / 2
+    diversity: F64 = (first + second) / 2
+    return diversity
 
 
-def _independence(alone: F64, both: F64) -> F64:
+def _independence(alone: Any, both: Any) -> F64:
     """(1 - q) / (1 + q) of q = both / alone; 1 for a model that never failed."""
     return np.where(alone > 0, (alone - both) / np.maximum(alone + both, 1e-9), 1)

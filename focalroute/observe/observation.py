@@ -117,7 +117,8 @@ def focal_column(asked: F32, number: Any, pairs: F32) -> NDArray[Any]:
         pairs: (..., N, N) focal diversity of pairs, 0 on the diagonal.
     """
     sums = (asked[..., None, :] @ pairs)[..., 0, :]
-    return sums / np.maximum(number - asked, 1)
+    column: NDArray[Any] = sums / np.maximum(number - asked, 1)
+    return column
 
 
 # -- Evidence --------------------------------------------------------------------------------------------------------
@@ -131,7 +132,8 @@ def vote_weights(accuracy: F64, choices: Any) -> F64:
         choices: K; `OPEN_CHOICES` for a free-form question.
     """
     a = np.minimum(np.maximum(accuracy, 1 / choices + 0.02), 0.98)
-    return np.minimum(np.log((choices - 1) * a / (1 - a)), _HEAVIEST)
+    weights: F64 = np.minimum(np.log((choices - 1) * a / (1 - a)), _HEAVIEST)
+    return weights
 
 
 def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, length: Any) -> F32:

@@ -51,8 +51,9 @@ def test_edge_cases_have_the_stated_values() -> None:
 @settings(deadline=None)
 @given(hnp.arrays(np.int8, st.tuples(st.integers(20, 40), st.just(2)), elements=st.integers(0, 1)))
 def test_a_pair_by_its_counts_is_as_defined(fails: np.ndarray) -> None:
+    one, other = fails.sum(axis=0)
     both = fails.prod(axis=1).sum()
-    assert pair_focal_diversity(len(fails), *fails.sum(axis=0), both) == pytest.approx(focal_diversity(fails))
+    assert pair_focal_diversity(len(fails), one, other, both) == pytest.approx(focal_diversity(fails))
     assert focal_diversity(fails[:, ::-1]) == pytest.approx(focal_diversity(fails))
 
 

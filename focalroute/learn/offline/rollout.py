@@ -295,7 +295,7 @@ def observed(
         pool=n,
         asked=asked.sum(axis=1),
         replied=replied.sum(axis=1),
-        posterior=observation.posterior_columns(largest.T, p_log_p, np.log(np.maximum(offered.sum(axis=1), 2))),
+        posterior=observation.posterior_columns(tuple(largest.T), p_log_p, np.log(np.maximum(offered.sum(axis=1), 2))),
         log_choices=np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)), 0)[of],
         level=seen.level[of],
     )
