@@ -1,7 +1,7 @@
-"""Budgets: the limits of an ensemble, and one ask's purse within them.
+"""Budgets: the limits of an ensemble, and the budget of one ask within them.
 
-What holds for all asks is reserved in the store, so that it is exact for all processes; the cap of one ask is counted
-here. Where no limit concerns an ask, nothing is reserved and the store is not waited for.
+Limits for all asks are reserved against in the store, so that they are exact for all processes; the cap of one ask is
+counted here. Where no limit concerns an ask, nothing is reserved and the store is not waited for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_AGAIN_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class HeldAmount:
-    """What is held back for one call, USD; ``reservation`` None: no limit of the store concerns it."""
+    """The amount held back for one call, USD; ``reservation`` None: no limit of the store concerns it."""
 
     endpoint: str
     amount: Decimal
@@ -68,25 +68,29 @@ class BudgetGuard:
         pool = tuple(endpoints)
         self.timeouts_s = {endpoint.name: endpoint.timeout_s for endpoint in pool}
         self._unpriced = [endpoint.name for endpoint in pool if endpoint.price is None]
-        if budget is not None and not isinstance(budget, Budget):
-            raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
-        if budget is not None and budget.allow_unpriced:
-            self._unpriced = []
+        self._per_ask: Decimal | None = None
+        self.names: dict[Account, str] = {}
+        self.limits: dict[Account, Decimal] = {}
         if budget is not None:
-            self._require_prices("budget")
-        self._per_ask = (
-            None if budget is None or budget.max_usd_per_ask is None else parse_usd(budget.max_usd_per_ask, "")
-        )
-        named = () if budget is None else tuple(_limits(budget))
-        self.names = {account: name for name, account, _ in named}
-        self.limits = {account: amount for _, account, amount in named}
+            self._take(budget)
         self._store = store
         self._known: dict[Account, Balance] = {}
-        self._looking: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
+        self._refreshing: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
         self._held: set[str] = set()  # this process's own reservations
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         if self.limits:
             self._known.update(self._kept.open_accounts(self.limits))
+
+    def _take(self, budget: Budget) -> None:
+        if not isinstance(budget, Budget):
+            raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
+        if budget.allow_unpriced:
+            self._unpriced = []
+        self._require_prices("budget")
+        if budget.max_usd_per_ask is not None:
+            self._per_ask = parse_usd(budget.max_usd_per_ask, "")
+        for name, account, amount in _limits(budget):
+            self.names[account], self.limits[account] = name, amount
 
     @property
     def _kept(self) -> Store:
@@ -101,7 +105,7 @@ class BudgetGuard:
         tags: Sequence[str] = (),
         patience_s: float = 0.0,
     ) -> AskBudget:
-        """What one ask may spend: the smaller of its own cap and the budget's, within all limits that concern it.
+        """Make the budget of one ask: the smaller of its own cap and the budget's, within all limits that concern it.
 
         Args:
             patience_s: how long it may wait for what other asks of this process hold and will not all spend.
@@ -109,14 +113,15 @@ class BudgetGuard:
         Raises:
             ConfigError: it is not an amount, or cannot be kept because a price is unknown.
         """
-        own = None if max_usd is None else parse_usd(max_usd, "max_usd")
-        if own is not None:
+        cap = self._per_ask
+        if max_usd is not None:
+            own = parse_usd(max_usd, "max_usd")
             self._require_prices("max_usd")
-        caps = [cap for cap in (own, self._per_ask) if cap is not None]
-        return AskBudget(self, min(caps, default=None), answer_id, tags, patience_s)
+            cap = own if cap is None else min(own, cap)
+        return AskBudget(self, cap, answer_id, tags, patience_s)
 
     def open_ask_budget(self, answer_id: str) -> AskBudget:
-        """A purse without a cap, for what no ask is to pay."""
+        """Make a budget without a cap, for calls that belong to no ask."""
         return AskBudget(self, None, answer_id, (), 0.0)
 
     def _require_prices(self, limit: str) -> None:
@@ -127,25 +132,25 @@ class BudgetGuard:
             )
 
     def balance(self, account: Account) -> Balance:
-        """The latest that is known of a limit's account."""
+        """The latest known balance of a limit's account."""
         return self._known[account]
 
     async def refresh(self, accounts: tuple[Account, ...]) -> None:
-        """Ask the store for the balances of now, once for all who wait for it; StoreError if it fails."""
-        looking = self._looking.get(accounts)
-        if looking is None or looking.done():
-            looking = self._looking[accounts] = self._kept.balances(accounts)
+        """Get the current balances from the store, once for all who wait for them; StoreError if it fails."""
+        refreshing = self._refreshing.get(accounts)
+        if refreshing is None or refreshing.done():
+            refreshing = self._refreshing[accounts] = self._kept.balances(accounts)
         try:
-            known = await asyncio.wrap_future(looking)
+            known = await asyncio.wrap_future(refreshing)
         except asyncio.CancelledError:
-            self._looking.pop(accounts, None)  # it may have been read by now: who looks later is to see what is then
+            self._refreshing.pop(accounts, None)  # it may have been read by now: a later call must not get it
             raise
         self._known.update(known)
 
     async def wait_for_others(self, accounts: tuple[Account, ...], enough: Callable[[], bool]) -> bool:
-        """Until there is enough, or no call of this process is under way that could make room; whether there is.
+        """Wait until there is enough, or no call of this process is under way that could make room; whether there is.
 
-        Who comes first is served first. Reservations of other processes are not waited for: they may be dead.
+        First come, first served. Reservations of other processes are not waited for: they may be dead.
         """
         async with self._queues.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             while True:
@@ -165,7 +170,7 @@ class BudgetGuard:
         try:
             grant = future.result() if future.done() else await asyncio.wrap_future(future)
         except asyncio.CancelledError:  # the store does it all the same
-            future.add_done_callback(lambda done: self._let_go(done, reservation))
+            future.add_done_callback(lambda done: self._release(done, reservation))
             raise
         self._known.update(grant.balances)
         if not grant.granted:
@@ -173,7 +178,7 @@ class BudgetGuard:
         self._held.add(reservation.id)
         return grant.at
 
-    def _let_go(self, done: Future[ReservationResult], reservation: Reservation) -> None:
+    def _release(self, done: Future[ReservationResult], reservation: Reservation) -> None:
         if done.exception() is None and done.result().granted:
             self._kept.write_calls([(Release(reservation, done.result().at),)]).add_done_callback(_warn)
 
@@ -191,12 +196,12 @@ def _warn(written: Future[Outcomes]) -> None:
 
 
 class AskBudget:
-    """One ask's money: its own cap within the guard's limits, and every bill. Used by one event loop.
+    """The budget of one ask: its own cap within the guard's limits, and every bill. Used by one event loop.
 
     Attributes:
-        answer_id: what its rows in the ledger stand under from now on.
+        answer_id: the answer that its next rows in the ledger belong to.
         cap: what it may spend, USD; None: no cap of its own.
-        spent: settled so far, USD; what is unknown counts as nothing.
+        spent: settled so far, USD; an unknown cost counts as nothing.
         reserved: held for calls under way, USD.
         bills: every attempt that was paid for, or may have been.
         unwritten: the rows that the ledger does not have yet.
@@ -229,11 +234,10 @@ class AskBudget:
         if self.cap is not None:
             yield self.cap - self.spent - self.reserved
         for account, limit in self._limits.items():
-            balance = self._guard.balance(account)
-            yield limit - balance.spent - balance.reserved
+            yield self._guard.balance(account).left(limit)
 
     async def look(self, amounts: Sequence[Decimal]) -> None:
-        """See how much is really left, if these may not all fit. Others release and spend, and periods end.
+        """Refresh the balances if these amounts may not all fit. Other asks release and spend, and periods end.
 
         Where they, or else the least of them, only do not fit because of what other asks hold, these are waited for:
         a reservation is for the most that a call can cost, and most of it is released.
@@ -249,7 +253,7 @@ class AskBudget:
             await self._room(amounts)
 
     async def _room(self, amounts: Sequence[Decimal]) -> bool:
-        """Wait for it, as long as there is patience; whether it came, or will not come any more."""
+        """Wait for it within the ask's patience; whether it came, or will not come any more."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
                 accounts = tuple(self._limits)
@@ -275,18 +279,18 @@ class AskBudget:
         """
         if self.cap is not None and amount > self.cap - self.spent - self.reserved:
             return None
-        if not self._limits:
-            self.reserved += amount
-            return HeldAmount(endpoint, amount, time.time())
         self.reserved += amount  # before waiting: the ask's other members reserve meanwhile
+        if not self._limits:
+            return HeldAmount(endpoint, amount, time.time())
         hold = None
         try:
             timeout_s = self._guard.timeouts_s[endpoint]
-            held = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags, timeout_s)
-            at = await self._guard.reserve(held, self._limits)
+            reservation = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags, timeout_s)
+            at = await self._guard.reserve(reservation, self._limits)
             while at is None and self._room_comes([amount]) and await self._room([amount]):
-                at = await self._guard.reserve(held, self._limits)
-            hold = None if at is None else HeldAmount(endpoint, amount, at, held)
+                at = await self._guard.reserve(reservation, self._limits)
+            if at is not None:
+                hold = HeldAmount(endpoint, amount, at, reservation)
         finally:
             if hold is None:
                 self.reserved -= amount
@@ -307,25 +311,25 @@ class AskBudget:
 
     def state(self) -> tuple[Limit, ...]:
         """Every limit that concerns the ask, by the latest that is known; its own cap first."""
-        limits = [
-            Limit(self._guard.names[account], limit, balance.spent, balance.reserved, balance.resets_at)
-            for account, limit in self._limits.items()
-            for balance in (self._guard.balance(account),)
-        ]
+        limits = []
         if self.cap is not None:
-            limits.insert(0, Limit("max_usd", self.cap, self.spent, self.reserved))
+            limits.append(Limit("max_usd", self.cap, self.spent, self.reserved))
+        for account, limit in self._limits.items():
+            balance = self._guard.balance(account)
+            limits.append(Limit(self._guard.names[account], limit, balance.spent, balance.reserved, balance.resets_at))
         return tuple(limits)
 
     def exceeded(self) -> BudgetExceeded:
-        """The error that says which limit left nothing affordable: the one with the least left."""
+        """Make the error that names the limit which left nothing affordable: the one with the least left."""
         limit = min(self.state(), key=lambda one: one.usd - one.spent - one.reserved)
-        resets_at = None if limit.resets_at is None else datetime.fromtimestamp(limit.resets_at, UTC)
+        resets_at, remedy = None, "raise it to go on"
+        if limit.resets_at is not None:
+            resets_at = datetime.fromtimestamp(limit.resets_at, UTC)
+            remedy = f"raise it, or wait until {resets_at.isoformat()}"
+        message = f"no endpoint is affordable within what is left of {limit.name} = {limit.usd:f} USD; {remedy}"
         if limit.name == "max_usd":
-            said = (
+            message = (
                 f"no endpoint is affordable within {limit.usd:f} USD for this ask (max_usd, or the budget's "
                 "max_usd_per_ask); raise it, lower max_tokens or ask a cheaper pool"
             )
-        else:
-            remedy = "raise it to go on" if resets_at is None else f"raise it, or wait until {resets_at.isoformat()}"
-            said = f"no endpoint is affordable within what is left of {limit.name} = {limit.usd:f} USD; {remedy}"
-        return BudgetExceeded(said, limit=limit.usd, spent=limit.spent, reserved=limit.reserved, resets_at=resets_at)
+        return BudgetExceeded(message, limit=limit.usd, spent=limit.spent, reserved=limit.reserved, resets_at=resets_at)

@@ -65,6 +65,10 @@ class Balance:
     reserved: Decimal
     resets_at: float | None = None
 
+    def left(self, limit: Decimal) -> Decimal:
+        """What a limit leaves."""
+        return limit - self.spent - self.reserved
+
 
 class AccountState(NamedTuple):
     """An account as it is stored: the number of its latest period, and picodollars."""
