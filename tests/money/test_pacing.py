@@ -23,7 +23,7 @@ def paid(pacer: Pacer, cost: float) -> None:
     pacer.end(Decimal(repr(cost)))
 
 
-@settings(deadline=None, derandomize=True, max_examples=10)
+@settings(deadline=None, derandomize=True, max_examples=5)
 @given(
     response=st.builds(
         Response,

@@ -211,7 +211,8 @@ print(answer.receipt.policy_version, answer.text)
     assert text == "1 42"
 
 
-def test_kills_in_little() -> None:
+@pytest.mark.slow  # `tests.store.test_death` kills a store quicker
+def test_an_ensemble_that_is_killed_loses_nothing() -> None:
     """`tests.benchmarks.kills` with 3 of them; it checks everything itself."""
     said, serving = run(kills=3, seed=1, longest_s=0.3)
     assert said.asked >= said.judged.keys() > set()

@@ -111,11 +111,10 @@ def _up(store: RedisStore) -> bool:
     return True
 
 
-def test_a_reservation_nobody_waited_for_is_released(server: RedisServer) -> None:
+def test_a_reservation_whose_caller_gave_up_is_released(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis hangs, takes the call, and does it when it goes on: the money comes back."""
+    monkeypatch.setattr("focalroute.store.redis.connection._TIMEOUT_S", 0.2)
     with closing(RedisStore(server.url, patience_s=0.2)) as store:
-        store._connection._pool.connection_kwargs["socket_timeout"] = 0.2
-        store._connection.drop()
         store.open_accounts(LIMITS)
         server.pause()
         with pytest.raises(StoreError):
