@@ -20,7 +20,6 @@ from focalroute.core.pool import load_pool
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.endpoints.wire import Request
 from focalroute.money.cost import Bill, bill_of
 from focalroute.money.prices import NotListed, fetch_models
 from focalroute.serving.settings import pool_settings
@@ -29,7 +28,6 @@ from focalroute.store import open_store, require_existing
 from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
 
 _TIMEOUT_S = 10.0
-_QUESTION = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
 _REFUSED = (401, 403)
 
 
@@ -229,10 +227,10 @@ async def _probe(endpoint: Endpoint, clients: HttpClients, store: Store) -> Prob
     try:
         client.prepare()
         began = time.perf_counter()
-        completion = await client.complete(_QUESTION, timeout_s=min(_TIMEOUT_S, endpoint.timeout_s))
+        completion = await capabilities.call_trial(client)
         latency = time.perf_counter() - began
         bills.append(bill_of(endpoint, completion.usage, None))
-        measured, usage = await capabilities.probe(client)
+        measured, usage = await capabilities.check_capabilities(client)
         bills.append(bill_of(endpoint, usage, None))
     except ConfigError as error:
         return Probed(endpoint.name, "failed", str(error), None, None, Decimal(0))

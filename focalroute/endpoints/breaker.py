@@ -4,8 +4,8 @@ Outlier detection after Envoy's (https://www.envoyproxy.io/docs/envoy/latest/int
 endpoint is ejected after failures in a row, or where it fails, or is much slower than its own record, surely more often
 than the rest of the pool. A call under way that is much too slow already counts as failed where others answer
 meanwhile, so that an endpoint that hangs is noticed before its calls time out. It is out for a time that doubles with
-every ejection; then single probes, off the path of any ask, find out when it is back. Never more than three quarters of
-a pool are out, and never its last endpoint.
+every ejection; then single trial calls, off the path of any ask, find out when it is back. Never more than three
+quarters of a pool are out, and never its last endpoint.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Breaker:
         self._failures = 0
         self._history = 0
         self._calls = 0
-        self._flights: dict[InFlightCall, None] = {}  # in the order in which they began
-        self._probing = False
+        self._in_flight: dict[InFlightCall, None] = {}  # in the order in which they began
+        self._trial_running = False
         self._proven = False  # whether any call ever succeeded
 
     @property
@@ -106,14 +106,14 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """Where it stands now; half-open: a probe is due, or under way."""
+        """Where it stands now; half-open: a trial call is due, or under way."""
         if self._open_until is None:
             return "closed"
         return "half-open" if self._pool.clock() >= self._open_until else "open"
 
     @property
     def left_s(self) -> float:
-        """Seconds until a probe is due; 0 where it is closed."""
+        """Seconds until a trial call is due; 0 where it is closed."""
         return 0.0 if self._open_until is None else max(0.0, self._open_until - self._pool.clock())
 
     @property
@@ -125,49 +125,48 @@ class Breaker:
 
     def enter(self) -> InFlightCall:
         """A call begins; `leave` must follow."""
-        flight = InFlightCall(self._pool.clock())
-        self._flights[flight] = None
-        return flight
+        in_flight = InFlightCall(self._pool.clock())
+        self._in_flight[in_flight] = None
+        return in_flight
 
     def notice(self) -> None:
         """Count the calls under way that are much too slow already, where others answer meanwhile."""
-        for flight in self.overdue():
-            if not flight.counted and self._pool.others_answer(self, flight.began):
-                flight.counted = True
+        for in_flight in self.overdue():
+            if not in_flight.counted and self._pool.others_answer(self, in_flight.began):
+                in_flight.counted = True
                 self._count(in_a_row=True)
 
     def overdue(self) -> list[InFlightCall]:
         """The calls under way that are much too slow already."""
-        flights, now = tuple(self._flights), self._pool.clock()
-        if not flights or now - flights[0].began < _SLOW_S:  # the oldest comes first
+        calls, now = tuple(self._in_flight), self._pool.clock()
+        if not calls or now - calls[0].began < _SLOW_S:  # the oldest comes first
             return []
-        old = [flight for flight in flights if now - flight.began >= _SLOW_S]
-        return [flight for flight in old if self._slow(now - flight.began)]
+        return [call for call in calls if self._slow(now - call.began)]
 
-    def leave(self, flight: InFlightCall, failure: Failure | None, *, blameless: bool = False) -> None:
+    def leave(self, in_flight: InFlightCall, failure: Failure | None, *, blameless: bool = False) -> None:
         """A call ended, with ``failure`` or well; ``blameless``: it says nothing of the endpoint.
 
         A reply that cannot be used, or that we gave up, is no fault; nor is a request that was refused for what it
         asks, where others have been taken: one caller's parameters must not shut the endpoint for everybody.
         """
-        self._flights.pop(flight, None)
-        latency_s = self._pool.clock() - flight.began
+        self._in_flight.pop(in_flight, None)
+        latency_s = self._pool.clock() - in_flight.began
         if blameless:
             return
         if failure is None or failure.kind == "unusable":
             self._proven = True
-            self.answered = max(self.answered, flight.began)
+            self.answered = max(self.answered, in_flight.began)
             slow = self._slow(latency_s)
             self.latencies.add(latency_s)
             if self._open_until is not None:
-                if flight.began > self.since:
+                if in_flight.began > self.since:
                     self._close()
             elif slow:
                 self._count(in_a_row=False)
             else:
                 self._failures = 0
                 self._remember(0)
-        elif flight.counted:
+        elif in_flight.counted:
             return
         elif failure.kind == "cancelled":
             if self._slow(latency_s):
@@ -233,17 +232,17 @@ class Breaker:
         self._open_until, self.since = open_until, now
         self._failures, self._history, self._calls = 0, 0, 0
 
-    def claim_probe(self) -> bool:
-        """Whether the caller shall probe it now: one is due, and nobody else does. Then `probed` must follow."""
-        if self._open_until is None or self._probing or self._pool.clock() < self._open_until:
+    def claim_trial(self) -> bool:
+        """Claim the trial call; False: none is due, or another caller has it. `end_trial` must follow a claim."""
+        if self._open_until is None or self._trial_running or self._pool.clock() < self._open_until:
             return False
         with self._lock:
-            claimed, self._probing = not self._probing, True
+            claimed, self._trial_running = not self._trial_running, True
         return claimed
 
-    def probed(self, well: bool | None) -> None:
-        """The probe ended: it is back (True), out for longer (False), or nothing was learned (None)."""
-        self._probing = False
+    def end_trial(self, well: bool | None) -> None:
+        """Close after the trial call: it is back (True), out for longer (False), or nothing was learned (None)."""
+        self._trial_running = False
         if well:
             self._close()
         elif well is False:
@@ -251,8 +250,8 @@ class Breaker:
                 if self._open_until is not None:
                     self._open()
 
-    def hear(self, open_for_s: float | None, ejections: int, since: float) -> None:
-        """Another process saw it fail, or come back (None), at ``since``; the latest news count."""
+    def on_remote_change(self, open_for_s: float | None, ejections: int, since: float) -> None:
+        """Take over the state that another process stored at ``since``, if that is the latest; None: it is back."""
         with self._lock:
             if since <= self.since + _SAME_S or (open_for_s is None and self._open_until is None):
                 return
@@ -268,15 +267,15 @@ class Breakers:
 
     Args:
         size: how many endpoints the pool has.
-        listener: is told of every breaker that opened or closed by what happened here, with its place in the pool.
+        on_change: called with the place in the pool and the breaker that opened or closed by what happened here.
     """
 
     def __init__(
-        self, size: int, listener: Callable[[int, Breaker], None] | None = None, clock: Clock = time.monotonic
+        self, size: int, on_change: Callable[[int, Breaker], None] | None = None, clock: Clock = time.monotonic
     ) -> None:
         self.clock = clock
         self.lock = threading.Lock()  # one for all: two put out at once could be the last two
-        self._listener = listener
+        self._on_change = on_change
         self._most_out = min(size - 1, max(1, int(_MOST_OUT * size)))
         self.all = tuple(Breaker(self) for _ in range(size))
 
@@ -298,6 +297,6 @@ class Breakers:
         return any(other.answered > since for other in others) and not any(other.overdue() for other in others)
 
     def changed(self, breaker: Breaker) -> None:
-        """Tell the listener."""
-        if self._listener is not None:
-            self._listener(self.all.index(breaker), breaker)
+        """Report a breaker that opened or closed."""
+        if self._on_change is not None:
+            self._on_change(self.all.index(breaker), breaker)

@@ -78,7 +78,7 @@ class CallContext:
 
 
 async def call_with_retries(
-    call: Callable[[], Awaitable[T]], terms: CallContext, attempts: int, closed: Callable[[], bool]
+    call: Callable[[], Awaitable[T]], context: CallContext, attempts: int, closed: Callable[[], bool]
 ) -> T:
     """What a call gives, repeated: at most ``attempts`` in all, within the terms, and not once it is ``closed``.
 
@@ -97,19 +97,21 @@ async def call_with_retries(
             raise first
         return await call()
 
-    return await _repeats(terms, attempts, closed)(attempt)
+    return await _repeats(context, attempts, closed)(attempt)
 
 
-def _repeats(terms: CallContext, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
+def _repeats(context: CallContext, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
     def repeatable(error: BaseException) -> bool:
         return isinstance(error, CallFailed) and error.failure.retryable and not closed()
 
     def enough(state: tenacity.RetryCallState) -> bool:
         wait = state.upcoming_sleep
-        return state.attempt_number >= attempts or terms.retries < 1 or wait > _LONGEST_ASKED_S or wait >= terms.left_s
+        return (
+            state.attempt_number >= attempts or context.retries < 1 or wait > _LONGEST_ASKED_S or wait >= context.left_s
+        )
 
     def repeat(_: tenacity.RetryCallState) -> None:
-        terms.retries -= 1
+        context.retries -= 1
 
     return tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(repeatable),

@@ -23,10 +23,13 @@ _MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a 
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
-#: As large as all calls of a probe together, for an upper bound of its cost.
-PROBE = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
+#: As large as all calls of a capability check together, for an upper bound of its cost.
+CHECK = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: whoever answers with one of them was held to them.
 _HELD = ("Q", "Z")
+#: The smallest useful call: a sign of life.
+TRIAL = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
+_TRIAL_TIMEOUT_S = 10.0
 
 
 _IMAGES = frozenset(("image_url", "input_image", "image"))
@@ -73,23 +76,25 @@ DEAREST = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice
 
 
 def declared(endpoint: Endpoint) -> Capabilities | None:
-    """What the pool file says, if it says everything; then no probe is needed."""
-    said = _said(endpoint)
-    return Capabilities(**said) if len(said) == len(dataclasses.fields(Capabilities)) else None
+    """What the pool file says, if it says everything; then no check is needed."""
+    values = _declared_values(endpoint)
+    if len(values) < len(dataclasses.fields(Capabilities)):
+        return None
+    return Capabilities(**values)
 
 
 def override(endpoint: Endpoint, measured: Capabilities) -> Capabilities:
     """What was measured, corrected by what the pool file says."""
-    return replace(measured, **_said(endpoint))
+    return replace(measured, **_declared_values(endpoint))
 
 
 def key(endpoint: Endpoint) -> str:
-    """The name under which a probe is kept: service, model and dialect; no secret."""
+    """The name under which a check is kept: service, model and dialect; no secret."""
     service = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url).rstrip("/")
     return f"{service or endpoint.name} {endpoint.model} {endpoint.spoken}"
 
 
-def _said(endpoint: Endpoint) -> dict[str, Any]:
+def _declared_values(endpoint: Endpoint) -> dict[str, Any]:
     values = {field.name: getattr(endpoint, field.name) for field in dataclasses.fields(Capabilities)}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -112,7 +117,16 @@ def _has_image(content: Any) -> bool:
     return any(isinstance(part, Mapping) and part.get("type") in _IMAGES for part in parts)
 
 
-async def probe(client: EndpointClient) -> tuple[Capabilities, Usage | None]:
+async def call_trial(client: EndpointClient) -> Completion:
+    """Ask for a sign of life, for 10 seconds at the most.
+
+    Raises:
+        CallFailed: none came.
+    """
+    return await client.complete(TRIAL, timeout_s=min(_TRIAL_TIMEOUT_S, client.endpoint.timeout_s))
+
+
+async def check_capabilities(client: EndpointClient) -> tuple[Capabilities, Usage | None]:
     """Find out what the endpoint can do: two calls where it takes everything at once, up to seven where it refuses.
 
     Returns:
@@ -122,15 +136,15 @@ async def probe(client: EndpointClient) -> tuple[Capabilities, Usage | None]:
         CallFailed: the service as such cannot be used now, so nothing was learned; with the tokens of the calls that
             got through before.
     """
-    measuring = _Measuring(client)
+    check = _CapabilityCheck(client)
     try:
-        return await measuring.run(), measuring.usage
+        return await check.run(), check.usage
     except CallFailed as error:
-        measuring.add(error.usage)
-        raise CallFailed(error.failure, measuring.usage) from None
+        check.add(error.usage)
+        raise CallFailed(error.failure, check.usage) from None
 
 
-class _Measuring:
+class _CapabilityCheck:
     def __init__(self, client: EndpointClient) -> None:
         self._client = client
         self._usages: list[Usage | None] = []

@@ -21,7 +21,7 @@ from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decod
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-    from focalroute.endpoints.http import Heed, Http
+    from focalroute.endpoints.http import Http, OnHeaders
 
 
 class HttpClients:
@@ -71,9 +71,9 @@ class EndpointClient:
         heed: is told the headers of every response; not those that a ready ``AsyncOpenAI`` keeps to itself.
     """
 
-    def __init__(self, endpoint: Endpoint, clients: HttpClients, heed: Heed | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, clients: HttpClients, on_headers: OnHeaders | None = None) -> None:
         self.endpoint = endpoint
-        self._heed = heed
+        self._on_headers = on_headers
         self._transport: Http | Injected | None = None
         self._clients = clients
 
@@ -156,7 +156,7 @@ class EndpointClient:
     def _http(self) -> Http:
         from focalroute.endpoints.http import Http
 
-        return Http(self.endpoint, self._clients.session, self._heed)
+        return Http(self.endpoint, self._clients.session, self._on_headers)
 
     def _with_params(self, request: Request) -> Request:
         params = self.endpoint.params

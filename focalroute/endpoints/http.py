@@ -50,7 +50,7 @@ _DRAIN_S = 0.05
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 #: Takes the raw headers of a response.
-Heed = Callable[[Iterable[tuple[bytes, bytes]]], None]
+OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
 
 async def living() -> AsyncGenerator[ClientSession, None]:
@@ -95,7 +95,9 @@ class Http:
         ConfigError: the endpoint has no address, its key or proxy is none, or its key is not set.
     """
 
-    def __init__(self, endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]], heed: Heed | None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]], on_headers: OnHeaders | None
+    ) -> None:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
@@ -104,7 +106,7 @@ class Http:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = cap_field(endpoint.base_url)
         self._session = session
-        self._heed = heed
+        self._on_headers = on_headers
         self._key = _key(endpoint)
         self._proxy = _proxy(endpoint)
         # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
@@ -142,8 +144,8 @@ class Http:
             raise CallFailed(failure, free=isinstance(error, ClientConnectorError | ConnectionTimeoutError)) from None
         except (ClientError, ValueError) as error:
             raise protocol_error(f"the service does not speak HTTP ({type(error).__name__})") from None
-        if self._heed is not None:
-            self._heed(response.raw_headers)
+        if self._on_headers is not None:
+            self._on_headers(response.raw_headers)
         if not 200 <= response.status < 300:
             async with response:
                 raise CallFailed(await self._refused(response, sent))

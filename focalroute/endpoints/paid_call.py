@@ -13,45 +13,65 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.endpoints.wire import Request
-from focalroute.money.budget import AskBudget
-from focalroute.money.cost import bill_of
+from focalroute.money.budget import AskBudget, HeldAmount
+from focalroute.money.cost import Bill, bill_of
+
+_MILLION = Decimal(1_000_000)
+_PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
+_PER_REQUEST = 64
+_PER_MEDIA_PART = 4096  # tokens an image, audio or file part may count, generously
 
 
 @dataclass(slots=True)
 class PaidCall:
-    """What a call came to: set by whoever makes it, as soon as it is known."""
+    """A call whose highest cost is reserved; `settle` must follow.
 
+    Attributes:
+        usage: the tokens it consumed, set as soon as they are known; None: unknown.
+        free: whether it failed before anything was sent.
+    """
+
+    _ask_budget: AskBudget
+    _endpoint: Endpoint
+    _bound: Decimal | None
+    _hold: HeldAmount
     usage: Usage | None = None
+    free: bool = False
+
+    @classmethod
+    async def reserve(cls, ask_budget: AskBudget, endpoint: Endpoint, request: Request) -> PaidCall | None:
+        """Reserve the most that a call can cost; None: it is not affordable."""
+        bound = upper_bound(request, endpoint)
+        hold = await ask_budget.reserve(endpoint.name, bound or Decimal(0))
+        if hold is None:
+            return None
+        return cls(ask_budget, endpoint, bound, hold)
+
+    def fail(self, error: CallFailed) -> None:
+        """Note what a failed call consumed."""
+        self.usage, self.free = error.usage or self.usage, error.free
+
+    def settle(self) -> Bill:
+        """Replace the reservation by the bill."""
+        bill = bill_of(self._endpoint, self.usage, self._bound, free=self.free)
+        self._ask_budget.settle(self._hold, bill)
+        return bill
 
 
 @asynccontextmanager
 async def reserved(ask_budget: AskBudget, endpoint: Endpoint, request: Request) -> AsyncIterator[PaidCall | None]:
-    """Reserve the most that a call can cost, and settle it at the end, however it ends; None: it is not affordable."""
-    bound = upper_bound(request, endpoint)
-    hold = await ask_budget.reserve(endpoint.name, bound or Decimal(0))
-    if hold is None:
+    """Reserve a call's cost and settle it at the end, however it ends; None: it is not affordable."""
+    paid_call = await PaidCall.reserve(ask_budget, endpoint, request)
+    if paid_call is None:
         yield None
         return
-    paid_call, free = PaidCall(), False
     try:
         yield paid_call
     except CallFailed as error:
-        paid_call.usage, free = error.usage, error.free
+        paid_call.fail(error)
         raise
     finally:
-        ask_budget.settle(hold, bill_of(endpoint, paid_call.usage, bound, free=free))
-
-
-_MILLION = Decimal(1_000_000)
-
-
-_PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
-
-
-_PER_REQUEST = 64
-
-
-_PER_MEDIA_PART = 4096  # tokens an image, audio or file part may count, generously
+        paid_call.settle()
 
 
 def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:

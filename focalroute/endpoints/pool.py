@@ -30,7 +30,7 @@ from focalroute.store.base import HealthRow, Store
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply whose length nobody bounded: a budget needs a bound
 _STALE_S = 60.0  # who was to be probed longer ago is not known to be out: its process is gone
 _SCORED = replace(capabilities.DEAREST, whole_choices=True)
-_NEWS_EVERY_S = 1.0  # how often it is looked up what other processes know of the endpoints
+_REFRESH_EVERY_S = 1.0  # how often it is looked up what other processes know of the endpoints
 
 
 class Pool:
@@ -45,8 +45,8 @@ class Pool:
     ) -> None:
         pool = tuple(endpoints)
         self._clients = HttpClients()
-        self._breakers = Breakers(len(pool), self._changed)
-        self._seats = tuple(
+        self._breakers = Breakers(len(pool), self._on_breaker_change)
+        self._members = tuple(
             PoolMember(endpoint, breaker, self._clients, store, guard)
             for endpoint, breaker in zip(pool, self._breakers.all, strict=True)
         )
@@ -55,52 +55,52 @@ class Pool:
         self._rules = rules
         self._samples = samples
         self._closed = False
-        self._news_at = time.monotonic() + _NEWS_EVERY_S
-        self._heard(store.health())
+        self._refresh_at = time.monotonic() + _REFRESH_EVERY_S
+        self._on_health(store.health())
 
     # -- who can be asked --------------------------------------------------------------------------------------------
 
     def available(self) -> tuple[bool, ...]:
         """Which endpoints may be called now without a long wait. It may be none."""
-        self._listen()
-        return tuple([seat.check() for seat in self._seats])
+        self._refresh_health()
+        return tuple([member.check() for member in self._members])
 
     def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
         """What each endpoint is known to lack of what is needed; None: nothing."""
         wanted = sorted(needed)
-        return tuple([next((feature for feature in wanted if seat.lacks(feature)), None) for seat in self._seats])
+        return tuple([next((feature for feature in wanted if member.lacks(feature)), None) for member in self._members])
 
     def out(self) -> tuple[bool, ...]:
         """Which endpoints' breakers are not closed. Never all."""
-        return tuple([not seat.breaker.allows for seat in self._seats])
+        return tuple([not member.breaker.allows for member in self._members])
 
     def health(self) -> tuple[Health, ...]:
         """How each endpoint does, pool order."""
-        return tuple(seat.health for seat in self._seats)
+        return tuple(member.health for member in self._members)
 
-    def _changed(self, index: int, breaker: Breaker) -> None:
+    def _on_breaker_change(self, index: int, breaker: Breaker) -> None:
         """Tell the other processes."""
         left_s = None if breaker.allows else breaker.left_s
         now = time.time()
         until = None if left_s is None else now + left_s
         self._store.write(HealthRow(self._keys[index], until, breaker.ejections, now))
 
-    def _listen(self) -> None:
+    def _refresh_health(self) -> None:
         """Look up what others know, if it is time; that is heard when the store has it."""
         now = time.monotonic()
-        if now >= self._news_at:
-            self._news_at = now + _NEWS_EVERY_S
-            self._store.health().add_done_callback(self._heard)
+        if now >= self._refresh_at:
+            self._refresh_at = now + _REFRESH_EVERY_S
+            self._store.health().add_done_callback(self._on_health)
 
-    def _heard(self, news: Future[Mapping[str, HealthRow]]) -> None:
-        if news.exception() is not None:  # the store says so itself, wherever it matters
+    def _on_health(self, stored: Future[Mapping[str, HealthRow]]) -> None:
+        if stored.exception() is not None:  # the store says so itself, wherever it matters
             return
         now, clock = time.time(), time.monotonic()
-        for key, seat in zip(self._keys, self._seats, strict=True):
-            row = news.result().get(key)
+        for key, member in zip(self._keys, self._members, strict=True):
+            row = stored.result().get(key)
             left_s = None if row is None or row.open_until is None else row.open_until - now
             if row is not None and (left_s is None or left_s > -_STALE_S):
-                seat.breaker.hear(left_s, row.ejections, clock - (now - row.changed_at))
+                member.breaker.on_remote_change(left_s, row.ejections, clock - (now - row.changed_at))
 
     async def upper_bounds(self, query: Query, ask_budget: AskBudget) -> tuple[Decimal, ...] | None:
         """The most one call to each endpoint can cost, USD, by the dearest way to put the query; None without a limit.
@@ -116,11 +116,11 @@ class Pool:
             return None
         plan = self._plan(query, capabilities.DEAREST, bounded=True)
         bounds = []
-        for seat in self._seats:
-            bound = upper_bound(plan.request, seat.endpoint) if seat.endpoint.price else Decimal(0)
-            if bound and seat.endpoint.whole_choices:
+        for member in self._members:
+            bound = upper_bound(plan.request, member.endpoint) if member.endpoint.price else Decimal(0)
+            if bound and member.endpoint.whole_choices:
                 scored = self._plan(query, _SCORED, bounded=True)
-                bound = max(bound, upper_bound(scored.request, seat.endpoint) or bound)
+                bound = max(bound, upper_bound(scored.request, member.endpoint) or bound)
             if bound is None:
                 raise ConfigError(
                     "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
@@ -131,14 +131,14 @@ class Pool:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def terms(
+    def call_context(
         self, query: Query, ask_budget: AskBudget, deadline: float, stream_sink: StreamSink | None = None
     ) -> CallContext:
         """What all calls of one ask share (see `CallContext`); ``deadline`` is in the running loop's time."""
         return CallContext(query, ask_budget, deadline, self._rules.attempts - 1, stream_sink)
 
     async def ask(
-        self, picked: Sequence[int], terms: CallContext, helm: RoundController | None = None
+        self, picked: Sequence[int], context: CallContext, controller: RoundController | None = None
     ) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently.
 
@@ -147,11 +147,11 @@ class Pool:
         """
         if not picked:
             return ()
-        plan = partial(self._plan, terms.query, bounded=terms.ask_budget.limited)
-        return await RoundCalls(self._seats, terms, self._rules, plan, helm, self._is_closed).run(picked)
+        plan = partial(self._plan, context.query, bounded=context.ask_budget.limited)
+        return await RoundCalls(self._members, context, self._rules, plan, controller, self._is_closed).run(picked)
 
-    def _plan(self, query: Query, able: Capabilities, *, bounded: bool) -> Plan:
-        plan = elicit.plan(query, able, samples=self._samples)
+    def _plan(self, query: Query, capabilities: Capabilities, *, bounded: bool) -> Plan:
+        plan = elicit.plan(query, capabilities, samples=self._samples)
         if bounded and plan.request.max_tokens is None:
             return replace(plan, request=replace(plan.request, max_tokens=_TOKENS_UNDER_BUDGET))
         return plan
@@ -162,5 +162,5 @@ class Pool:
     async def aclose(self) -> None:
         """Close the connections and probes of the running loop. Calls under way fail, and are not repeated."""
         self._closed = True
-        await asyncio.gather(*(seat.aclose() for seat in self._seats))
+        await asyncio.gather(*(member.aclose() for member in self._members))
         await self._clients.aclose()

@@ -92,7 +92,7 @@ class Rolling:
 
 
 @dataclass(slots=True)
-class ThrottledCall:
+class AdmittedCall:
     """A call that was let in: when (monotonic), through which gate, and what it uses of which rate."""
 
     started: float
@@ -185,7 +185,7 @@ class Throttle:
         if self._tokens is not None:
             yield self._tokens, tokens
 
-    async def enter(self, tokens: float, within_s: float) -> ThrottledCall:
+    async def enter(self, tokens: float, within_s: float) -> AdmittedCall:
         """Wait for a turn; then `leave` must follow.
 
         Args:
@@ -198,55 +198,55 @@ class Throttle:
         until = time.monotonic() + within_s
         gate = self._gates.here()
         await gate.enter(self)
-        turn = ThrottledCall(time.monotonic(), gate)
-        if self._rated or self._paused_until > turn.started:
+        admitted = AdmittedCall(time.monotonic(), gate)
+        if self._rated or self._paused_until > admitted.started:
             try:
-                await self._wait(turn, tokens, until)
+                await self._wait(admitted, tokens, until)
             except BaseException:
                 gate.leave(self)
                 raise
-        return turn
+        return admitted
 
-    async def _wait(self, turn: ThrottledCall, tokens: float, until: float) -> None:
+    async def _wait(self, admitted: AdmittedCall, tokens: float, until: float) -> None:
         while (now := time.monotonic()) < self._paused_until:
             if self._paused_until >= until:
                 raise _limited()
             await asyncio.sleep(self._paused_until - now)
         if self._rated:
-            await self._use(turn, tokens, now, until)
-        turn.started = time.monotonic()
+            await self._use(admitted, tokens, now, until)
+        admitted.started = time.monotonic()
 
-    async def _use(self, turn: ThrottledCall, tokens: float, now: float, until: float) -> None:
+    async def _use(self, admitted: AdmittedCall, tokens: float, now: float, until: float) -> None:
         with self._lock:
             when = self._earliest(tokens, now)
             if when >= until:
                 raise _limited()
-            turn.uses = [(rate, rate.use(amount, when)) for rate, amount in self._uses(tokens)]
+            admitted.uses = [(rate, rate.use(amount, when)) for rate, amount in self._uses(tokens)]
         try:
             await asyncio.sleep(when - now)
         except BaseException:
-            self._correct(turn, dict.fromkeys((self._requests, self._tokens), 0.0))
+            self._correct(admitted, dict.fromkeys((self._requests, self._tokens), 0.0))
             raise
 
-    def _correct(self, turn: ThrottledCall, real: Mapping[Rolling | None, float]) -> None:
+    def _correct(self, admitted: AdmittedCall, real: Mapping[Rolling | None, float]) -> None:
         with self._lock:
-            for rate, entry in turn.uses:
+            for rate, entry in admitted.uses:
                 if rate in real:
                     rate.correct(entry, real[rate])
 
-    def leave(self, turn: ThrottledCall, tokens: int | None, failure: Failure | None) -> None:
+    def leave(self, admitted: AdmittedCall, tokens: int | None, failure: Failure | None) -> None:
         """The call ended: with so many tokens used (None: unknown), well or not."""
-        if turn.uses and tokens is not None:
-            self._correct(turn, {self._tokens: float(tokens)})
+        if admitted.uses and tokens is not None:
+            self._correct(admitted, {self._tokens: float(tokens)})
         if failure is None:
             if self.limit < self._most:
                 self._raise()
         elif failure.status is not None:
-            if failure.status == 429 and turn.started > self._cut_at:
-                self._cut(turn.gate.under_way)
+            if failure.status == 429 and admitted.started > self._cut_at:
+                self._cut(admitted.gate.under_way)
             if failure.retry_after_s:
                 self.pause(failure.retry_after_s)
-        turn.gate.leave(self)
+        admitted.gate.leave(self)
 
     @property
     def at_floor(self) -> bool:
@@ -269,7 +269,7 @@ class Throttle:
         until = time.monotonic() + min(seconds, _LONGEST_PAUSE_S)
         self._paused_until = max(self._paused_until, until)
 
-    def heed(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Pause where the service says that nothing is left, until it says there is more."""
         seconds = pause_of(headers)
         if seconds:

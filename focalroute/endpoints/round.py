@@ -45,10 +45,11 @@ class Rules:
 
 
 @dataclass(slots=True)
-class _Member:
+class _AskedMember:
     """One endpoint asked. Members of one group race each other; ``reply`` is None while it is under way."""
 
     index: int
+    pool_member: PoolMember
     group: int
     call: MemberCall
     hedge_of: str | None
@@ -75,82 +76,86 @@ class RoundCalls:
 
     def __init__(
         self,
-        seats: Sequence[PoolMember],
-        terms: CallContext,
+        members: Sequence[PoolMember],
+        context: CallContext,
         rules: Rules,
         plan: Callable[[Capabilities], Plan],
-        helm: RoundController | None,
+        controller: RoundController | None,
         closed: Callable[[], bool],
     ) -> None:
-        self._seats = seats
-        self._terms = terms
+        self._members = members
+        self._context = context
         self._rules = rules
         self._plan = plan
-        self._helm = helm
+        self._controller = controller
         self._closed = closed
-        self._outlet: StreamSink | None = None  # where a member that was picked alone says its reply as it comes
-        self._members: list[_Member] = []
-        self._news: asyncio.Future[None] | None = None  # done when one of them may have decided something
+        self._stream_sink: StreamSink | None = None  # where a member that was picked alone says its reply as it comes
+        self._asked: list[_AskedMember] = []
+        self._wakeup: asyncio.Future[None] | None = None  # done when one of them may have decided something
         self._rescue_s = math.inf  # when nobody has answered by this time left, somebody else is asked
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
         """Their replies, failures included, in the order of asking."""
-        if len(picked) == 1 and self._helm and not self._helm.answered:
-            self._outlet = self._terms.stream_sink
-        if self._outlet is not None:
-            self._outlet.begun.add_done_callback(self._ring)
+        if len(picked) == 1 and self._controller and not self._controller.answered:
+            self._stream_sink = self._context.stream_sink
+        if self._stream_sink is not None:
+            self._stream_sink.begun.add_done_callback(self._wake)
         for index in picked:
-            self._start(index, len(self._members))
-        self._rescue_s = self._terms.left_s / 2 if self._helm and not self._helm.answered else -math.inf
+            self._start(index, len(self._asked))
+        self._rescue_s = self._context.left_s / 2 if self._controller and not self._controller.answered else -math.inf
         try:
-            while pending := [member for member in self._members if member.reply is None]:
+            while pending := [member for member in self._asked if member.reply is None]:
                 await self._wait(pending)
                 while needless := self._needless():
                     await self._give_up(needless)
-                if self._terms.left_s <= 0:
-                    await self._give_up(self._members, Failure("timeout", "the deadline of the ask passed"))
+                if self._context.left_s <= 0:
+                    await self._give_up(self._asked, Failure("timeout", "the deadline of the ask passed"))
                 self._hedge()
         except BaseException:
-            await self._cancel(self._members)
+            await self._cancel(self._asked)
             raise
-        return tuple([self._counted(member, member.reply) for member in self._members if member.reply is not None])
+        return tuple(
+            [self._without_late_reply(member, member.reply) for member in self._asked if member.reply is not None]
+        )
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
-        call = MemberCall(self._plan, needs_capabilities(self._terms.query), self._terms, stream_sink=self._outlet)
-        member = _Member(index, group, call, hedge_of)
+        call = MemberCall(
+            self._plan, needs_capabilities(self._context.query), self._context, stream_sink=self._stream_sink
+        )
+        member = _AskedMember(index, self._members[index], group, call, hedge_of)
         member.task = asyncio.get_running_loop().create_task(self._ask(member))
-        self._members.append(member)
+        self._asked.append(member)
 
-    async def _ask(self, member: _Member) -> None:
-        seat, call = self._seats[member.index], member.call
+    async def _ask(self, member: _AskedMember) -> None:
+        call = member.call
         try:
             answered = await call_with_retries(
-                lambda: seat.attempt(call),
-                self._terms,
+                lambda: member.pool_member.attempt(call),
+                self._context,
                 self._rules.attempts,
-                closed=lambda: self._closed() or self._begun or member.given_up,
+                closed=lambda: self._closed() or self._answer_begun or member.given_up,
             )
-            member.reply = _replied(seat, call, member.hedge_of, *answered)
+            member.reply = _parsed(member, *answered)
         except CallFailed as error:
-            member.reply = _reply(seat, call, member.hedge_of, error=error.failure)
+            member.reply = _reply(member, error=error.failure)
         finally:
-            self._heard(member)
+            self._on_done(member)
 
     # -- while they are under way ------------------------------------------------------------------------------------
 
     @property
-    def _begun(self) -> bool:
+    def _answer_begun(self) -> bool:
         """Whether a member says its reply already: it is the answer, and nobody else's can be."""
-        return self._outlet is not None and self._outlet.begun.done()
+        return self._stream_sink is not None and self._stream_sink.begun.done()
 
-    def _counted(self, member: _Member, reply: Reply) -> Reply:
+    def _without_late_reply(self, member: _AskedMember, reply: Reply) -> Reply:
         """Its reply; who came through beside the one that is the answer already does not count."""
-        if not self._begun or not reply.ok or (self._outlet and member.call is self._outlet.speaker):
+        if not self._answer_begun or not reply.ok or (self._stream_sink and member.call is self._stream_sink.speaker):
             return reply
         failure = Failure("cancelled", "another endpoint answered first")
-        return _reply(self._seats[member.index], member.call, member.hedge_of, error=failure)
+        return _reply(member, error=failure)
 
-    async def _wait(self, pending: Sequence[_Member]) -> None:
+    async def _wait(self, pending: Sequence[_AskedMember]) -> None:
         """Until something may have to be done: a reply came that decides something, somebody is late, or all are.
 
         As `asyncio.wait` does, which takes three times as long to set up for a lone member.
@@ -160,91 +165,91 @@ class RoundCalls:
         """
         if not any(member.task.done() for member in pending):  # one that broke while others were given up
             loop = asyncio.get_running_loop()
-            self._news = loop.create_future()
+            self._wakeup = loop.create_future()
             late_s = min([self._late_in(member) for member in pending])
-            timeout = min(late_s, self._terms.left_s - max(self._rescue_s, 0.0))
-            alarm = loop.call_later(max(timeout, 0.0), self._ring)
+            timeout = min(late_s, self._context.left_s - max(self._rescue_s, 0.0))
+            alarm = loop.call_later(max(timeout, 0.0), self._wake)
             try:
-                await self._news
+                await self._wakeup
             finally:
                 alarm.cancel()
         for member in pending:
             if member.reply is None and member.task.done():
                 member.task.result()
 
-    def _heard(self, member: _Member) -> None:
+    def _on_done(self, member: _AskedMember) -> None:
         """A member is done: of those that race each other one is enough, else all are waited for."""
         broke = member.reply is None
-        racing = self._rules.early_stop or (self._outlet is not None and not self._begun)
-        if broke or racing or any(one.raced for one in self._members) or all(one.reply for one in self._members):
-            self._ring()
+        racing = self._rules.early_stop or (self._stream_sink is not None and not self._answer_begun)
+        if broke or racing or any(one.raced for one in self._asked) or all(one.reply for one in self._asked):
+            self._wake()
 
-    def _ring(self, _: asyncio.Future[Any] | None = None) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _wake(self, _: asyncio.Future[Any] | None = None) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
 
-    def _late_in(self, member: _Member) -> float:
+    def _late_in(self, member: _AskedMember) -> float:
         """Seconds until it is late; infinite: it never is, or nobody may race it."""
         share = self._rules.hedge_after
-        if share is None or member.raced or self._helm is None or self._terms.retries < 1 or self._begun:
+        if share is None or member.raced or self._controller is None or self._context.retries < 1 or self._answer_begun:
             return math.inf
-        usual = self._seats[member.index].breaker.latencies.quantile(share)
+        usual = member.pool_member.breaker.latencies.quantile(share)
         return math.inf if usual is None else usual - (time.perf_counter() - member.call.started)
 
     def _hedge(self) -> None:
         """Race who is late, and ask somebody else in time where nobody has answered."""
-        pending = [member for member in self._members if member.reply is None]
+        pending = [member for member in self._asked if member.reply is None]
         for member in pending:
             if self._late_in(member) <= 0 and self._race(member):
-                self._terms.retries -= 1
-        if self._begun or any(member.reply and member.reply.ok for member in self._members):
+                self._context.retries -= 1
+        if self._answer_begun or any(member.reply and member.reply.ok for member in self._asked):
             self._rescue_s = -math.inf
-        fresh = [member for member in self._members if member.reply is None and not member.raced]
-        if pending and (not fresh or self._terms.left_s <= self._rescue_s > -math.inf):
+        fresh = [member for member in self._asked if member.reply is None and not member.raced]
+        if pending and (not fresh or self._context.left_s <= self._rescue_s > -math.inf):
             raced = self._rescue_s > -math.inf and self._race(pending[-1])
-            self._rescue_s = self._terms.left_s / 2 if raced else -math.inf
+            self._rescue_s = self._context.left_s / 2 if raced else -math.inf
 
-    def _race(self, member: _Member) -> bool:
+    def _race(self, member: _AskedMember) -> bool:
         """Ask one more endpoint; whether there was one."""
         member.raced = True
-        spare = self._helm.spare([one.index for one in self._members]) if self._helm else None
+        spare = self._controller.spare([one.index for one in self._asked]) if self._controller else None
         if spare is not None:
-            self._start(spare, member.group, self._seats[member.index].endpoint.name)
+            self._start(spare, member.group, member.pool_member.endpoint.name)
         return spare is not None
 
-    def _needless(self) -> list[_Member]:
+    def _needless(self) -> list[_AskedMember]:
         """Who has lost a race, or can change nothing any more."""
-        pending = [member for member in self._members if member.reply is None]
-        speaker = self._outlet.speaker if self._outlet else None
+        pending = [member for member in self._asked if member.reply is None]
+        speaker = self._stream_sink.speaker if self._stream_sink else None
         winners = {
             member.group: place
-            for place, member in enumerate(self._members)
+            for place, member in enumerate(self._asked)
             if (member.reply and member.reply.ok) or member.call is speaker
         }
         lost = [member for member in pending if member.group in winners and member.call is not speaker]
         for member in lost:
-            member.call.outrun = self._members.index(member) < winners[member.group]
-        if self._rules.early_stop and self._helm and winners and len(lost) < len(pending):
-            replies = [member.reply for member in self._members if member.reply]
-            if self._helm.settled(replies, [member.index for member in pending if member not in lost]):
+            member.call.outrun = self._asked.index(member) < winners[member.group]
+        if self._rules.early_stop and self._controller and winners and len(lost) < len(pending):
+            replies = [member.reply for member in self._asked if member.reply]
+            if self._controller.settled(replies, [member.index for member in pending if member not in lost]):
                 return pending
         return lost
 
-    async def _cancel(self, members: Sequence[_Member]) -> None:
+    async def _cancel(self, members: Sequence[_AskedMember]) -> None:
         """Until these have ended; who has not let go by the deadline is cancelled again then, and again."""
         pending = {member.task for member in members if not member.task.done()}
         for member in members:
             member.given_up = True
             member.task.cancel()
         while pending:
-            _, pending = await asyncio.wait(pending, timeout=max(self._terms.left_s, _INSIST_S))
+            _, pending = await asyncio.wait(pending, timeout=max(self._context.left_s, _INSIST_S))
             for task in pending:
                 task.cancel()
         for member in members:
             if not member.task.cancelled():
                 member.task.exception()  # somebody knows of it
 
-    async def _give_up(self, members: Sequence[_Member], why: Failure | None = None) -> None:
+    async def _give_up(self, members: Sequence[_AskedMember], why: Failure | None = None) -> None:
         """Cancel those still under way, down to their sockets; who replied at that very moment has replied."""
         pending = [member for member in members if member.reply is None]
         await self._cancel(pending)
@@ -254,40 +259,37 @@ class RoundCalls:
                 continue
             said = "another endpoint answered first" if member.call.outrun else "not needed any more"
             failure = why or Failure("cancelled", said)
-            member.reply = _reply(self._seats[member.index], member.call, member.hedge_of, error=failure)
+            member.reply = _reply(member, error=failure)
 
 
-def _replied(
-    seat: PoolMember, call: MemberCall, hedge_of: str | None, reading: ParsedReply, completion: Completion
-) -> Reply:
+def _parsed(member: _AskedMember, parsed: ParsedReply, completion: Completion) -> Reply:
     return _reply(
-        seat,
-        call,
-        hedge_of,
-        text=reading.text,
-        choice=reading.choice,
-        probabilities=reading.probabilities,
-        method=reading.method,
+        member,
+        text=parsed.text,
+        choice=parsed.choice,
+        probabilities=parsed.probabilities,
+        method=parsed.method,
         model=completion.model,
         response_id=completion.id,
-        finish_reason=reading.finish_reason,
-        tool_calls=reading.tool_calls,
-        shares=reading.shares,
-        samples=reading.samples,
-        form=reading.form,
+        finish_reason=parsed.finish_reason,
+        tool_calls=parsed.tool_calls,
+        shares=parsed.shares,
+        samples=parsed.samples,
+        form=parsed.form,
     )
 
 
-def _reply(seat: PoolMember, call: MemberCall, hedge_of: str | None, **rest: Any) -> Reply:
+def _reply(member: _AskedMember, **rest: Any) -> Reply:
+    call = member.call
     usage, cost, source = Bill.total(call.bills)
     return Reply(
-        seat.endpoint.name,
+        member.pool_member.endpoint.name,
         usage=usage,
         cost=cost,
         cost_source=source,
         latency_s=time.perf_counter() - call.started,
         attempts=len(call.bills),
-        hedge_of=hedge_of,
+        hedge_of=member.hedge_of,
         started=call.started,
         **rest,
     )

@@ -63,7 +63,7 @@ class Explorer:
         ask_budget.answer_id = f"{PROBE}:{query.id}"
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
-            (reply,) = await self._pool.ask((probe.endpoint,), self._pool.terms(query, ask_budget, deadline))
+            (reply,) = await self._pool.ask((probe.endpoint,), self._pool.call_context(query, ask_budget, deadline))
             row = stored_probe(query, reply)
             if row is not None:
                 self._store.write(row)

@@ -205,7 +205,7 @@ class BackgroundJudge:
             if not pool.available()[0]:
                 _log.warning("an answer could not be judged: the judge's breaker is open, or its rate limit reached")
                 return None
-            (reply,) = await pool.ask((0,), pool.terms(query, ask_budget, deadline))
+            (reply,) = await pool.ask((0,), pool.call_context(query, ask_budget, deadline))
         finally:
             costs = [bill.cost for bill in ask_budget.bills]
             self._count(calls=len(costs), unpriced=costs.count(None), cost=ask_budget.spent)

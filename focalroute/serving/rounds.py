@@ -35,7 +35,7 @@ class Rounds:
         now = asyncio.get_running_loop().time()
         share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
         self._deadline = now + share * (ask.deadline - now)
-        self.calls = pool.terms(ask.query, ask.ask_budget, self._deadline, ask.stream_sink)
+        self.calls = pool.call_context(ask.query, ask.ask_budget, self._deadline, ask.stream_sink)
         self._needs = required_features(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()

@@ -69,7 +69,7 @@ class Synthesiser:
         if why is not None:
             ask.written = Reply(ask.policy.endpoints[self._writer], error=Failure("unavailable", why))
             return
-        terms = self._pool.terms(_put(ask), ask.ask_budget, ask.deadline)
+        terms = self._pool.call_context(_put(ask), ask.ask_budget, ask.deadline)
         (ask.written,) = await self._pool.ask((self._writer,), terms)
 
     def _unable(self, writer: int, query: Query) -> str | None:

@@ -385,7 +385,7 @@ def test_who_refuses_just_this_schema_is_told_it_at_once_and_from_then_on(servic
 def test_of_the_schemas_that_it_refuses_only_so_many_are_remembered(
     service: Service, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("focalroute.endpoints.member._REFUSED_KEPT", 2)
+    monkeypatch.setattr("focalroute.endpoints.member._MAX_UNSUPPORTED", 2)
     schemas = [{"type": "object", "properties": {name: {"type": "string"}}} for name in "abc"]
     service.refuses.add("m0")
     with Ensemble(endpoints(service, server, "{}")) as ensemble:

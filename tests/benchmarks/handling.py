@@ -34,8 +34,8 @@ async def run() -> None:
     async def nothing() -> None: ...
 
     async def guarded() -> None:
-        flight = breaker.enter()
-        breaker.leave(flight, None)
+        in_flight = breaker.enter()
+        breaker.leave(in_flight, None)
 
     async def limited() -> None:
         throttle.leave(await throttle.enter(0.0, 30.0), 10, None)

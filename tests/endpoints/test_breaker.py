@@ -26,9 +26,9 @@ class Bench:
 
     def call(self, failure: Failure | None = FAULT, times: int = 1, which: int = 0, latency_s: float = 0.1) -> None:
         for _ in range(times):
-            flight = self.pool.all[which].enter()
-            flight.began -= latency_s
-            self.pool.all[which].leave(flight, failure)
+            in_flight = self.pool.all[which].enter()
+            in_flight.began -= latency_s
+            self.pool.all[which].leave(in_flight, failure)
 
     def out_s(self) -> float:
         """How long it stays out from now."""
@@ -37,8 +37,8 @@ class Bench:
     def probe(self, well: bool | None) -> None:
         """Wait until a probe is due, and make it."""
         self.now += self.breaker.left_s
-        assert self.breaker.claim_probe()
-        self.breaker.probed(well)
+        assert self.breaker.claim_trial()
+        self.breaker.end_trial(well)
 
 
 def test_it_opens_after_five_failures_in_a_row() -> None:
@@ -169,12 +169,12 @@ def test_when_the_time_is_up_one_probe_at_a_time_finds_out() -> None:
     bench.call(times=5)
     bench.now += 1.9
     assert bench.breaker.state == "open"
-    assert not bench.breaker.claim_probe()
+    assert not bench.breaker.claim_trial()
     bench.now += 0.1
     assert (bench.breaker.state, bench.breaker.allows) == ("half-open", False)
-    assert bench.breaker.claim_probe()
-    assert not bench.breaker.claim_probe()
-    bench.breaker.probed(True)
+    assert bench.breaker.claim_trial()
+    assert not bench.breaker.claim_trial()
+    bench.breaker.end_trial(True)
     assert (bench.breaker.state, bench.breaker.allows) == ("closed", True)
     assert bench.changes == [(0, "open"), (0, "closed")]
 
@@ -228,15 +228,15 @@ def test_a_call_that_began_while_it_was_open_and_succeeds_closes_it() -> None:
 def test_calls_under_way_that_are_much_too_slow_count_before_they_end() -> None:
     bench = Bench()
     bench.call(None, 20, latency_s=0.3)
-    flights = [bench.breaker.enter() for _ in range(5)]
+    calls = [bench.breaker.enter() for _ in range(5)]
     for later_s, state in ((1.4, "closed"), (0.2, "open")):
         bench.now += later_s
         bench.call(None, which=1)
         bench.breaker.notice()
         assert bench.breaker.state == state
     bench.probe(True)
-    for flight in flights:  # each counts once, and says nothing of what came after
-        bench.breaker.leave(flight, Failure("timeout", ""))
+    for call in calls:  # each counts once, and says nothing of what came after
+        bench.breaker.leave(call, Failure("timeout", ""))
     assert bench.breaker.allows
     assert bench.breaker.failure_share == 0
 
@@ -282,31 +282,31 @@ def test_no_failure_is_lost_between_threads(calls: int, state: str) -> None:
 
 def test_news_of_another_process_open_and_close_it() -> None:
     bench = Bench()
-    bench.breaker.hear(3.0, 2, bench.now)
+    bench.breaker.on_remote_change(3.0, 2, bench.now)
     assert (bench.breaker.state, bench.breaker.ejections, bench.out_s()) == ("open", 2, 3.0)
     bench.now += 1
-    bench.breaker.hear(None, 2, bench.now)
+    bench.breaker.on_remote_change(None, 2, bench.now)
     assert bench.breaker.state == "closed"
     assert bench.changes == []  # they know
 
 
 def test_another_clock_puts_it_out_for_no_longer_than_its_own() -> None:
     bench = Bench()
-    bench.breaker.hear(5000.0, 1, bench.now)
+    bench.breaker.on_remote_change(5000.0, 1, bench.now)
     assert bench.out_s() == 30
 
 
 def test_older_news_than_its_own_are_none() -> None:
     bench = Bench()
     bench.call(times=5)
-    bench.breaker.hear(None, 0, bench.now - 1)
+    bench.breaker.on_remote_change(None, 0, bench.now - 1)
     assert bench.breaker.state == "open"
 
 
 def test_news_never_put_the_last_ones_out() -> None:
     bench = Bench(2)
     bench.call(times=5)
-    bench.pool.all[1].hear(5.0, 1, bench.now)
+    bench.pool.all[1].on_remote_change(5.0, 1, bench.now)
     assert bench.pool.all[1].allows
 
 

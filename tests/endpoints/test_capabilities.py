@@ -72,7 +72,9 @@ def probe(server: Server) -> tuple[Capabilities, Usage | None]:
     async def run() -> tuple[Capabilities, Usage | None]:
         clients = HttpClients()
         try:
-            return await capabilities.probe(EndpointClient(Endpoint("e", model="m", base_url=server.url), clients))
+            return await capabilities.check_capabilities(
+                EndpointClient(Endpoint("e", model="m", base_url=server.url), clients)
+            )
         finally:
             await clients.aclose()
 

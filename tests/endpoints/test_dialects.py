@@ -79,7 +79,7 @@ def ask(
 @pytest.mark.parametrize("dialect", [d for d in DIALECTS if d != "openrouter"])
 def test_a_probe_finds_what_the_dialect_can_do(endpoints: dict[str, Endpoint], dialect: str) -> None:
     """Log-probabilities, alternatives, samples, structured choices, usage in a stream: as documented."""
-    assert with_client(endpoints[dialect], capabilities.probe)[0] == ABLE[dialect]
+    assert with_client(endpoints[dialect], capabilities.check_capabilities)[0] == ABLE[dialect]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

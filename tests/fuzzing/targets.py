@@ -122,7 +122,7 @@ def limits(data: bytes) -> None:
     said = [(name, value) for name, _, value in (line.partition(b":") for line in data.split(b"\n"))]
     assert 0 <= pause_of(said, now=1_700_000_000) < float("inf")
     throttle = Throttle(Endpoint("e", model="m", base_url="http://localhost:1/v1"))
-    throttle.heed(said)
+    throttle.on_headers(said)
     assert 0 <= throttle.paused_s <= 60
 
 
@@ -201,9 +201,11 @@ def heard(news: Mapping[str, HealthRow]) -> None:
     """As a pool takes it."""
     breaker = Breakers(2, clock=lambda: 1000.0).all[0]
     for row in news.values():
-        breaker.hear(None if row.open_until is None else row.open_until - 1000.0, row.ejections, row.changed_at)
+        breaker.on_remote_change(
+            None if row.open_until is None else row.open_until - 1000.0, row.ejections, row.changed_at
+        )
         assert breaker.left_s <= 30
-        breaker.probed(False)
+        breaker.end_trial(False)
 
 
 def read_store(path: Path) -> None:

@@ -18,7 +18,7 @@ from focalroute import Answer, AsyncEnsemble, Budget
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
-from focalroute.endpoints.capabilities import NONE, Capabilities, probe
+from focalroute.endpoints.capabilities import NONE, Capabilities, check_capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import ParsedReply, plan
 from focalroute.endpoints.wire import Completion, Request
@@ -78,7 +78,7 @@ def read(endpoint: Endpoint, capabilities: Capabilities) -> ParsedReply:
 
 def test_the_probe_finds_all_that_they_can_do(endpoint: Endpoint) -> None:
     """Log-probabilities with alternatives, samples, held answers and streamed usage are found, as is what it took."""
-    found, usage = with_client(endpoint, probe)
+    found, usage = with_client(endpoint, check_capabilities)
     assert found == Capabilities(True, found.top_logprobs, n=True, structured_choice=True, stream_usage=True)
     assert 10 <= found.top_logprobs <= 20  # of 20 asked for, those that are parts of letters look the same
     assert usage is not None

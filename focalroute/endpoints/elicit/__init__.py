@@ -90,7 +90,7 @@ class Plan:
     method: Method
     choices: tuple[str, ...] | None
     kind: AnswerKind | None = None
-    otherwise: Plan | None = None
+    fallback: Plan | None = None
 
     def read(self, completion: Completion) -> ParsedReply:
         """The reply's answer.
@@ -137,7 +137,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     scored = write_out_choices(query.messages, query.choices) if capabilities.whole_choices else None
     if scored is None:
         return labelled
-    return Plan(Request((), 0, params=query.params, scored=scored), "likelihood", query.choices, otherwise=labelled)
+    return Plan(Request((), 0, params=query.params, scored=scored), "likelihood", query.choices, fallback=labelled)
 
 
 def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities, samples: int) -> Plan:
@@ -164,11 +164,11 @@ def needs_capabilities(query: Query) -> bool:
 def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
     """Held to the schema where that can be; else, or where just this schema is refused, the prompt has it."""
     told = Request(append_text(query.messages, structure.instruction), None, params=query.params)
-    otherwise = Plan(told, "text", None, structure)
+    fallback = Plan(told, "text", None, structure)
     if not held or "response_format" in query.params:
-        return otherwise
+        return fallback
     params = {**query.params, "response_format": structure.response_format}
-    return Plan(Request(query.messages, None, params=params), "text", None, structure, otherwise)
+    return Plan(Request(query.messages, None, params=params), "text", None, structure, fallback)
 
 
 def _free_form_plan(query: Query, capabilities: Capabilities) -> Plan:
@@ -200,20 +200,20 @@ def _single(completion: Completion, reader: ChoiceParser, method: Method) -> Par
             completion,
             "the log-probabilities asked for did not come back; set logprobs = false where this happens often",
         )
-    masses = label_probabilities(drop_end_tokens(sample.tokens, sample.text), reader, found.choice)
-    if masses is None:
+    probabilities = label_probabilities(drop_end_tokens(sample.tokens, sample.text), reader, found.choice)
+    if probabilities is None:
         return ParsedReply(sample.text, found.choice, None, "parsed", sample.finish_reason)
-    choice = max(range(len(masses)), key=lambda i: (masses[i], i == found.choice))
-    return ParsedReply(sample.text, choice, masses, "logprobs", sample.finish_reason)
+    choice = max(range(len(probabilities)), key=lambda i: (probabilities[i], i == found.choice))
+    return ParsedReply(sample.text, choice, probabilities, "logprobs", sample.finish_reason)
 
 
 def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
     tokens = [choice.tokens for choice in completion.choices if choice.tokens is not None]
     if len(tokens) < len(choices):
         raise _unusable(completion, "no log-probabilities of the prompt came back; leave whole_choices out here")
-    mass = choice_probabilities(tokens)
-    choice = mass.index(max(mass))
-    return ParsedReply(choices[choice], choice, mass, "likelihood", None)
+    probability = choice_probabilities(tokens)
+    choice = probability.index(max(probability))
+    return ParsedReply(choices[choice], choice, probability, "likelihood", None)
 
 
 def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> ParsedReply:
@@ -250,12 +250,12 @@ def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader
     return ParsedReply(first.text, choice, shares, "samples", first.finish_reason)
 
 
-def _why(sample: CompletionChoice, otherwise: str = "the reply names none of the choices, or more than one") -> str:
+def _why(sample: CompletionChoice, fallback: str = "the reply names none of the choices, or more than one") -> str:
     if sample.finish_reason == "length":
         return "the reply was cut at its token limit before it answered; set a larger max_tokens in params"
     if sample.finish_reason == "content_filter":
         return "the reply was withheld by the service's content filter"
-    return otherwise
+    return fallback
 
 
 def _unusable(completion: Completion, why: str) -> CallFailed:

@@ -48,15 +48,15 @@ def label_probabilities(tokens: Sequence[Token], reader: ChoiceParser, choice: i
     found = reader.find(text)
     if found is None or found.choice != choice:
         return None
-    masses = [0.0] * len(reader.choices)
+    probabilities = [0.0] * len(reader.choices)
     first, lead = _locate(tokens, found)
-    _Walk(tokens, reader.labels, masses).at(first, "", 1.0, lead)
+    _Walk(tokens, reader.labels, probabilities).at(first, "", 1.0, lead)
     if not found.label:
-        masses[found.choice] += math.exp(_path(tokens, found))
-    total = sum(masses)
+        probabilities[found.choice] += math.exp(_path(tokens, found))
+    total = sum(probabilities)
     if total <= 0:
         return None
-    return tuple(mass / max(total, 1.0) for mass in masses)  # above 1 by rounding only
+    return tuple(probability / max(total, 1.0) for probability in probabilities)  # above 1 by rounding only
 
 
 def _locate(tokens: Sequence[Token], found: NamedChoice) -> tuple[int, str]:
@@ -82,24 +82,24 @@ def _path(tokens: Sequence[Token], found: NamedChoice) -> float:
 class _Walk:
     """Follows the sampled tokens through a label, adding the alternatives at each step to their labels' masses."""
 
-    def __init__(self, tokens: Sequence[Token], labels: Sequence[str], masses: list[float]) -> None:
+    def __init__(self, tokens: Sequence[Token], labels: Sequence[str], probabilities: list[float]) -> None:
         self._tokens = tokens
         self._labels = [label.casefold() for label in labels]
-        self._masses = masses
+        self._masses = probabilities
 
-    def at(self, position: int, said: str, mass: float, lead: str = "") -> None:
+    def at(self, position: int, said: str, probability: float, lead: str = "") -> None:
         token = self._tokens[position]
         for text, logprob in {token.text: token.logprob, **token.top}.items():
             name, closed = _extended(said, text.removeprefix(lead))
-            self._add(position, name, closed, mass * math.exp(logprob), sampled=text == token.text)
+            self._add(position, name, closed, probability * math.exp(logprob), sampled=text == token.text)
 
-    def _add(self, position: int, name: str, closed: bool, mass: float, *, sampled: bool) -> None:
+    def _add(self, position: int, name: str, closed: bool, probability: float, *, sampled: bool) -> None:
         longer = not closed and any(label != name and label.startswith(name) for label in self._labels)
         last = position + 1 >= len(self._tokens)
         if longer and name and sampled and not last:
-            self.at(position + 1, name, mass)
+            self.at(position + 1, name, probability)
         elif name in self._labels and (not longer or (sampled and last)):
-            self._masses[self._labels.index(name)] += mass
+            self._masses[self._labels.index(name)] += probability
 
 
 def _extended(said: str, text: str) -> tuple[str, bool]:

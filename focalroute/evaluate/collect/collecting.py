@@ -283,7 +283,7 @@ class _Asking:
             self.stopped = _SPENT
             return
         deadline = asyncio.get_running_loop().time() + self.way.deadline_s
-        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.terms(query, ask_budget, deadline))
+        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.call_context(query, ask_budget, deadline))
         async with self.settled:
             self.promised -= bound
             self.spent += ask_budget.spent

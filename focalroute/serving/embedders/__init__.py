@@ -68,7 +68,7 @@ class EmbeddingService:
         self._endpoint = endpoint
         self._clients = HttpClients()
         self._throttle = Throttle(endpoint)
-        self._client = EndpointClient(endpoint, self._clients, heed=self._throttle.heed)
+        self._client = EndpointClient(endpoint, self._clients, on_headers=self._throttle.on_headers)
         self._width = 0
 
     def prepare(self) -> None:
@@ -77,7 +77,7 @@ class EmbeddingService:
 
     async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
         """See `VectorSource`."""
-        turn = await self._throttle.enter(sum(map(len, texts)) / 4, left_s)
+        admitted = await self._throttle.enter(sum(map(len, texts)) / 4, left_s)
         failure: Failure | None = Failure("cancelled", "given up before it answered")
         usage: Usage | None = None
         try:
@@ -87,7 +87,7 @@ class EmbeddingService:
             failure, usage = error.failure, error.usage
             raise
         finally:
-            self._throttle.leave(turn, None if usage is None else usage.prompt_tokens, failure)
+            self._throttle.leave(admitted, None if usage is None else usage.prompt_tokens, failure)
         return self._checked(reply)
 
     async def _paid(self, texts: Sequence[str], ask_budget: AskBudget) -> Embeddings:

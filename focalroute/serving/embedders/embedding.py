@@ -72,7 +72,7 @@ class TextEmbedding:
         self._store = store
         self._kept: OrderedDict[bytes, F32] = OrderedDict()
         self._lock = threading.Lock()  # of what is kept
-        self._turns: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, bytes], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, bytes], asyncio.Lock] = WeakValueDictionary()
         self._pause_s = 0.0
         self._paused_until = 0.0
 
@@ -123,7 +123,7 @@ class TextEmbedding:
         loop = asyncio.get_running_loop()
         left_s = max(0.0, _SHARE * (deadline - loop.time()))
         try:
-            async with asyncio.timeout(left_s), self._turns.setdefault((loop, key), asyncio.Lock()):
+            async with asyncio.timeout(left_s), self._locks.setdefault((loop, key), asyncio.Lock()):
                 return EmbeddedText(await self._made(source, key, text, ask_budget, left_s))
         except CallFailed as error:
             return self._without(error.failure)
