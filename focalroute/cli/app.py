@@ -1,20 +1,22 @@
-"""The command line, ``focalroute``; each command is a function here, and calls the module that does the work."""
+"""The command line, ``focalroute``: all commands, and those of training and evaluation."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from focalroute.cli import JsonOption, PoolOption
+from focalroute.cli.console import ask, chat
+from focalroute.cli.demo import demo
+from focalroute.cli.ledger import ledger
 from focalroute.cli.policy import policies
 from focalroute.cli.pool import pools
 from focalroute.cli.server import key, serve
+from focalroute.cli.update import update
 from focalroute.core.errors import ConfigError, FocalrouteError
 
 app = typer.Typer(
@@ -23,8 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(policies, name="policy")
 app.add_typer(pools, name="pool")
-app.command()(serve)
-app.command()(key)
+for command in (serve, key, demo, ask, chat, update, ledger):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
@@ -53,81 +55,6 @@ _Engine = Annotated[
 
 
 @app.command()
-def demo(
-    queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 1200,
-    seed: Annotated[int, typer.Option(help="Same seed, same questions and same simulated models.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
-) -> None:
-    """Ask a simulated pool, served over real HTTP on this machine, a stream of questions whose topics drift half-way.
-
-    No key and no network are needed.
-    """
-    from focalroute.cli.demo import run, show
-
-    result = run(queries, seed=seed, progress=not as_json)
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result), indent=2))
-    else:
-        show(result)
-
-
-@app.command()
-def ask(
-    query: Annotated[str, typer.Argument(help="The question.")],
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
-    choices: Annotated[str | None, typer.Option(help="The closed set of answers, separated by commas.")] = None,
-    answer: Annotated[
-        str | None, typer.Option(help="Kind of a free-form answer: number, short, yes-no, date, math or text.")
-    ] = None,
-    samples: Annotated[int | None, typer.Option(help="Replies to draw from each member in one call.")] = None,
-    store: Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
-    ] = None,
-    max_usd: Annotated[str | None, typer.Option(help="Cap for this question, USD.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer and its receipt as JSON.")] = False,
-) -> None:
-    """Ask a real pool one question and print the fused answer with its cost."""
-    from focalroute.cli.console import ask_command
-
-    ask_command(
-        query,
-        pool,
-        _given(store=store, policy=policy),
-        choices=choices,
-        answer=answer,
-        samples=samples,
-        max_usd=max_usd,
-        as_json=as_json,
-    )
-
-
-@app.command()
-def chat(
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
-    store: Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
-    ] = None,
-    max_usd: Annotated[str | None, typer.Option(help="Cap for each question, USD.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print answers and receipts as JSON, one a line.")] = False,
-) -> None:
-    """Talk with a pool: answers are said as they come, with what they cost; /help lists what else can be typed.
-
-    Questions are read from standard input, one a line, so it works in a pipe, too. Exit code 1 if one had no answer.
-    """
-    from focalroute.cli.console import chat_command
-
-    if not chat_command(pool, _given(store=store, policy=policy), max_usd=max_usd, as_json=as_json):
-        raise typer.Exit(1)
-
-
-def _given(**settings: object) -> dict[str, object]:
-    """The settings that were given: those left out are the pool file's."""
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-@app.command()
 def train(
     log: Annotated[
         list[Path], typer.Argument(help="Outcome logs (.jsonl or .jsonl.gz): what a pool answered in the past.")
@@ -150,7 +77,7 @@ def train(
     ] = "stream",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
     engine: _Engine = "local",
-    as_json: Annotated[bool, typer.Option("--json", help="Print how it went as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a policy on recorded answers and publish it as the next version of a folder.
 
@@ -178,7 +105,7 @@ def train(
 @app.command()
 def collect(
     dataset: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or hf:NAME[:CONFIG][:SPLIT].")],
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
+    pool: PoolOption,
     out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
     column: Annotated[
         list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
@@ -189,7 +116,7 @@ def collect(
     max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the log already.")] = False,
     engine: _Engine = "local",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Ask every endpoint a dataset whose answers are known, and write the log that train and eval read.
 
@@ -220,36 +147,12 @@ def import_(
         list[str], typer.Argument(help="MODEL=FILE, samples of lm-evaluation-harness; one for each model and task.")
     ],
     out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make an outcome log of the per-choice log-likelihoods that leaderboards publish."""
     from focalroute.evaluate.collect.command import import_command
 
     import_command(samples, out, as_json=as_json)
-
-
-@app.command()
-def update(
-    store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
-    policy: Annotated[str, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on for ever, whenever there is enough feedback.")
-    ] = False,
-    every: Annotated[int, typer.Option(min=1, help="With --follow: feedbacks between two updates.")] = 100,
-    archive: Annotated[
-        Path | None, typer.Option(help="With --follow and Redis: the SQLite file for what Redis is to keep no longer.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON, in one line each.")] = False,
-) -> None:
-    """Learn from the feedback in a store and publish the new policy, if it passes its gate.
-
-    A process that serves with this folder notices within a second of its next question. With a Redis store the policy
-    is the fleet's: all workers get it, and of those who run this command with --follow one at a time is the learner.
-    """
-    from focalroute.cli.update import update_command
-
-    update_command(store, policy, follow=follow, every=every, archive=archive, seed=seed, as_json=as_json)
 
 
 @app.command("eval")
@@ -348,7 +251,7 @@ def report(
     last: Annotated[int, typer.Option(min=1, help="Of a store: so many of the latest answers.")] = 10_000,
     out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained page about a store or an evaluation: what it costs, how good it is, who is asked when.
 
@@ -357,33 +260,6 @@ def report(
     from focalroute.evaluate.store_report.command import report_command
 
     report_command(evaluation, store, policy=policy, last=last, out=out, png=png, as_json=as_json)
-
-
-@app.command()
-def ledger(
-    store: Annotated[str, typer.Option(help="The SQLite file, or the redis:// address.")],
-    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="Add up by this.")] = "endpoint",
-    saved: Annotated[
-        Path | None,
-        typer.Option("--saved", help="Of this pool file's pool: what was saved against asking all, or only the best."),
-    ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
-    from focalroute.cli.ledger import read_savings, show_savings, show_spending
-    from focalroute.core.pool import load_pool
-    from focalroute.store import open_store, require_existing
-
-    if as_csv and as_json:
-        raise ConfigError("--csv, --json: give one of them")
-    form: Literal["csv", "json", "text"] = "csv" if as_csv else "json" if as_json else "text"
-    pool = None if saved is None else load_pool(saved)
-    with closing(open_store(require_existing(store))) as opened:
-        if pool is not None:
-            typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
-        else:
-            typer.echo(show_spending(opened.ledger(by), by, form))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``focalroute ask`` and ``focalroute chat``: what the command line calls."""
+"""``focalroute ask`` and ``focalroute chat``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+import typer
+
+from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
 from focalroute.core.errors import FocalrouteError
-from focalroute.core.receipts import Answer
-from focalroute.serving.sync import Ensemble
+
+if TYPE_CHECKING:
+    from focalroute.answers import AnswerKind
+    from focalroute.core.receipts import Answer
+    from focalroute.serving.sync import Ensemble
 
 _HELP = """\
 /feedback good | bad   say how good the last answer was; the policies learn from it
@@ -25,31 +30,28 @@ _HELP = """\
 _REWARDS = {"good": 1.0, "bad": -1.0}
 
 
-def ask_command(
-    query: str,
-    pool: Path,
-    settings: Mapping[str, Any],
-    *,
-    choices: str | None = None,
-    answer: str | None = None,
-    samples: int | None = None,
-    max_usd: str | None = None,
-    as_json: bool = False,
+def ask(
+    query: Annotated[str, typer.Argument(help="The question.")],
+    pool: PoolOption,
+    choices: Annotated[str | None, typer.Option(help="The closed set of answers, separated by commas.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Kind of a free-form answer: number, short, yes-no, date, math or text.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Replies to draw from each member in one call.")] = None,
+    store: StoreOption = None,
+    policy: PolicyOption = None,
+    max_usd: Annotated[str | None, typer.Option(help="Cap for this question, USD.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Ask one question; print the answer on standard output, and what it cost on standard error.
+    """Ask a real pool one question and print the fused answer with its cost."""
+    from focalroute.serving.sync import Ensemble
 
-    Args:
-        settings: of the ensemble, over the pool file's.
-        choices: separated by commas.
-
-    Raises:
-        FocalrouteError: as `focalroute.Ensemble.ask`.
-    """
     offered = None if choices is None else [choice.strip() for choice in choices.split(",")]
-    with Ensemble.from_toml(pool, **settings) as ensemble:
-        fused = ensemble.ask(query, choices=offered, answer=answer, samples=samples, max_usd=max_usd)
+    with Ensemble.from_toml(pool, **given(store=store, policy=policy)) as ensemble:
+        kind = cast("AnswerKind | None", answer)
+        fused = ensemble.ask(query, choices=offered, answer=kind, samples=samples, max_usd=max_usd)
     if as_json:
-        print(json.dumps(_told(fused), indent=2))
+        print(json.dumps(_plain(fused), indent=2))
         return
     print(_shown(fused.value))
     _note(_line(fused))
@@ -57,28 +59,33 @@ def ask_command(
         _note(f"note: {shortfall}")
 
 
-def chat_command(pool: Path, settings: Mapping[str, Any], *, max_usd: str | None = None, as_json: bool = False) -> bool:
-    """Talk with the pool, line by line from standard input; whether every question had an answer.
+def chat(
+    pool: PoolOption,
+    store: StoreOption = None,
+    policy: PolicyOption = None,
+    max_usd: Annotated[str | None, typer.Option(help="Cap for each question, USD.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print answers and receipts as JSON, one a line.")] = False,
+) -> None:
+    """Talk with a pool: answers are said as they come, with what they cost; /help lists what else can be typed.
 
-    Answers are said as they come. With ``as_json`` standard output has one JSON object a line: each answer as
-    ``focalroute ask --json`` says it with the "total_cost_usd" so far, each feedback, and each error.
-
-    Raises:
-        ConfigError: the pool or a setting is wrong.
+    Questions are read from standard input, one a line, so it works in a pipe, too. Exit code 1 if one had no answer.
     """
-    interactive = _prepared()
-    with Ensemble.from_toml(pool, **settings) as ensemble:
-        chat = _Chat(ensemble, max_usd, as_json)
+    from focalroute.serving.sync import Ensemble
+
+    interactive = _prepare_input()
+    with Ensemble.from_toml(pool, **given(store=store, policy=policy)) as ensemble:
+        conversation = _Chat(ensemble, max_usd, as_json)
         if interactive:
             _note(f"{len(ensemble.endpoints)} endpoints. /feedback good | bad after an answer, /help, /quit.")
         prompt = "> " if interactive and sys.stdout.isatty() and not as_json else ""
-        while (line := _next_line(prompt)) is not None and chat.take(line.strip()):
+        while (line := _next_line(prompt)) is not None and conversation.take(line.strip()):
             pass
-    return chat.all_answered
+    if not conversation.all_answered:
+        raise typer.Exit(1)
 
 
-def _prepared() -> bool:
-    """Make standard input ready to be read by lines; whether somebody types them."""
+def _prepare_input() -> bool:
+    """Make standard input ready to be read by lines; returns whether a person types them."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     if not sys.stdin.isatty():
@@ -89,7 +96,7 @@ def _prepared() -> bool:
 
 
 def _next_line(prompt: str) -> str | None:
-    """None: the end of the input, or Ctrl-C."""
+    """Read a line; None: the end of the input, or Ctrl-C."""
     try:
         return input(prompt)
     except (EOFError, KeyboardInterrupt):
@@ -101,7 +108,7 @@ class _Chat:
     """A conversation under way.
 
     Attributes:
-        messages: what was said, in OpenAI's form.
+        messages: the conversation so far, in OpenAI's form.
         last: the last answer.
         paid: USD of all answers; None once the cost of one is unknown.
     """
@@ -115,7 +122,7 @@ class _Chat:
     all_answered: bool = True
 
     def take(self, line: str) -> bool:
-        """Do what a line says; whether to go on."""
+        """Carry out a line; returns whether to go on."""
         command, _, rest = line.partition(" ")
         match command:
             case "":
@@ -132,7 +139,7 @@ class _Chat:
             case "/help":
                 _note(_HELP)
             case _ if command.startswith("/"):
-                _note(f"{command}: is no command; /help lists them")
+                _note(f"{command}: is not a command; /help lists them")
             case _:
                 self._ask(line)
         return True
@@ -152,7 +159,7 @@ class _Chat:
         self.paid = None if self.paid is None or answer.cost is None else self.paid + answer.cost
         if self.as_json:
             total = None if self.paid is None else str(self.paid)
-            self._say({**_told(answer), "total_cost_usd": total})
+            self._print_json({**_plain(answer), "total_cost_usd": total})
         else:
             _note(f"{_line(answer)}; paid {_dollars(self.paid)} so far")
 
@@ -176,23 +183,23 @@ class _Chat:
             self._failed(error)
             return
         if self.as_json:
-            self._say({"feedback": self.last.id, "reward": _REWARDS[word]})
+            self._print_json({"feedback": self.last.id, "reward": _REWARDS[word]})
         _note(f"noted: {word}")
 
     def _failed(self, error: FocalrouteError) -> None:
         self.all_answered = False
         if self.as_json:
-            self._say({"error": str(error)})
+            self._print_json({"error": str(error)})
         _note(f"error: {error}")
 
-    def _say(self, said: Mapping[str, Any]) -> None:
-        print(json.dumps(said, separators=(",", ":")), flush=True)
+    def _print_json(self, values: Mapping[str, Any]) -> None:
+        print(json.dumps(values, separators=(",", ":")), flush=True)
 
 
-def _told(answer: Answer) -> dict[str, Any]:
-    """An answer as JSON has it."""
-    said = ("id", "value", "text", "choice", "candidates", "probabilities", "confidence")
-    return {name: getattr(answer, name) for name in said} | {"receipt": json.loads(answer.receipt.to_json())}
+def _plain(answer: Answer) -> dict[str, Any]:
+    """Return an answer as JSON has it."""
+    names = ("id", "value", "text", "choice", "candidates", "probabilities", "confidence")
+    return {name: getattr(answer, name) for name in names} | {"receipt": json.loads(answer.receipt.to_json())}
 
 
 def _line(answer: Answer) -> str:

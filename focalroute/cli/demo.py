@@ -5,19 +5,22 @@ Everything goes through the public API. Each question is answered first, then it
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from decimal import Decimal
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
-from focalroute.core.progress import progress_bar
-from focalroute.core.receipts import Answer
-from focalroute.serving.ensemble import AsyncEnsemble
-from focalroute.sim import Question, SimulatedPool, stream
+import typer
+
+from focalroute.cli import JsonOption
+
+if TYPE_CHECKING:
+    from focalroute.core.receipts import Answer
+    from focalroute.sim import Question, SimulatedPool
 
 _AT_A_TIME = 8
 _UPDATE_EVERY = 13 * _AT_A_TIME
@@ -55,8 +58,29 @@ class _Outcome:
     calls: float
 
 
+def demo(
+    queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 1200,
+    seed: Annotated[int, typer.Option(help="Same seed, same questions and same simulated models.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a simulated pool, served over real HTTP on this machine, a stream of questions whose topics drift half-way.
+
+    No key and no network are needed.
+    """
+    result = run(queries, seed=seed, progress=not as_json)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result), indent=2))
+    else:
+        show(result)
+
+
 def run(queries: int, *, seed: int, progress: bool) -> DemoResult:
     """Play the demo; about 20 seconds for 1,200 queries on 2 cores."""
+    import asyncio
+
+    from focalroute.core.progress import progress_bar
+    from focalroute.sim import SimulatedPool, stream
+
     questions = list(stream(queries, seed=seed, drift=0.5))
     with SimulatedPool() as pool, progress_bar("asking", queries, shown=progress) as advance:
         return asyncio.run(_play(questions, pool, seed, advance))
@@ -65,6 +89,15 @@ def run(queries: int, *, seed: int, progress: bool) -> DemoResult:
 async def _play(
     questions: Sequence[Question], pool: SimulatedPool, seed: int, advance: Callable[[int], object]
 ) -> DemoResult:
+    import asyncio
+    from contextlib import AsyncExitStack
+    from tempfile import TemporaryDirectory
+
+    from focalroute.serving.ensemble import AsyncEnsemble
+
+    async def ask(ensemble: AsyncEnsemble, batch: Sequence[Question]) -> list[Answer]:
+        return list(await asyncio.gather(*(ensemble.ask(q.text, choices=q.choices) for q in batch)))
+
     ours: list[Answer] = []
     singles: list[list[Answer]] = []
     async with AsyncExitStack() as stack:
@@ -75,21 +108,17 @@ async def _play(
             if start <= len(questions) // 2 < start + _AT_A_TIME:
                 pool.drift()
             batch = questions[start : start + _AT_A_TIME]
-            answers = await _ask(ensemble, batch)
+            answers = await ask(ensemble, batch)
             for answer, question in zip(answers, batch, strict=True):
                 await ensemble.feedback(answer, label=question.label)
             ours += answers
-            members = await asyncio.gather(*(_ask(member, batch) for member in alone))
+            members = await asyncio.gather(*(ask(member, batch) for member in alone))
             singles += [list(replies) for replies in zip(*members, strict=True)]
             if len(ours) % _UPDATE_EVERY == 0:
                 await ensemble.update()
             advance(len(batch))
         version = ensemble.stats().policy_version
     return DemoResult(len(questions), seed, version, tuple(_rows(questions, ours, singles, pool)))
-
-
-async def _ask(ensemble: AsyncEnsemble, batch: Sequence[Question]) -> list[Answer]:
-    return list(await asyncio.gather(*(ensemble.ask(q.text, choices=q.choices) for q in batch)))
 
 
 def _rows(

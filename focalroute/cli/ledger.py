@@ -1,4 +1,4 @@
-"""What ``focalroute ledger`` prints: the store's ledger, added up, and what was saved."""
+"""``focalroute ledger``: the store's ledger, added up, and what was saved."""
 
 from __future__ import annotations
 
@@ -6,26 +6,63 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import astuple, fields, replace
 from decimal import Decimal
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from focalroute.core.config import Endpoint
-from focalroute.core.records import Feedback
-from focalroute.learn.reward import credit, outranks
-from focalroute.money.cost import Saving, savings, typical_cost
-from focalroute.observe import Observer
-from focalroute.store.base import LedgerSum, Store, StoredAnswer
+import typer
+
+from focalroute.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from focalroute.core.config import Endpoint
+    from focalroute.core.records import Feedback
+    from focalroute.money.cost import Saving
+    from focalroute.store.base import LedgerSum, Store, StoredAnswer
 
 _HEADS = ("asks", "calls", "tokens in", "tokens out", "USD", "estimated", "held")
-_NAMES = [field.name for field in fields(LedgerSum)]
+Form = Literal["text", "csv", "json"]
 
 
-def show_spending(sums: Sequence[LedgerSum], by: str, form: Literal["text", "csv", "json"]) -> str:
+def ledger(
+    store: Annotated[str, typer.Option(help="The SQLite file, or the redis:// address.")],
+    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="Add up by this.")] = "endpoint",
+    saved: Annotated[
+        Path | None,
+        typer.Option("--saved", help="Of this pool file's pool: what was saved against asking all, or only the best."),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
+    from focalroute.core.pool import load_pool
+    from focalroute.store import open_store, require_existing
+
+    if as_csv and as_json:
+        raise ConfigError("--csv, --json: give one of them")
+    form: Form = "text"
+    if as_csv:
+        form = "csv"
+    elif as_json:
+        form = "json"
+    pool = None if saved is None else load_pool(saved)
+    with closing(open_store(require_existing(store))) as opened:
+        if pool is not None:
+            typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
+        else:
+            typer.echo(show_spending(opened.ledger(by), by, form))
+
+
+def show_spending(sums: Sequence[LedgerSum], by: str, form: Form) -> str:
     """The sums as a table, as CSV, or as a JSON list; USD exact as it is kept."""
     if form == "text":
         return "\n".join(_table(sums, by))
-    return _machine_readable((by, *_NAMES[1:]), sums, form)
+    from focalroute.store.base import LedgerSum
+
+    _, *names = (field.name for field in fields(LedgerSum))
+    return _machine_readable((by, *names), sums, form)
 
 
 def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Literal["csv", "json"]) -> str:
@@ -65,6 +102,10 @@ _WINDOW = 500
 
 def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
     """The savings by the store's ledger; the best single endpoint is that of the store's latest feedback."""
+    from focalroute.learn.reward import credit, outranks
+    from focalroute.money.cost import savings, typical_cost
+    from focalroute.observe import Observer
+
     observer = Observer([endpoint.name for endpoint in pool], [typical_cost(one) for one in pool], window=_WINDOW)
     sources: dict[str, str] = {}
 
@@ -79,10 +120,12 @@ def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
     return savings(pool, store, observer.accuracy())
 
 
-def show_savings(saved: Sequence[Saving], form: Literal["text", "csv", "json"]) -> str:
+def show_savings(saved: Sequence[Saving], form: Form) -> str:
     """As a table, as CSV, or as a JSON list; USD exact as they are kept, the counterfactuals to 12 places."""
     rounded = [replace(one, otherwise=_rounded(one.otherwise), saved=_rounded(one.saved)) for one in saved]
     if form != "text":
+        from focalroute.money.cost import Saving
+
         return _machine_readable([field.name for field in fields(Saving)], rounded, form)
     lines = [_line("instead of", ("asks", "USD", "would cost", "saved"))]
     for one in rounded:

@@ -1,11 +1,20 @@
-"""``focalroute policy``: its commands, each of which calls the module that does the work."""
+"""``focalroute policy``: compares policies, shows them, rolls them back."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from focalroute.cli import JsonOption
+from focalroute.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from focalroute.policy.bundle import Policy
+    from focalroute.policy.der import Der
 
 policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a folder holds, go back to a version.")
 
@@ -16,7 +25,7 @@ def compare(
     b: Annotated[str, typer.Argument(help="Another one.")],
     store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
     seed: Annotated[int, typer.Option(help="Of the parts that the critic is fitted on.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Estimate what two policies would have been worth on answers that were decided with exploration and rewarded.
 
@@ -30,12 +39,45 @@ def compare(
 @policies.command("show")
 def show_policy(
     policy: Annotated[str, typer.Argument(help="A folder, folder@version, or cold for the shipped one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the versions that a folder keeps, and what one of them (else the one that serves) was made from."""
-    from focalroute.cli.policy_show import show_command
+    shown = describe(policy)
+    if as_json:
+        print(json.dumps(shown, indent=2))
+        return
+    if "folder" in shown:
+        kept = ", ".join(f"{version}{' (serves)' * (version == shown['current'])}" for version in shown["versions"])
+        print(f"{shown['folder']}: versions {kept}")
+    made = datetime.fromtimestamp(shown["created_at"], UTC).isoformat(" ", "seconds") if shown["created_at"] else "-"
+    print(f"version {shown['version']}, learned from {shown['parent'] or 'the shipped policy'}, made {made}")
+    print(f"endpoints: {', '.join(shown['names']) or 'none by name'}")
+    for part in ("hyperparameters", "metrics"):
+        print(f"{part}:" if shown[part] else f"{part}: none")
+        for key, value in shown[part].items():
+            print(f"  {key}: {json.dumps(value)}")
 
-    show_command(policy, as_json=as_json)
+
+def describe(reference: str) -> dict[str, Any]:
+    """Return a policy and the folder it is in, as plain values.
+
+    Raises:
+        ConfigError: there is no such folder or version.
+        PolicyError: it does not pass its checks.
+    """
+    from focalroute.policy import bundle
+    from focalroute.policy.der import load_served
+    from focalroute.policy.names import SHIPPED, parted
+
+    kept: dict[str, Any] = {}
+    if reference == SHIPPED:
+        policy: Policy | Der = bundle.cold()
+    else:
+        folder, wanted = parted(reference)
+        policy = load_served(folder, wanted)
+        kept = {"folder": str(folder), "versions": list(bundle.versions(folder)), "current": bundle.current(folder)}
+    shown = ("version", "parent", "created_at", "hyperparameters", "metrics")
+    return {**kept, **{name: getattr(policy, name) for name in shown}, "names": list(policy.names)}
 
 
 @policies.command("rollback")
@@ -44,14 +86,42 @@ def roll_back(
     version: Annotated[
         int | None, typer.Argument(help="The version; without it what the current one came from.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what serves now as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make an earlier version serve again; processes that serve it, or the whole fleet, notice within a second."""
-    from focalroute.cli.policy_show import rollback_command
     from focalroute.learn.fleet.rollback import rollback_fleet_command
     from focalroute.store import is_redis
 
     if is_redis(folder):
         rollback_fleet_command(folder, version, as_json=as_json)
+        return
+    path = Path(folder)
+    serving = roll_back_folder(path, version)
+    if as_json:
+        print(json.dumps({"folder": str(path), "version": serving}, indent=2))
     else:
-        rollback_command(Path(folder), version, as_json=as_json)
+        print(f"{path}: version {serving} serves now")
+
+
+def roll_back_folder(folder: Path, version: int | None) -> int:
+    """Make a version of a folder serve again (see `focalroute.policy.publish.rollback`), and return which.
+
+    Raises:
+        ConfigError: there is no such folder or version, or none to go back to.
+        PolicyError: it does not pass its checks; the current policy stays.
+    """
+    from focalroute.policy.der import load_served
+    from focalroute.policy.names import check_folder
+    from focalroute.policy.publish import rollback
+
+    check_folder(folder, version)
+    if version is None:
+        current = load_served(folder)
+        version = current.parent
+        if not version:
+            raise ConfigError(
+                f"{folder}: version {current.version} was learned from the shipped policy; name a version to go back "
+                "to, or serve without a policy folder"
+            )
+        check_folder(folder, version)
+    return rollback(folder, version)

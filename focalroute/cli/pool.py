@@ -1,4 +1,4 @@
-"""``focalroute pool``: its commands, each of which calls the module that does the work."""
+"""``focalroute pool``: its commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from focalroute.cli import JsonOption
 
 pools = typer.Typer(no_args_is_help=True, help="Look after a pool file: check it, probe its endpoints, renew prices.")
 
@@ -18,7 +20,7 @@ def check(
     store: Annotated[
         str | None, typer.Option(help="SQLite file, or redis:// address, that remembers earlier probes.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check that a pool can be asked, without asking it: the file, the keys, the addresses, what each endpoint can do.
 
@@ -37,7 +39,7 @@ def probe(
         str | None,
         typer.Option(help="SQLite file, or redis:// address, for what was measured, so that it is not measured again."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came back as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Ask every endpoint a tiny question: how long it takes, what the endpoint can do, what that cost.
 
@@ -58,7 +60,7 @@ def prices(
     library: Annotated[
         bool, typer.Option("--library", help="Take all of them from genai-prices (extra prices); fetch nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter, or with a price library.
 

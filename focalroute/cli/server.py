@@ -1,18 +1,32 @@
-"""``focalroute serve`` and ``focalroute key``, as the command line sees them."""
+"""``focalroute serve`` and ``focalroute key``."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import json
+import signal
+import socket
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from focalroute.cli import JsonOption, PolicyOption, PoolOption, given
+from focalroute.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from focalroute.server import Callers
+
+_BACKLOG = 2048
+
 
 def serve(
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")],
-    policy: Annotated[
-        str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
-    ] = None,
+    pool: PoolOption,
+    policy: PolicyOption = None,
     store: Annotated[
         str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in; several servers may.")
     ] = None,
@@ -30,22 +44,118 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as JSON, once it does.")] = False,
 ) -> None:
     """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
-    from focalroute.server.command import serve_command
+    import asyncio
 
-    settings = {name: value for name, value in (("policy", policy), ("store", store)) if value is not None}
-    serve_command(
-        pool, settings, address=(host, port), keys=keys, shutdown_s=shutdown_s, telemetry=telemetry, as_json=as_json
-    )
+    from focalroute.core.pool import load_pool
+    from focalroute.server.callers import KEY_VARIABLE, Callers
+    from focalroute.serving.telemetry import exporting
+
+    callers = Callers.from_environment() if keys is None else Callers.from_toml(keys)
+    if callers is None and not _is_local(host):
+        raise ConfigError(
+            f"host: {host} can be reached by others, who could spend your money: give --keys, set {KEY_VARIABLE}, or "
+            "leave --host out"
+        )
+    settings: dict[str, Any] = given(policy=policy, store=store)
+    if callers is not None:
+        settings["budget"] = callers.within(load_pool(pool).budget)
+    with contextlib.ExitStack() as stack:
+        if telemetry:
+            settings["telemetry"] = stack.enter_context(exporting())
+        asyncio.run(_serve(pool, settings, callers, (host, port), shutdown_s, as_json))
+
+
+async def _serve(
+    pool: Path,
+    settings: dict[str, Any],
+    callers: Callers | None,
+    address: tuple[str, int],
+    shutdown_s: int,
+    as_json: bool,
+) -> None:
+    from focalroute.server import NEEDED, create_app
+    from focalroute.serving.ensemble import AsyncEnsemble
+
+    try:
+        import uvicorn
+    except ImportError:
+        raise ConfigError(NEEDED) from None
+    async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
+        app = create_app(ensemble, callers=callers, local_only=callers is None)
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # quiet, but for warnings
+            access_log=False,
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=shutdown_s,
+        )
+        with _listening(*address) as sock:
+            _greet(len(ensemble.endpoints), sock, callers, as_json)
+            server = uvicorn.Server(config)
+            _handle_signals(server)
+            await server.serve(sockets=[sock])
+
+
+def _handle_signals(server: uvicorn.Server) -> None:
+    """SIGINT and SIGTERM end the server in good order; a second SIGINT does not wait.
+
+    By itself uvicorn would raise them once more at its end, before the ensemble is closed.
+    """
+    import asyncio
+
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+
+
+def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json: bool) -> None:
+    host, port = sock.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    url, keys = f"http://{host}:{port}/v1", None if callers is None else len(tuple(callers))
+    if as_json:
+        print(json.dumps({"url": url, "endpoints": endpoints, "keys": keys}), flush=True)
+        return
+    who = "anybody on this machine" if keys is None else f"{keys} key(s)"
+    print(f"{endpoints} endpoints as the model focalroute on {url} for {who}", file=sys.stderr, flush=True)
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigError: that cannot be.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error.strerror}; give others") from None
 
 
 def key(
     name: Annotated[str, typer.Argument(help="Whose key it is: a name for the ledger.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print key and table as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a caller's key: its table for serve --keys goes to standard output, the key to standard error, once.
 
     As in: focalroute key alice >> keys.toml
     """
-    from focalroute.server.command import key_command
+    from focalroute.server.callers import new_key
 
-    key_command(name, as_json=as_json)
+    made, table = new_key(name)
+    if as_json:
+        print(json.dumps({"key": made, "table": table}))
+        return
+    print(table)
+    print(f"the key, which is kept nowhere: {made}", file=sys.stderr)

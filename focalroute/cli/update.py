@@ -1,4 +1,4 @@
-"""What ``focalroute update`` does, for one file and for a fleet."""
+"""``focalroute update``, for one file and for a fleet."""
 
 from __future__ import annotations
 
@@ -10,39 +10,47 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from focalroute.core.errors import ConfigError, FocalrouteError
-from focalroute.learn.fleet.archive import Archive
-from focalroute.learn.fleet.learner import FleetLearner
-from focalroute.learn.online import update_policy
-from focalroute.learn.update_report import UpdateReport
-from focalroute.policy.catalogue import chosen
-from focalroute.serving.updates import learned_folder
-from focalroute.store import Store, open_store, require_existing
-from focalroute.store.redis.store import RedisStore
+
+if TYPE_CHECKING:
+    from focalroute.learn.update_report import UpdateReport
+    from focalroute.store import Store
 
 _PAUSE_S = 0.5  # between two looks for feedback
 
 _log = logging.getLogger("focalroute")
 
 
-def update_command(
-    store: str,
-    policy: str,
-    *,
-    follow: bool,
-    every: int,
-    archive: Path | None,
-    seed: int | None,
-    as_json: bool,
+def update(
+    store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
+    policy: Annotated[str, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on for ever, whenever there is enough feedback.")
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="With --follow: feedbacks between two updates.")] = 100,
+    archive: Annotated[
+        Path | None, typer.Option(help="With --follow and Redis: the SQLite file for what Redis is to keep no longer.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON, in one line each.")] = False,
 ) -> None:
-    """Update once, or until interrupted, and print each report.
+    """Learn from the feedback in a store and publish the new policy, if it passes its gate.
 
-    Raises:
-        ConfigError: there is no such store, no folder to learn from, or an option does not go with the others.
-        FocalrouteError: an update that was to be the only one failed.
+    A process that serves with this folder notices within a second of its next question. With a Redis store the policy
+    is the fleet's: all workers get it, and of those who run this command with --follow one at a time is the learner.
     """
+    from focalroute.learn.fleet.archive import Archive
+    from focalroute.learn.fleet.learner import FleetLearner
+    from focalroute.learn.online import update_policy
+    from focalroute.policy.catalogue import chosen
+    from focalroute.serving.updates import learned_folder
+    from focalroute.store import open_store, require_existing
+    from focalroute.store.redis.store import RedisStore
+
     folder = learned_folder(chosen(policy, ()))
     require_existing(store)
     with ExitStack() as stack:
@@ -54,40 +62,42 @@ def update_command(
             learner = FleetLearner(opened, start=folder, every=every, seed=seed, archive=kept)
             stack.enter_context(closing(learner))
             if not follow:
-                _say(learner.run(), as_json)
+                _print_report(learner.run(), as_json)
                 return
             step: Callable[[], UpdateReport | None] = learner.step
         elif follow:
-            step = _following(opened, folder, every, seed)
+            step = _step_on_file(opened, folder, every, seed)
         else:
-            _say(update_policy(opened, folder, seed=seed), as_json)
+            _print_report(update_policy(opened, folder, seed=seed), as_json)
             return
         _follow(step, as_json)
 
 
-def _following(store: Store, folder: str | Path, every: int, seed: int | None) -> Callable[[], UpdateReport | None]:
-    """Steps that update whenever so much feedback has come into the file."""
-    heard = 0
+def _step_on_file(store: Store, folder: str | Path, every: int, seed: int | None) -> Callable[[], UpdateReport | None]:
+    """Make a step that updates once enough feedback has come into the file."""
+    from focalroute.learn.online import update_policy
+
+    received = 0
     steps = 0
 
-    def hear(rows: Any) -> None:
-        nonlocal heard
-        heard += len(rows)
+    def on_feedback(rows: Any) -> None:
+        nonlocal received
+        received += len(rows)
 
     def step() -> UpdateReport | None:
-        nonlocal heard, steps
-        if heard < every:
+        nonlocal received, steps
+        if received < every:
             return None
-        heard, steps = 0, steps + 1
+        received, steps = 0, steps + 1
         return update_policy(store, folder, seed=None if seed is None else seed + steps - 1)
 
-    store.subscribe(hear, last=0)
+    store.subscribe(on_feedback, last=0)
     return step
 
 
 def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
-    """Step after step until the process is told to end; what fails is tried again."""
-    with _told_to_end() as end:
+    """Run step after step until the process is told to end; what fails is tried again."""
+    with _end_signal() as end:
         while not end.wait(_PAUSE_S):
             try:
                 report = step()
@@ -95,12 +105,12 @@ def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
                 _log.warning("the policies could not be updated, the old ones stay: %s", error)
             else:
                 if report is not None:
-                    _say(report, as_json)
+                    _print_report(report, as_json)
 
 
 @contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """Set once the process is interrupted or terminated; what is under way is finished."""
+def _end_signal() -> Iterator[threading.Event]:
+    """Give an event that is set once the process is interrupted or terminated; what is under way is finished."""
     end = threading.Event()
     before = {number: signal.signal(number, lambda *_: end.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -110,7 +120,7 @@ def _told_to_end() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _say(report: UpdateReport, as_json: bool) -> None:
+def _print_report(report: UpdateReport, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(report)), flush=True)
     else:

@@ -31,7 +31,7 @@ _UNITS = {"accuracy": 1.0, "cost": 100.0, "reward": 1.0}
 
 
 def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool = False) -> None:
-    """Compare two policies (see `focalroute.cli.policy_show.named`) on a store's answers, and print the estimates.
+    """Compare two policies (see `focalroute.cli.policy.describe`) on a store's answers, and print the estimates.
 
     Raises:
         ConfigError: a policy or the store does not exist, both policies are the same, or no answer can count.

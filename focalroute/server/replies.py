@@ -1,26 +1,52 @@
-"""An answer as a chat completion, whole or as the chunks of a stream."""
+"""Responses in OpenAI's shapes: an answer as a chat completion, whole or in chunks; an error as its status and body."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from decimal import Decimal
-from typing import Any
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from focalroute.core.receipts import Answer, Call
-from focalroute.server.requests import MODEL, Asked
+from focalroute.core.errors import (
+    BudgetExceeded,
+    ConfigError,
+    DeadlineExceeded,
+    FeedbackConflict,
+    FeedbackError,
+    FocalrouteError,
+    PoolError,
+    StoreError,
+    UnknownAnswer,
+)
+from focalroute.core.receipts import Answer
+from focalroute.core.records import Reply
+
+if TYPE_CHECKING:
+    from focalroute.server.requests import ChatRequest
+
+#: The one model that is served.
+MODEL = "focalroute"
 
 _CUT = ("length", "content_filter")
+_FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
+#: Names of arguments of ``ask`` in a request.
+_REQUEST_NAMES = {"query": "messages", "params": None, "label": "label", "reward": "reward"}
+_OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
+_REFUSES = (400, 404, 413, 422)  # a request as it stands, whoever sends it
+_RETRY_AFTER_S = 1
 
 
 def completion_id(answer_id: str) -> str:
-    """What the reply with this answer is called."""
+    """Return the id of the reply with this answer."""
     return f"chatcmpl-{answer_id}"
 
 
-def completion(asked: Asked, answer: Answer) -> dict[str, Any]:
-    """The whole reply."""
-    content = None if answer.tool_calls and not answer.text else asked.said(answer.text)
+def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """Return a whole reply."""
+    content = None if answer.tool_calls and not answer.text else request.content_of(answer.text)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if answer.tool_calls:
         message["tool_calls"] = [dict(call) for call in answer.tool_calls]
@@ -32,7 +58,7 @@ def completion(asked: Asked, answer: Answer) -> dict[str, Any]:
         "model": MODEL,
         "choices": [choice],
         "usage": _usage(answer),
-        "focalroute": _told(asked, answer),
+        "focalroute": _extras(request, answer),
     }
 
 
@@ -44,47 +70,47 @@ class Chunks:
         created: Unix time.
     """
 
-    def __init__(self, asked: Asked, name: str, created: int) -> None:
-        self._asked = asked
+    def __init__(self, request: ChatRequest, name: str, created: int) -> None:
+        self._request = request
         self._head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": MODEL}
 
     def role(self) -> str:
-        """The first."""
+        """Return the first event."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def piece(self, text: str) -> str:
-        """Some more of the text."""
+        """Return an event with a piece of the text."""
         return self._chunk({"content": text})
 
     def end(self, answer: Answer) -> Iterator[str]:
-        """What follows the text: tool calls, why it ended and what it cost, and the usage if it is wanted."""
+        """Return what follows the text: tool calls, why it ended, its cost, and the usage if it was asked for."""
         if answer.tool_calls:
             yield self._chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(answer.tool_calls)]})
-        yield self._chunk({}, _finish_reason(answer), focalroute=_told(self._asked, answer))
-        if self._asked.include_usage:
+        yield self._chunk({}, _finish_reason(answer), focalroute=_extras(self._request, answer))
+        if self._request.include_usage:
             yield json.dumps({**self._head, "choices": [], "usage": _usage(answer)})
 
     def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **rest: Any) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        usage = {"usage": None} if self._asked.include_usage else {}
+        usage = {"usage": None} if self._request.include_usage else {}
         return json.dumps({**self._head, "choices": [choice], **usage, **rest}, default=str)
 
 
 def _finish_reason(answer: Answer) -> str:
     if answer.tool_calls:
         return "tool_calls"
-    given = next((reply for reply in answer.replies if reply.ok and reply.text == answer.text), None)
-    return given.finish_reason if given and given.finish_reason in _CUT else "stop"
-
-
-def _calls(answer: Answer) -> tuple[Call, ...]:
-    synthesis = answer.receipt.synthesis
-    return answer.receipt.calls if synthesis is None else (*answer.receipt.calls, synthesis)
+    for reply in answer.replies:
+        if reply.ok and reply.text == answer.text:
+            return reply.finish_reason if reply.finish_reason in _CUT else "stop"
+    return "stop"
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Of all calls together, their cost too, as OpenRouter has it: in USD, null where it is not known."""
-    usages = [call.usage for call in _calls(answer) if call.usage is not None]
+    """Add up the usage and cost of all calls; the cost as OpenRouter has it: in USD, null where it is not known."""
+    calls = list(answer.receipt.calls)
+    if answer.receipt.synthesis is not None:
+        calls.append(answer.receipt.synthesis)
+    usages = [call.usage for call in calls if call.usage is not None]
     prompt, completion = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
     return {
         "prompt_tokens": prompt,
@@ -96,24 +122,117 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _told(asked: Asked, answer: Answer) -> dict[str, Any]:
-    """What OpenAI's API has no name for."""
-    told: dict[str, Any] = {
+def _extras(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """Return what OpenAI's API has no name for."""
+    extras: dict[str, Any] = {
         "answer_id": answer.id,
         "confidence": answer.confidence,
-        "cost_usd": _usd(answer.cost),
+        "cost_usd": None if answer.cost is None else f"{answer.cost:f}",
         "members": [call.endpoint for call in answer.receipt.calls],
         "degraded": list(answer.degraded),
         "durable": answer.durable,
     }
-    if asked.options["choices"] is not None:
-        told |= {"choice": answer.choice, "candidates": answer.candidates, "probabilities": answer.probabilities}
-    elif asked.options["answer"] is not None:
-        told["value"] = answer.value
-    if asked.receipt:
-        told["receipt"] = json.loads(answer.receipt.to_json())
-    return told
+    if request.options["choices"] is not None:
+        extras |= {"choice": answer.choice, "candidates": answer.candidates, "probabilities": answer.probabilities}
+    elif request.options["answer"] is not None:
+        extras["value"] = answer.value
+    if request.receipt:
+        extras["receipt"] = json.loads(answer.receipt.to_json())
+    return extras
 
 
-def _usd(cost: Decimal | None) -> str | None:
-    return None if cost is None else f"{cost:f}"
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Refused(Exception):
+    """A request that is not granted, with the status and the body of its response.
+
+    Attributes:
+        param: the field it is about.
+        retry_after_s: when it may be granted, seconds from now; None: unknown.
+        again: whether a client may try again by itself; None: it goes by the status.
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    again: bool | None = None
+    extra_headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body in OpenAI's shape."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All headers, those that say when to come again included."""
+        headers = dict(self.extra_headers)
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.again is not None:
+            headers["x-should-retry"] = str(self.again).lower()  # for the openai library
+        return headers
+
+
+def refusal_of(error: FocalrouteError) -> Refused:
+    """Map an error of the library to the response that a caller gets."""
+    message = str(error)
+    match error:
+        case BudgetExceeded():
+            return _over_budget(error)
+        case DeadlineExceeded():
+            return Refused(504, message, "timeout_error", code="deadline_exceeded", again=False)
+        case PoolError():
+            return _no_reply(message, error.replies)
+        case UnknownAnswer():
+            return Refused(404, message, param="id", code="unknown_answer")
+        case FeedbackConflict():
+            return Refused(409, message, code="feedback_conflict", again=False)
+        case StoreError():
+            return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
+        case ConfigError() | FeedbackError():  # a conflict and an unknown answer are feedback errors, too
+            return _invalid(message)
+    return Refused(500, message, "server_error")
+
+
+def _invalid(message: str) -> Refused:
+    """400, with the field that the message names, by its name in the request."""
+    found = _FIELD.match(message)
+    param = None
+    if found is not None and found[1] in _REQUEST_NAMES:
+        param = _REQUEST_NAMES[found[1]]
+    elif found is not None and found[1] in _OWN:
+        param = f"focalroute.{found[1]}"
+    if found is not None and found[1] == "query":
+        message = f"{param}: {message[found.end() :]}"
+    return Refused(400, message, param=param)
+
+
+def _over_budget(error: BudgetExceeded) -> Refused:
+    """402 where waiting does not help, 429 where it does."""
+    if error.resets_at is None:
+        return Refused(402, str(error), "insufficient_quota", code="budget_exceeded", again=False)
+    left_s = error.resets_at.timestamp() - time.time()
+    return Refused(
+        429, str(error), "insufficient_quota", code="budget_exceeded", retry_after_s=left_s, again=left_s <= 60
+    )
+
+
+def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
+    """No endpoint answered: 400 where all refused the request itself, 503 where they were busy, else 502."""
+    failures = [reply.error for reply in replies if reply.error is not None]
+    if not failures or all(failure.status in _REFUSES for failure in failures):
+        return Refused(400, message, code="no_endpoint_takes_this")
+    if all(failure.kind == "limited" or failure.status in (429, 503) for failure in failures):
+        waits = [failure.retry_after_s for failure in failures if failure.retry_after_s is not None]
+        wait_s = min(waits, default=_RETRY_AFTER_S)
+        return Refused(503, message, "server_error", code="pool_busy", retry_after_s=wait_s)
+    again = None
+    if any(reply.usage is not None for reply in replies):  # a client that tried again would pay again
+        again = False
+    return Refused(502, message, "server_error", code="pool_failed", again=again)

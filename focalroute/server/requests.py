@@ -1,20 +1,18 @@
-"""A request for a chat completion as the arguments of ``ask``, checked field by field."""
+"""Reads requests: a chat completion as the arguments of ``ask``, a feedback; both checked field by field."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from focalroute.answers.structured import Structure, structure_of
+from focalroute.core.errors import ConfigError
 from focalroute.endpoints.elicit.messages import append_text
-from focalroute.server.refusals import Refusal, Refused
-from focalroute.server.wanted import wanted_of
-
-#: The one model that is served.
-MODEL = "focalroute"
+from focalroute.server.replies import MODEL, Refused
 
 _LONGEST_S = 600.0  # that a caller may have an ask take
 
@@ -67,7 +65,7 @@ class _StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class _Wishes(BaseModel):
+class _Extras(BaseModel):
     """The object "focalroute" of a request: the arguments of ``ask`` that OpenAI's API has no name for."""
 
     model_config = _STRICT
@@ -86,7 +84,7 @@ class _Chat(BaseModel):
     model_config = _STRICT
     model: str
     messages: Annotated[list[_Message], Field(min_length=1)]
-    focalroute: _Wishes | None = None
+    focalroute: _Extras | None = None
     response_format: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -106,7 +104,7 @@ class _Chat(BaseModel):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Annotated[Any, AfterValidator(_named_or_object)] = None
     parallel_tool_calls: bool | None = None
-    # One answer is given, without log-probabilities; what else OpenAI has and no answer hangs on is not sent on.
+    # One answer is given, without log-probabilities; what else OpenAI has and no answer depends on is not sent on.
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     user: str | None = None
@@ -117,25 +115,32 @@ class _Chat(BaseModel):
     prompt_cache_key: str | None = None
 
 
-class _Feedback(BaseModel):
+class FeedbackRequest(BaseModel):
+    """Feedback for an answer, or for the chat completion with it."""
+
     model_config = _STRICT
     id: Annotated[str, Field(min_length=1, max_length=200)]
     reward: float | bool | None = None
     label: Any = None
     source: Annotated[str, Field(min_length=1, max_length=200)] = "user"
 
+    @property
+    def answer_id(self) -> str:
+        """The answer's id, without what makes it a completion's."""
+        return self.id.removeprefix("chatcmpl-")
+
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a caller asks.
+class ChatRequest:
+    """A request for a chat completion.
 
     Attributes:
         query: the messages.
         options: the other arguments of ``ask`` and ``stream``.
         field_name: of an object with this one field a choice is the value; empty: the choice itself is the JSON value;
-            None: the answer is said as it is.
+            None: the answer stands as it is.
         include_usage: whether a stream is to end with the usage.
-        receipt: whether the receipt is wanted.
+        receipt: whether the receipt is answer_format.
     """
 
     query: Sequence[Mapping[str, Any]]
@@ -145,44 +150,36 @@ class Asked:
     include_usage: bool
     receipt: bool
 
-    def said(self, text: str) -> str:
-        """The answer's text as the content of the reply."""
+    def content_of(self, text: str) -> str:
+        """Return an answer's text as the content of the reply."""
         if self.field_name is None:
             return text
-        return json.dumps({self.field_name: text} if self.field_name else text)
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Feedback for an answer."""
-
-    answer_id: str
-    reward: float | bool | None
-    label: Any
-    source: str
+        if not self.field_name:
+            return json.dumps(text)
+        return json.dumps({self.field_name: text})
 
 
 def parse_json(body: bytes) -> object:
     """The JSON of a body.
 
     Raises:
-        Refused: it is none.
+        Refused: it is not JSON.
     """
     try:
         return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise Refused(Refusal(400, "the body is not valid JSON", code="invalid_json")) from None
+        raise Refused(400, "the body is not valid JSON", code="invalid_json") from None
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
-def read_chat(body: object, tags: Sequence[str] | None) -> Asked:
+def read_chat(body: object, tags: Sequence[str] | None) -> ChatRequest:
     """Check a request for a chat completion.
 
     Args:
-        tags: of whoever asks; None: nobody is known, and the request may give them.
+        tags: of the caller; None: the caller is not known, and the request may give them.
 
     Raises:
         Refused: a field is wrong.
@@ -190,64 +187,63 @@ def read_chat(body: object, tags: Sequence[str] | None) -> Asked:
     chat, raw = _checked(_Chat, body)
     if chat.model != MODEL:
         message = f"model: there is only {MODEL!r} here; see GET /v1/models"
-        raise Refused(Refusal(404, message, param="model", code="model_not_found"))
-    wishes = chat.focalroute or _Wishes()
-    if wishes.tags is not None and tags is not None:
+        raise Refused(404, message, param="model", code="model_not_found")
+    extras = chat.focalroute or _Extras()
+    if extras.tags is not None and tags is not None:
         message = "focalroute.tags: come with your key; leave them out"
-        raise Refused(Refusal(400, message, param="focalroute.tags"))
+        raise Refused(400, message, param="focalroute.tags")
     messages: Sequence[Mapping[str, Any]] = raw["messages"]
     for i, one in enumerate(chat.messages):
         if one.role == "user" and not one.content:
             param = f"messages.{i}.content"
-            raise Refused(Refusal(400, f"{param}: is empty; say something", param=param))
+            raise Refused(400, f"{param}: is empty; say something", param=param)
     params = {name: raw[name] for name in _PASSED_ON if raw.get(name) is not None}
-    wanted = wanted_of(chat.response_format, tools=bool(params.get("tools")))
-    if wanted.given and (wishes.choices is not None or wishes.answer is not None):
+    answer_format = read_format(chat.response_format, tools=bool(params.get("tools")))
+    if answer_format.specified and (extras.choices is not None or extras.answer is not None):
         message = "response_format: focalroute.choices and focalroute.answer say what is wanted already; give one"
-        raise Refused(Refusal(400, message, param="response_format"))
+        raise Refused(400, message, param="response_format")
     options: dict[str, Any] = {
-        "choices": wishes.choices if wanted.choices is None else wanted.choices,
-        "answer": wishes.answer if wanted.structure is None else wanted.structure,
-        "samples": wishes.samples,
-        "combine": wishes.combine,
-        "task": wishes.task,
-        "tags": tuple(wishes.tags or () if tags is None else tags),
-        "max_usd": wishes.max_usd,
-        "deadline_s": wishes.deadline_s,
-        "params": {**params, **wanted.params},
+        "choices": extras.choices if answer_format.choices is None else answer_format.choices,
+        "answer": extras.answer if answer_format.structure is None else answer_format.structure,
+        "samples": extras.samples,
+        "combine": extras.combine,
+        "task": extras.task,
+        "tags": tuple(extras.tags or () if tags is None else tags),
+        "max_usd": extras.max_usd,
+        "deadline_s": extras.deadline_s,
+        "params": {**params, **answer_format.params},
     }
-    return Asked(
-        query=append_text(messages, wanted.meaning) if wanted.meaning else messages,
+    return ChatRequest(
+        query=append_text(messages, answer_format.meaning) if answer_format.meaning else messages,
         options=options,
-        field_name=wanted.field_name,
+        field_name=answer_format.field_name,
         stream=bool(chat.stream),
         include_usage=chat.stream_options is not None and bool(chat.stream_options.include_usage),
-        receipt=wishes.receipt,
+        receipt=extras.receipt,
     )
 
 
-def read_feedback(body: object) -> Told:
+def read_feedback(body: object) -> FeedbackRequest:
     """Check a feedback.
 
     Raises:
         Refused: a field is wrong.
     """
-    told, _ = _checked(_Feedback, body)
-    return Told(told.id.removeprefix("chatcmpl-"), told.reward, told.label, told.source)
+    feedback, _ = _checked(FeedbackRequest, body)
+    return feedback
 
 
 def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
     """The body as a model, and as it came."""
     if not isinstance(body, dict):
-        raise Refused(Refusal(400, "the body must be a JSON object"))
+        raise Refused(400, "the body must be a JSON object")
     try:
         return model.model_validate(body), body
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         param = ".".join(map(str, problem["loc"]))
-        raise Refused(
-            Refusal(400, f"{param}: {_explained(problem['type'], problem['msg'], param)}", param=param)
-        ) from None
+        why = _explained(problem["type"], problem["msg"], param)
+        raise Refused(400, f"{param}: {why}", param=param) from None
 
 
 def _explained(kind: str, message: str, param: str) -> str:
@@ -260,3 +256,119 @@ def _explained(kind: str, message: str, param: str) -> str:
     if kind == "extra_forbidden":
         return 'unknown field; leave it out (what is focalroute\'s own goes into the object "focalroute")'
     return message.removeprefix("Value error, ")
+
+
+# -- the format of the answer ------------------------------------------------------------------------------------------
+
+_OF_A_CHOICE = {"type", "enum", "title", "description"}
+_OF_ITS_OBJECT = {
+    "type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions", "$schema",
+}  # fmt: skip
+_NO_SCHEMA: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The format of an answer, as a ``response_format`` gives it: one of some choices, a schema, or any JSON.
+
+    A schema that leaves only a choice, an enum of strings or an object whose one field is such an enum, makes a closed
+    question: its choices get probabilities, and every endpoint can be asked it. All other schemas make structured
+    answers.
+
+    Attributes:
+        choices: those of a closed question.
+        field_name: of the object that holds the choice; empty: it stands alone; None: no choice.
+        meaning: what the choices are choices of, in words; empty: unknown.
+        structure: of a structured answer.
+        params: sent on to the endpoints.
+    """
+
+    choices: tuple[str, ...] | None = None
+    field_name: str | None = None
+    meaning: str = ""
+    structure: Structure | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def specified(self) -> bool:
+        """Whether it asks for some kind of answer."""
+        return self.choices is not None or self.structure is not None
+
+
+def read_format(response_format: Mapping[str, Any] | None, *, tools: bool) -> AnswerFormat:
+    """Read a ``response_format``.
+
+    Args:
+        tools: whether tools may be called instead, which a closed question does not allow.
+
+    Raises:
+        Refused: it is not a response format.
+    """
+    if response_format is None or response_format.get("type") == "text":
+        return AnswerFormat()
+    if response_format.get("type") == "json_object":
+        return AnswerFormat(params={"response_format": dict(response_format)})
+    holder = response_format.get("json_schema")
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if response_format.get("type") != "json_schema" or not isinstance(schema, dict):
+        message = (
+            'response_format: give {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}, or the type '
+            '"json_object" or "text"'
+        )
+        raise Refused(400, message, param="response_format")
+    closed = None if tools else _closed_format(schema)
+    if closed is not None:
+        return closed
+    try:
+        return AnswerFormat(structure=structure_of(schema))
+    except ConfigError as error:
+        message = str(error).replace("answer:", "response_format:", 1)
+        raise Refused(400, message, param="response_format") from None
+
+
+def _closed_format(schema: Mapping[str, Any]) -> AnswerFormat | None:
+    """Read the closed question that a schema makes; None: it makes none."""
+    choices = _enum_choices(schema)
+    if choices is not None:
+        return AnswerFormat(choices, "", _meaning("", schema))
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not set(schema) <= _OF_ITS_OBJECT or not isinstance(properties, dict) or len(properties) != 1:
+        return None
+    ((name, given),) = properties.items()
+    value = _resolved(schema, given)
+    choices = _enum_choices(value)
+    if choices is None or not name or required not in ([], [name]):
+        return None
+    described = value if given is value else {**value, **given}
+    return AnswerFormat(choices, name, _meaning(name, described, schema))
+
+
+def _resolved(schema: Mapping[str, Any], given: Any) -> Mapping[str, Any]:
+    """A field's schema, or the one of the same document that it refers to."""
+    if not isinstance(given, dict):
+        return _NO_SCHEMA
+    reference = given.get("$ref")
+    if not isinstance(reference, str):
+        return given
+    _, _, path = reference.partition("#/")
+    holder, _, name = path.partition("/")
+    found = schema.get(holder) if holder in ("$defs", "definitions") else None
+    target = found.get(name) if isinstance(found, dict) else None
+    return target if isinstance(target, dict) else _NO_SCHEMA
+
+
+def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """At least two different strings; None: the schema takes something else, too."""
+    values = schema.get("enum")
+    if not set(schema) <= _OF_A_CHOICE or schema.get("type", "string") != "string" or not isinstance(values, list):
+        return None
+    if len(values) < 2 or not all(isinstance(value, str) and value.strip() for value in values):
+        return None
+    return tuple(values) if len({value.strip() for value in values}) == len(values) else None
+
+
+def _meaning(name: str, *schemas: Mapping[str, Any]) -> str:
+    """What the schema says the choice is of: its field's name, and the descriptions."""
+    described = [schema["description"] for schema in schemas if isinstance(schema.get("description"), str)]
+    said = [f'"{name}"', *described] if name else described
+    return f"What is asked for is {': '.join(said)}" if said else ""

@@ -134,7 +134,7 @@ def test_a_chat_reads_questions_from_a_pipe_and_learns_from_feedback(pool_file: 
     assert notes[0] == "/feedback: there is no answer yet"
     assert "confidence" in notes[1]
     assert notes[1].endswith("so far")
-    assert notes[2:5] == ["/feedback: say good or bad", "noted: good", "/foo: is no command; /help lists them"]
+    assert notes[2:5] == ["/feedback: say good or bad", "noted: good", "/foo: is not a command; /help lists them"]
     assert notes[5].startswith("paid $0.0000")
     assert notes[6:] == ["a new conversation"]
     with closing(SqliteStore(store)) as opened:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.cli.policy_show import described, rollback_command, show_command
+from focalroute.cli.policy import describe, roll_back, roll_back_folder, show_policy
 from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.policy.bundle import COLD, current
 from focalroute.policy.names import named
@@ -68,37 +68,37 @@ def test_a_damaged_policy_is_a_policy_error(root: Path) -> None:
 
 
 def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_command(f"{root}@2")
+    show_policy(f"{root}@2")
     shown = capsys.readouterr().out
     assert f"{root}: versions 1, 2, 3 (serves)" in shown
     assert "version 2, learned from 1, made 20" in shown
     assert '  gate: {"gain": 1.5}' in shown
     assert "  clip: 0.2" in shown
-    show_command(str(root), as_json=True)
+    show_policy(str(root), as_json=True)
     said = json.loads(capsys.readouterr().out)
-    assert said == described(str(root))
+    assert said == describe(str(root))
     assert (said["version"], said["parent"], said["current"], said["versions"]) == (3, 1, 3, [1, 2, 3])
-    show_command("cold")
+    show_policy("cold")
     assert capsys.readouterr().out.startswith("version 0, learned from the shipped policy, made -\n")
 
 
 def test_rollback_goes_to_the_parent_or_to_a_version(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rollback_command(root, None)
+    roll_back(str(root), None)
     assert capsys.readouterr().out == f"{root}: version 1 serves now\n"
-    rollback_command(root, 2)
+    roll_back_folder(root, 2)
     assert current(root) == 2
 
 
 def test_a_rollback_that_leads_nowhere_changes_nothing(root: Path, tmp_path: Path) -> None:
-    rollback_command(root, 1)
+    roll_back_folder(root, 1)
     with pytest.raises(ConfigError, match="was learned from the shipped policy; name a version"):
-        rollback_command(root, None)
+        roll_back_folder(root, None)
     with pytest.raises(ConfigError, match="version 9 is not kept"):
-        rollback_command(root, 9)
+        roll_back_folder(root, 9)
     assert current(root) == 1
     with pytest.raises(ConfigError, match="no such folder"):
-        rollback_command(tmp_path / "none", None)
+        roll_back_folder(tmp_path / "none", None)
     (root / "v000002" / "fusion.onnx").write_bytes(b"")
     with pytest.raises(PolicyError, match="SHA-256"):
-        rollback_command(root, 2)
+        roll_back_folder(root, 2)
     assert current(root) == 1

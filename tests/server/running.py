@@ -18,8 +18,8 @@ from typing import Any
 import uvicorn
 
 from focalroute import AsyncEnsemble, Endpoint
+from focalroute.cli.server import _listening
 from focalroute.server import Callers, create_app
-from focalroute.server.command import _listening
 from tests.interruptible import heed_interrupts
 
 __all__ = ["ask", "command", "get", "post", "served", "started"]

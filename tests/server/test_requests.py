@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from focalroute import Endpoint
-from focalroute.server.wanted import Wanted, wanted_of
+from focalroute.server.requests import AnswerFormat, read_format
 from tests.loopback import completion, json_reply, serving
 from tests.server.running import ask, post, served
 
@@ -52,9 +52,9 @@ def holding(**properties: Any) -> dict[str, Any]:
     ],
 )
 def test_a_schema_that_leaves_only_a_choice(schema: dict[str, Any], name: str, meaning: str) -> None:
-    got = wanted_of(formatted(schema), tools=False)
+    got = read_format(formatted(schema), tools=False)
     assert (got.choices, got.field_name, got.meaning) == (("good", "bad"), name, meaning)
-    assert wanted_of(formatted(schema), tools=True).structure is not None  # which may call a tool instead
+    assert read_format(formatted(schema), tools=True).structure is not None  # which may call a tool instead
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_a_schema_that_leaves_only_a_choice(schema: dict[str, Any], name: str, m
     ],
 )
 def test_a_schema_that_leaves_more_makes_a_structured_answer(schema: dict[str, Any]) -> None:
-    got = wanted_of(formatted(schema), tools=False)
+    got = read_format(formatted(schema), tools=False)
     assert got.choices is None
     assert got.structure is not None
 
 
 def test_what_is_no_wish() -> None:
-    assert wanted_of(None, tools=False) == wanted_of({"type": "text"}, tools=False) == Wanted()
-    passed_on = wanted_of({"type": "json_object"}, tools=False)
+    assert read_format(None, tools=False) == read_format({"type": "text"}, tools=False) == AnswerFormat()
+    passed_on = read_format({"type": "json_object"}, tools=False)
     assert passed_on.params == {"response_format": {"type": "json_object"}}
-    assert not passed_on.given
+    assert not passed_on.specified
 
 
 def test_what_the_field_means_is_asked_and_the_answer_is_an_object_again() -> None:
