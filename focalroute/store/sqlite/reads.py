@@ -14,7 +14,7 @@ from focalroute.store.accounts import from_pico
 from focalroute.store.base import CapabilityRow, FeedbackRows, Grouping, HealthRow, LedgerSum, StoredAnswer
 from focalroute.store.codec import read_answer
 from focalroute.store.engine import unless_damaged
-from focalroute.store.sqlite.balances import find_wrong_balances
+from focalroute.store.sqlite.writes import find_wrong_balances
 
 if TYPE_CHECKING:
     import sqlite3

@@ -29,9 +29,8 @@ from focalroute.store.accounts import Account, Balance
 from focalroute.store.base import Outcomes, Reservation, ReservationResult, Row, StoredAnswer, StoredProbe
 from focalroute.store.engine import QueuedStore
 from focalroute.store.sqlite import database, reads
-from focalroute.store.sqlite.balances import AccountBalances
 from focalroute.store.sqlite.database import FAILURES, ROW_ERRORS, begin_writing, patient, roll_back, store_error
-from focalroute.store.sqlite.rows import insert, prune
+from focalroute.store.sqlite.writes import AccountBalances, insert, prune
 from focalroute.store.writer_queue import Job, ReadJob, WriterQueue
 
 if TYPE_CHECKING:
