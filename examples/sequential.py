@@ -4,10 +4,10 @@ import tempfile
 from collections import Counter
 
 from focalroute import Ensemble
-from focalroute.evaluate.live.asking import in_process
+from focalroute.evaluate.live.environment import in_process
 from focalroute.evaluate.live.queries import of_questions
-from focalroute.evaluate.live.strategies import train_der, world_of
-from focalroute.evaluate.sequential import Settings
+from focalroute.evaluate.live.strategies import environment_of, train_der
+from focalroute.evaluate.presets.der_training import DerSettings
 from focalroute.sim import SimulatedPool, relay_models, stream
 
 train, test = (list(stream(n, seed=n, topics=["multi-hop"])) for n in (120, 30))
@@ -15,8 +15,8 @@ train, test = (list(stream(n, seed=n, topics=["multi-hop"])) for n in (120, 30))
 with tempfile.TemporaryDirectory() as folder, SimulatedPool(relay_models()) as pool:
     queries = of_questions(train, answer="number")
     # over_http(pool.endpoints, queries) asks any pool; simulated models may be asked without a server
-    world = world_of(pool.endpoints, queries, in_process(pool.models, pool.endpoints, queries))
-    train_der(folder, world, pool.endpoints, Settings(alpha=0.2, passes=20), seed=0)
+    environment = environment_of(pool.endpoints, queries, in_process(pool.models, pool.endpoints, queries))
+    train_der(folder, environment, pool.endpoints, DerSettings(alpha=0.2, passes=20), seed=0)
     for policy in ("sequential-round-robin", "self-correction", folder):
         with Ensemble(pool.endpoints, policy=policy, max_rounds=3, explore=False) as ensemble:
             answers = [ensemble.ask(question.text, answer="number") for question in test]

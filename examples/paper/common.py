@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from examples.paper.generated import BBH, GPQA, MUSR, Shape, biased_log, simulated_log
 from focalroute.core.pool import PoolFile, load_pool
-from focalroute.evaluate.baselines import BASELINES, BY_CHANCE
+from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, PRESETS
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
-from focalroute.evaluate.points import Served, trained
-from focalroute.evaluate.presets.agents import Agents, Settings
-from focalroute.evaluate.presets.catalogue import PRESETS
-from focalroute.evaluate.presets.recorded import recorded
+from focalroute.evaluate.playing import PolicyReplay, trained
+from focalroute.evaluate.presets.agents import Agents, RlFocalSettings
 from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
 from focalroute.evaluate.replay import ReplayResult, Strategy, play
 from focalroute.evaluate.table import LogTable, Split, join, split
@@ -111,10 +109,10 @@ class Options:
 
         return ReplayResult(**self.kept(key, arrays))
 
-    def rl_focal(self, **changed: Any) -> Settings:
+    def rl_focal(self, **changed: Any) -> RlFocalSettings:
         """RL-Focal as published but for what is changed."""
         less: dict[str, Any] = {"passes": 2, "lanes": 2} if self.quick else {}
-        return Settings(**changed | less)
+        return RlFocalSettings(**changed | less)
 
     def offline(self) -> OfflineSettings:
         """How focalroute's default is trained."""
@@ -198,7 +196,7 @@ class Benchmark:
 
         def make(training: Training) -> RlFocal:
             agents = _agents(self, training.seed, replace(settings, sample=True))
-            return RlFocal(agents, recorded(training), training, settings)
+            return RlFocal(agents, training.arrays(), training, settings)
 
         return [self.once(rl_focal_name(**changed), make, seed) for seed in range(self.options.seeds)]
 
@@ -219,7 +217,7 @@ class Benchmark:
 
     def served(self, seed: int, target: float, on: LogTable | None = None) -> ReplayResult:
         """Once; ``on`` another log of the same queries, of which the policy was not trained."""
-        served = Served(
+        served = PolicyReplay(
             _policy(self, seed),
             on or self.table,
             self.parts,
@@ -233,13 +231,17 @@ class Benchmark:
 
 def rl_focal_name(**changed: Any) -> str:
     """What RL-Focal is kept as: the same where a change is none."""
-    published = Settings()
-    said = [f"{name}={value}" for name, value in changed.items() if value != getattr(published, name)]
+    published = RlFocalSettings()
+    said = [
+        f"{name}={getattr(value, '__name__', value)}"
+        for name, value in changed.items()
+        if value != getattr(published, name)
+    ]
     return " ".join(["rl-focal as published", *said])
 
 
 @cache
-def _agents(benchmark: Benchmark, seed: int, settings: Settings) -> Agents:
+def _agents(benchmark: Benchmark, seed: int, settings: RlFocalSettings) -> Agents:
     """RL-Focal's networks, which do not depend on whether pools are drawn in service, too."""
     return rl_focal(benchmark.training(seed), settings).agents
 

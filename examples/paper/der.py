@@ -21,13 +21,12 @@ import numpy as np
 
 from examples.paper.common import mean_se, parser_of, show
 from focalroute.answers import AnswerKind
-from focalroute.evaluate.live.asking import in_process
-from focalroute.evaluate.live.playing import LiveResult, joined
-from focalroute.evaluate.live.queries import of_questions
+from focalroute.evaluate.live.environment import in_process
+from focalroute.evaluate.live.queries import LiveResult, joined, of_questions
 from focalroute.evaluate.live.report import live_report, show_live
-from focalroute.evaluate.live.strategies import Plan, play_all
+from focalroute.evaluate.live.strategies import LiveOptions, play_all
+from focalroute.evaluate.presets.der_training import DerSettings
 from focalroute.evaluate.quality import metric
-from focalroute.evaluate.sequential import Settings
 from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
 
 FIRST_SEED = 1
@@ -75,13 +74,13 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def played(task: Task, train: int, test: int, seed: int, plan: Plan) -> dict[str, LiveResult]:
+def played(task: Task, train: int, test: int, seed: int, plan: LiveOptions) -> dict[str, LiveResult]:
     """Every strategy on the test queries of one seed."""
     questions = list(stream(train + test, seed=1000 + seed, topics=task.topics))
     asked = of_questions(questions, answer=task.answer, quality=metric(task.quality) if task.quality else None)
     with SimulatedPool(task.models(seed)) as pool:
         ask = in_process(pool.models, pool.endpoints, asked[:train])
-        return play_all(pool.endpoints, asked[:train], asked[train:], ask, plan=plan, seed=seed)
+        return play_all(pool.endpoints, asked[:train], asked[train:], ask, options=plan, seed=seed)
 
 
 def tera_flops(run: LiveResult) -> float:
@@ -118,10 +117,10 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, action="append", help="only this one; may be given again")
     parser.add_argument("--json", type=Path, help="write the reports there")
     options = parser.parse_args()
-    plan = Plan()
+    plan = LiveOptions()
     if options.quick:
         options.seeds, options.train, options.test, options.task = 1, 10, 4, ["yes-no", "summary"]
-        plan = Plan(most=2, alphas=(0.3,), settings=Settings(passes=1, hidden=8))
+        plan = LiveOptions(max_steps=2, alphas=(0.3,), settings=DerSettings(passes=1, hidden=8))
     reports = {}
     for name in options.task or TASKS:
         task, seeds = TASKS[name], range(FIRST_SEED, FIRST_SEED + options.seeds)

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, options, rl_focal_name, show, spread
-from focalroute.evaluate.presets.agents import Step
+from focalroute.evaluate.presets.agents import AgentStep
 from focalroute.evaluate.presets.diversities import METRICS
-from focalroute.evaluate.presets.recorded import recorded
 from focalroute.evaluate.presets.rl_focal import RlFocal, train
 from focalroute.evaluate.replay import ReplayResult, play
 
@@ -32,11 +31,11 @@ def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[Repl
     def watched() -> dict[str, NDArray[Any]]:
         right: list[float] = []
 
-        def watch(step: Step) -> None:
+        def watch(step: AgentStep) -> None:
             right.append(float((step.rewards[:, 1] > 0).mean()))
 
         with threadpool_limits(1, "blas"):
-            data = recorded(training)
+            data = training.arrays()
             agents = train(data, settings, seed, watch=watch)
             played = play(RlFocal(agents, data, training, settings), benchmark.table, benchmark.parts.test)
         curve = np.array([part.mean() for part in np.array_split(right, _POINTS)])

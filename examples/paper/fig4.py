@@ -21,6 +21,8 @@ from examples.paper.common import (
     options,
     show,
 )
+from examples.paper.single_head import SingleHead
+from focalroute.evaluate.presets.agents import BranchingHead
 from focalroute.evaluate.replay import ReplayResult
 
 _WAYS = ("best-single-train", "plurality", "log-linear-online")
@@ -79,8 +81,8 @@ def heads(asked: Options) -> None:
     """Print branching heads beside one head over all teams."""
     rows = []
     for benchmark in benchmarks(["GPQA*", "MUSR*", "BBH*", "ZeroEval"], asked):
-        for name, branching in (("branching", True), ("one head", False)):
-            for runs in benchmark.published(branching=branching).values():
+        for name, head in (("branching", BranchingHead), ("one head", SingleHead)):
+            for runs in benchmark.published(decider_head=head).values():
                 rows.append([benchmark.name, name, accuracy(runs), cost(runs, benchmark.everybody)])
     show("The Decider's last layer", ["", "", "accuracy %", "cost ratio"], rows)
 

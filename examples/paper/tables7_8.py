@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from examples.paper.common import Benchmark, benchmarks, options, show
-from focalroute.evaluate.presets.mlp import mlp_parameters
+from focalroute.evaluate.presets.networks import mlp_parameters
 from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
 from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.recording import train_on

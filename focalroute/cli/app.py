@@ -83,23 +83,10 @@ def train(
 
     With --engine ray logs and seeds are trained at the same time; the policies are the same.
     """
-    from focalroute.evaluate.train_command import train_command
+    from focalroute.evaluate.train_command import TrainOptions, train_command
 
-    train_command(
-        log,
-        pool,
-        out,
-        seed=seed,
-        seeds=seeds,
-        iterations=iterations,
-        backend=backend,
-        device=device,
-        show_task=show_task,
-        split=split,
-        resume=resume,
-        engine=engine,
-        as_json=as_json,
-    )
+    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, resume)
+    train_command(log, pool, out, options, engine=engine, as_json=as_json)
 
 
 @app.command()
@@ -201,7 +188,7 @@ def evaluate(
     With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
     """
     if live:
-        from focalroute.evaluate.live.command import live_command
+        from focalroute.evaluate.live.report import live_command
 
         return live_command(
             live,
@@ -217,24 +204,21 @@ def evaluate(
         )
     if log is None or pool is None:
         raise ConfigError("eval: give a log and its --pool, or --live and --queries")
-    from focalroute.evaluate.command import evaluate_command
+    from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate_command
+    from focalroute.policy.names import named
 
-    evaluate_command(
-        log,
-        pool,
-        split=split,
+    options = EvalOptions(
+        split_by=split,
         train_fraction=train_fraction,
         seed=seed,
         seeds=seeds,
-        operating_points=operating_points,
-        policy=policy,
         feedback=feedback,
         show_task=show_task,
+        operating_points=cost_ratios(operating_points),
+        policy=named(policy) if policy else None,
         presets=preset or (),
-        engine=engine,
-        json_file=json_file,
-        html_file=html_file,
     )
+    evaluate_command(log, pool, options, engine=engine, json_file=json_file, html_file=html_file)
 
 
 @app.command()

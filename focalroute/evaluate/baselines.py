@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from focalroute.core.errors import ConfigError
+from focalroute.evaluate.presets.der import der
+from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.replay import ReplayResult, Strategy
 from focalroute.evaluate.singles import First, LatestCorrect, RandomOf, RoundRobin, random_select
@@ -32,6 +35,8 @@ BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "knn": knn,
     "query-weights": query_weights,
 }
+#: The papers' own methods, likewise.
+PRESETS: Mapping[str, Callable[[Training], Strategy]] = {"rl-focal": rl_focal, "der": der}
 #: Those that need the text of the queries.
 TEXTUAL = frozenset({"knn", "query-weights", "threshold-pair"})
 #: Those that draw lots: every seed plays them anew.
@@ -43,6 +48,18 @@ IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 def baselines(training: Training) -> dict[str, Callable[[Training], Strategy]]:
     """Those that make sense for this log: all, but without text the ones that read none."""
     return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or has_text(training)}
+
+
+def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
+    """The presets named, as rows of a report: ``preset-rl-focal``, ``preset-der``; one named twice is one row.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    for name in names:
+        if name not in PRESETS:
+            raise ConfigError(f"preset: there is no {name!r}; give one of {', '.join(PRESETS)}")
+    return {f"preset-{name}": PRESETS[name] for name in names}
 
 
 def best_in_hindsight(table: LogTable, test: I64) -> First:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from focalroute.evaluate.replayed import Replayed
+from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.drawings import (
     MOST_TASKS,
@@ -47,7 +47,7 @@ class Figures:
     tasks_left: int
 
 
-def figures(replayed: Replayed, name: str, scored: str) -> Figures:
+def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
     """Everything that is drawn.
 
     Args:
@@ -78,7 +78,7 @@ def figures(replayed: Replayed, name: str, scored: str) -> Figures:
     )
 
 
-def over_time(replayed: Replayed, means: dict[str, F64], scored: str) -> OverTime:
+def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> OverTime:
     """Rolling means, all seeds; the changes of endpoints are those that the first seed noticed."""
     runs = replayed.ours[replayed.shown]
     width = drawings.rolling_width(len(replayed.test))
@@ -98,7 +98,7 @@ def over_time(replayed: Replayed, means: dict[str, F64], scored: str) -> OverTim
     )
 
 
-def asked_by_round(replayed: Replayed) -> F64:
+def asked_by_round(replayed: EvaluationRuns) -> F64:
     """(R, N) share of the queries on which a round asked an endpoint, over all seeds; R the most rounds there were."""
     runs = replayed.ours[replayed.shown]
     rounds = max((len(plan) for run in runs for plan in run.plan), default=0)
@@ -112,7 +112,7 @@ def asked_by_round(replayed: Replayed) -> F64:
     return share
 
 
-def asked_by_task(replayed: Replayed) -> tuple[Heatmap | None, int]:
+def asked_by_task(replayed: EvaluationRuns) -> tuple[Heatmap | None, int]:
     """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
 
     Probes are not counted: they are not asked for an answer.

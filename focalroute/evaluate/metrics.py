@@ -108,3 +108,28 @@ def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, seed:
     differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
     low, high = interval(differences, seed=seed)
     return PairedDifference(float(np.concatenate(differences).mean()), (low, high), low > 0, low > _WORSE)
+
+
+def beside_curve(
+    method: Score,
+    played: Sequence[ReplayResult],
+    points: Sequence[Score],
+    curve: Sequence[Sequence[ReplayResult]],
+    *,
+    seed: int = 0,
+) -> PairedDifference | None:
+    """Focalroute's curve at the method's cost minus the method; None where the method costs less than every point.
+
+    Between neighbouring operating points the curve is linear: either is played by chance. Beyond the last it is level.
+    """
+    order = sorted(range(len(points)), key=lambda n: points[n].cost_ratio)
+    below = [n for n in order if points[n].cost_ratio <= method.cost_ratio]
+    if not below:
+        return None
+    low = below[-1]
+    found = curve[low]
+    if len(below) < len(order):
+        high = order[len(below)]
+        cheap, dear = points[low].cost_ratio, points[high].cost_ratio
+        found = mixed(found, curve[high], (method.cost_ratio - cheap) / (dear - cheap))
+    return compare(found, played, seed=seed)

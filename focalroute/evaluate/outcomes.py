@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
+import numpy as np
+
 from focalroute.core.errors import ConfigError
+from focalroute.core.records import F32
 
 _T = TypeVar("_T")
 
@@ -40,6 +43,20 @@ class Output:
     cost_usd: float | None
     latency_s: float | None
     error: str | None
+
+    def masses(self, candidate: int, width: int) -> F32:
+        """Its mass on each of ``width`` candidates: its probabilities, else its vote; zeros without an answer.
+
+        Args:
+            candidate: the one it backs; -1: none.
+            width: at least the number of candidates.
+        """
+        found = np.zeros(width, np.float32)
+        if self.probabilities is not None and self.error is None:
+            found[: len(self.probabilities)] = self.probabilities
+        elif candidate >= 0:
+            found[candidate] = 1
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,156 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from focalroute.core.progress import gathered
 from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.job_engine import Engine
-from focalroute.evaluate.points import Served, trained
 from focalroute.evaluate.presets.rl_focal import RlFocal
+from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import ReplayResult, Strategy, play
-from focalroute.evaluate.replayed import Plan, Run
-from focalroute.evaluate.table import I64, LogTable, Split
-from focalroute.evaluate.training import Training
+from focalroute.evaluate.serving import Serving, Shuffled
+from focalroute.evaluate.table import F64, I64, Bools, LogTable, Split
+from focalroute.evaluate.training import PRICE_OF_MONEY, Training
+from focalroute.learn.offline.reinforce import GRID
 from focalroute.learn.offline.settings import OfflineSettings
-from focalroute.policy.bundle import Policy
+from focalroute.observe.drift import Change
+from focalroute.policy.bundle import Policy, load
 
 Advance = Callable[[int], object]
 _Point = tuple[Policy, int, float | None]
+#: The endpoints that each query's decisions named, by round.
+DecisionPlan = Sequence[tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PointRun:
+    """focalroute on the test part, n rows, at one operating point with one seed.
+
+    Attributes:
+        plan: (n,) the endpoints that its decisions named, by round.
+        confidence: (n,) the posterior of each answer; NaN where there was none.
+        changes: (row, endpoint, change) of every endpoint that was noticed to have changed.
+    """
+
+    played: ReplayResult
+    plan: DecisionPlan
+    confidence: F64
+    changes: tuple[tuple[int, str, Change], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRuns:
+    """Everything that was played on the test part, n rows.
+
+    Attributes:
+        table: the log.
+        test: (n,) the rows of it.
+        ours: by operating point, one run a seed.
+        others: by method, one `ReplayResult` a seed.
+        shown: the operating point that stands for focalroute where one has to.
+    """
+
+    table: LogTable
+    test: I64
+    ours: tuple[tuple[PointRun, ...], ...]
+    others: Mapping[str, tuple[ReplayResult, ...]]
+    shown: int
+
+    def worth(self, method: str | None = None) -> F64:
+        """(seeds, n) what the answers of a method were worth; None: of the operating point that is shown."""
+        runs = [run.played for run in self.ours[self.shown]] if method is None else self.others[method]
+        return np.stack([run.worth for run in runs])
+
+    def right(self) -> tuple[Bools, Bools]:
+        """(n, N) whether each endpoint's recorded answer is known, and whether it is right (worth at least a half)."""
+        known = self.table.there[self.test] & ~self.table.failed[self.test]
+        return known, known & (np.nan_to_num(self.table.value[self.test]) >= 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReplay:
+    """A policy, and how it is played on one log.
+
+    Attributes:
+        warm: the training rows that it serves before the test part, unscored, so that its window is full.
+    """
+
+    policy: Policy
+    table: LogTable
+    parts: Split
+    training: Training
+    warm: I64
+    explore: bool
+    advance: Callable[[int], object]
+
+    def run(self, target: float | None) -> PointRun:
+        """The test part at one operating point."""
+        serving = Serving(self.policy, self.table.endpoints, **self._settings(target))
+        played = self.after_warm(serving, target)
+        start = len(self.warm)
+        changes = tuple((turn - start, name, change) for turn, name, change in serving.changes if turn >= start)
+        return PointRun(played, serving.history[start:], np.array(serving.confidence[start:]), changes)
+
+    def shuffled(self, plan: DecisionPlan, target: float | None) -> ReplayResult:
+        """The control: it asks, on every query, whom the decisions on another one named."""
+        order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
+        moved = [plan[n] for n in order]
+        settings = self._settings(target)
+        serving = Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.warm), **settings)
+        return self.after_warm(serving, target)
+
+    def after_warm(self, serving: Serving, target: float | None = None) -> ReplayResult:
+        """The test part, once the rows before it are played, each at this cost ratio."""
+        self._play(serving, self.warm, target)
+        return self._play(serving, self.parts.test, target)
+
+    def _settings(self, target: float | None) -> dict[str, Any]:
+        price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
+        chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
+        return {**chosen, "embed": self.table.embed}
+
+    def _play(self, serving: Serving, rows: I64, target: float | None) -> ReplayResult:
+        training, everybody = self.training, float(self.table.usd[rows].sum())
+        serving.hold(None if target is None or not everybody else target * everybody / len(rows))
+        return play(
+            serving,
+            self.table,
+            rows,
+            feedback=training.feedback,
+            show_task=training.show_task,
+            advance=self.advance,
+        )
+
+
+def trained(
+    table: LogTable,
+    rows: I64,
+    *,
+    seed: int,
+    settings: OfflineSettings,
+    show_task: bool = False,
+    advance: Callable[[int], object],
+) -> Policy:
+    """The policy that training on these rows gives, as a bundle that went through the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = train_on(table, rows, seed=seed, settings=settings, show_task=show_task, advance=advance)
+        publish_trained(folder, found, settings=settings)
+        return load(folder)
+
+
+def price_at(policy: Policy, target: float) -> float:
+    """The cost weight at which the policy met this cost ratio on its validation part, as far as it is known."""
+    curve = policy.metrics.get("curve", ())
+    prices = [point["cost_weight"] for point in curve] or [GRID[0], GRID[-1]]
+    costs = [point["cost_ratio"] for point in curve] or [1.0, 0.0]
+    falling = np.minimum.accumulate(costs)[::-1]
+    return float(np.exp(np.interp(target, falling, np.log(prices)[::-1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +175,7 @@ class Stage:
         first: what may be learned from, with the first seed.
         seeds: of everything random.
         rows: the training part in the order to learn from it.
-        warm: see `Served`; ``explore`` likewise.
+        warm: see `PolicyReplay`; ``explore`` likewise.
         presets: the papers' own methods, by name.
     """
 
@@ -69,7 +202,7 @@ class Stage:
 
     def ours(
         self, engine: Engine, policies: Sequence[Policy], targets: Sequence[float | None], advance: Advance
-    ) -> list[list[Run]]:
+    ) -> list[list[PointRun]]:
         """By operating point, one run a seed."""
         every = list(zip(policies, self.seeds, strict=True))
         points: list[_Point] = [(policy, seed, target) for target in targets for policy, seed in every]
@@ -80,7 +213,7 @@ class Stage:
         self,
         engine: Engine,
         policies: Sequence[Policy],
-        shown: Sequence[Run],
+        shown: Sequence[PointRun],
         target: float | None,
         advance: Advance,
     ) -> Others:
@@ -99,11 +232,13 @@ class Stage:
                 found.unfused[name] = found.unfused.get(name, 0) + count
         return found
 
-    def served(self, point: _Point, advance: Advance) -> Served:
+    def served(self, point: _Point, advance: Advance) -> PolicyReplay:
         """This policy with this seed."""
         policy, seed, _ = point
         training = replace(self.first, seed=seed)
-        return Served(policy, self.table, self.parts, training, warm=self.warm, explore=self.explore, advance=advance)
+        return PolicyReplay(
+            policy, self.table, self.parts, training, warm=self.warm, explore=self.explore, advance=advance
+        )
 
 
 def _train(stage: Stage, seed: int, tell: Advance) -> Policy:
@@ -118,13 +253,13 @@ def _train(stage: Stage, seed: int, tell: Advance) -> Policy:
         )
 
 
-def _run(stage: Stage, point: _Point, tell: Advance) -> Run:
+def _run(stage: Stage, point: _Point, tell: Advance) -> PointRun:
     with gathered(tell) as advance:
         return stage.served(point, advance).run(point[2])
 
 
 def _play_others(
-    stage: Stage, one: tuple[_Point, Plan], tell: Advance
+    stage: Stage, one: tuple[_Point, DecisionPlan], tell: Advance
 ) -> tuple[dict[str, ReplayResult], dict[str, int]]:
     point, plan = one
     unfused: dict[str, int] = {}
@@ -134,7 +269,7 @@ def _play_others(
 
 
 def _others(
-    stage: Stage, replay: Served, plan: Plan, target: float | None, unfused: dict[str, int]
+    stage: Stage, replay: PolicyReplay, plan: DecisionPlan, target: float | None, unfused: dict[str, int]
 ) -> Iterator[tuple[str, ReplayResult]]:
     """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
     table, test, training = replay.table, replay.parts.test, replay.training

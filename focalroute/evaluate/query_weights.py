@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32
-from focalroute.evaluate.presets.recorded import masses, recorded
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.learn.adam import Adam, Moments
@@ -50,7 +49,7 @@ class QueryWeights:
         table, rows = training.table, training.rows
         self._embed = table.embed
         self._rng = np.random.default_rng(training.seed)
-        data = recorded(training)
+        data = training.arrays()
         texts = np.stack([self._features(table.texts[row]) for row in rows.tolist()])
         shapes = {"weights": (texts.shape[1], len(table.endpoints)), "bias": (len(table.endpoints),)}
         parts = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -70,7 +69,7 @@ class QueryWeights:
         width = max([turn.choices, *(reply.candidate + 1 for reply in turn.replies.values())])
         mass = np.zeros((n, width), np.float32)
         for i, reply in turn.replies.items():
-            mass[i] = masses(reply.candidate, reply.output, width)
+            mass[i] = reply.output.masses(reply.candidate, width)
         text = self._features(turn.query.text)
         self._last = text, mass
         weighed = _softmax(self._logits(text)) @ mass

@@ -19,10 +19,7 @@ from focalroute.learn.mappo import Learner
 from focalroute.learn.offline.checkpoint import Checkpoint, made_for
 from focalroute.learn.offline.recorded import F32, Recorded
 from focalroute.learn.offline.settings import OfflineSettings
-from focalroute.learn.offline.train import (
-    Trained,
-    train,
-)
+from focalroute.learn.offline.train import Trained, train
 from focalroute.learn.state import pack
 from focalroute.money.cost import typical_cost
 from focalroute.observe.features import name_of, unit_vector
@@ -50,6 +47,8 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
 
 def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded:
     """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
+    if not len(rows):
+        raise ConfigError("settings.validation: a log of 0 queries leaves none to train on")
     worth = table.worths(rows).astype(np.float32)
     outputs = [[table.queries[row].outputs.get(name) for name in table.names] for row in rows.tolist()]
 
@@ -59,6 +58,7 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
     tasks = [table.queries[row].task for row in rows.tolist()]
     prices = [typical_cost(endpoint) for endpoint in table.endpoints]
     there = table.there[rows]
+    mass = table.masses(rows, worth.shape[1])
     return Recorded(
         names=table.names,
         prices=np.array([np.nan if price is None else price for price in prices]),
@@ -72,104 +72,81 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
         usd=table.usd[rows].astype(np.float32),
         tokens=each(lambda output: output.completion_tokens),
         latency_s=each(lambda output: output.latency_s or 0.0),
-        mass=_masses(table, rows, worth.shape[1]),
+        mass=None if np.isnan(mass).all() else mass,
         vectors=np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()]),
         tasks=np.array([task or "" for task in tasks]) if show_task else None,
         embedder=name_of(table.embed),
     )
 
 
-def _masses(table: LogTable, rows: I64, width: int) -> F32 | None:
-    """(T, N, ``width``) the mass each endpoint gave each candidate, NaN where it gave none; None: nobody gave any."""
-    mass = np.full((len(rows), len(table.endpoints), width), np.nan, np.float32)
-    for t, row in enumerate(rows.tolist()):
-        for i, name in enumerate(table.names):
-            output = table.queries[row].outputs.get(name)
-            if output is not None and output.probabilities is not None:
-                mass[t, i] = 0
-                mass[t, i, : len(output.probabilities)] = output.probabilities
-    return None if np.isnan(mass).all() else mass
-
-
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What trainings that differ in their seed alone have in common.
+class TrainingJob:
+    """What is to be trained.
 
     Attributes:
         log: what to learn from, its last part to choose by.
         settings: how.
-        passes: which engine computes.
+        backend: which engine computes.
         folder: where to keep what outlives a killed process; None: nowhere.
         resume: go on from what is kept there.
-    """
-
-    log: Recorded
-    settings: OfflineSettings
-    passes: Backend
-    folder: Path | None = None
-    resume: bool = False
-
-
-def course(
-    table: LogTable,
-    rows: I64,
-    *,
-    settings: OfflineSettings | None = None,
-    passes: Backend = NUMPY,
-    show_task: bool = False,
-    folder: Path | None = None,
-    resume: bool = False,
-) -> Course:
-    """To train on these rows of a log; ``show_task``: whether the policy sees the tasks. For the rest see `Course`.
 
     Raises:
         ConfigError: the log is too short.
     """
-    settings = settings or OfflineSettings()
-    if len(rows) - int(len(rows) * settings.validation) < 1:
-        raise ConfigError(f"settings.validation: {settings.validation} of {len(rows)} queries leaves none to train on")
-    return Course(recorded(table, rows, show_task=show_task), settings, passes, folder, resume)
+
+    log: Recorded
+    settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - immutable
+    backend: Backend = NUMPY
+    folder: Path | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        rows, share = len(self.log.there), self.settings.validation
+        if rows - int(rows * share) < 1:
+            raise ConfigError(f"settings.validation: {share} of {rows} queries leaves none to train on")
+
+    def checkpoint(self, seed: int) -> Checkpoint | None:
+        """What is kept of this training with this seed; None: nothing is."""
+        if self.folder is None:
+            return None
+        key = made_for(self.log, seed=seed, settings=self.settings, engine=self.backend.name)
+        return Checkpoint(_file(self.folder, seed), key)
 
 
 def train_each(
-    courses: Sequence[Course],
+    jobs: Sequence[TrainingJob],
     seeds: Sequence[int],
     *,
     engine: Engine = HERE,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[list[Trained]]:
-    """Train every course with each of the seeds, by course; the same whichever engine runs them.
+    """Train every job with each of the seeds, by job; the same whichever engine runs them.
 
     Args:
-        advance: called with the units of progress made, `OfflineSettings.steps` for each course and seed.
+        advance: called with the units of progress made, `OfflineSettings.steps` for each job and seed.
 
     Raises:
         ConfigError: what is kept belongs to another training, or cannot be written.
     """
-    inputs = [(number, seed) for number in range(len(courses)) for seed in seeds]
-    found = engine.each(_train, courses, inputs, advance)
+    inputs = [(number, seed) for number in range(len(jobs)) for seed in seeds]
+    found = engine.each(_train, jobs, inputs, advance)
     return [found[start : start + len(seeds)] for start in range(0, len(found), len(seeds))]
 
 
-def _train(courses: Sequence[Course], one: tuple[int, int], tell: Callable[[int], object]) -> Trained:
+def _train(jobs: Sequence[TrainingJob], one: tuple[int, int], tell: Callable[[int], object]) -> Trained:
     number, seed = one
-    taken = courses[number]
-    kept = None if taken.folder is None else _checkpoint(taken.folder, taken, seed)
+    job = jobs[number]
+    kept = job.checkpoint(seed)
     with gathered(tell) as advance:
         return train(
-            taken.log,
+            job.log,
             seed=seed,
-            settings=taken.settings,
-            passes=taken.passes,
+            settings=job.settings,
+            passes=job.backend,
             advance=advance,
-            progress=kept.read() if kept is not None and taken.resume else None,
+            progress=kept.read() if kept is not None and job.resume else None,
             keep=(lambda _: None) if kept is None else kept.write,
         )
-
-
-def _checkpoint(folder: Path, taken: Course, seed: int) -> Checkpoint:
-    key = made_for(taken.log, seed=seed, settings=taken.settings, engine=taken.passes.name)
-    return Checkpoint(_file(folder, seed), key)
 
 
 def discard(folder: Path, found: Sequence[Trained]) -> None:
@@ -197,9 +174,9 @@ def train_on(
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Trained:
-    """The best of some trainings on these rows of a log, ``seed`` being the first of the seeds (see `course`)."""
-    taken = course(table, rows, settings=settings, show_task=show_task)
-    (found,) = train_each([taken], range(seed, seed + seeds), advance=advance)
+    """The best of some trainings on these rows of a log, ``seed`` being the first of the seeds (see `TrainingJob`)."""
+    job = TrainingJob(recorded(table, rows, show_task=show_task), settings or OfflineSettings())
+    (found,) = train_each([job], range(seed, seed + seeds), advance=advance)
     return best_of(found)
 
 

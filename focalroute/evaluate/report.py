@@ -1,8 +1,9 @@
-"""``eval``: plays focalroute and every baseline over one log, scores them, and says it as JSON and as a table."""
+"""``eval``: plays focalroute and every baseline over one log, scores them, and reports it as JSON, table and page."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,27 +13,113 @@ from typing import Any
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
+from focalroute.evaluate.baselines import presets
+from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.figures import figures
-from focalroute.evaluate.job_engine import HERE, Engine
-from focalroute.evaluate.metrics import PairedDifference, Score, compare, score
+from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
+from focalroute.evaluate.job_engine import HERE, Engine, open_engine
+from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.playing import Stage
-from focalroute.evaluate.points import OPERATING_POINTS, Point, beside_curve
-from focalroute.evaluate.presets.catalogue import presets as find_presets
+from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import with_embedder
 from focalroute.evaluate.replay import FeedbackKind
-from focalroute.evaluate.replayed import Replayed
-from focalroute.evaluate.table import Split, SplitKind, join, learning_order, split
+from focalroute.evaluate.report_page.page import check_extra, html
+from focalroute.evaluate.table import SplitKind, join, learning_order, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
 
+#: The cost ratios that are played by default.
+OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+
 _OURS = "focalroute"
 _PIPED_WIDTH = 150
 _SHOWN = 0.2
 _WARM = 500
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """How a log is evaluated.
+
+    Attributes:
+        split_by: cut the log once, or every task.
+        train_fraction: share of the queries in the first part.
+        seed: of everything random, the first of ``seeds``.
+        seeds: how often everything is trained and played; figures are means over them.
+        feedback: what is revealed of a query once it is answered.
+        show_task: whether the strategies see the task's name.
+        operating_points: the cost ratios to hold, each of them played; None: `OPERATING_POINTS`.
+        policy: what focalroute serves; None: what it is trained to.
+        presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
+        settings: how it is trained; None: the default.
+        embedder: what makes the features of a text that focalroute is trained and served with; None: the pool file's,
+            or the built-in ones.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    split_by: SplitKind = "stream"
+    train_fraction: float = 0.8
+    seed: int = 0
+    seeds: int = 1
+    feedback: FeedbackKind = "label"
+    show_task: bool = False
+    operating_points: Sequence[float] | None = None
+    policy: Policy | None = None
+    presets: Sequence[str] = ()
+    settings: OfflineSettings | None = None
+    embedder: TextEmbedder | None = None
+
+    def __post_init__(self) -> None:
+        if self.split_by not in ("stream", "per-task"):
+            raise ConfigError(f"split: stream or per-task, not {self.split_by!r}")
+        if self.feedback not in ("label", "reward", "none"):
+            raise ConfigError(f"feedback: label, reward or none, not {self.feedback!r}")
+        if not 0 < self.train_fraction < 1:
+            raise ConfigError(f"train_fraction: must lie between 0 and 1, not {self.train_fraction}")
+        if self.seeds < 1:
+            raise ConfigError(f"seeds: must be at least 1, not {self.seeds}")
+        points = self.operating_points
+        if points is not None and self.cold:
+            raise ConfigError("operating_points: the cold start has but one; leave them out, or serve a trained policy")
+        if points is not None and not (points and all(0 < point <= 1 for point in points)):
+            raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(points)}")
+        presets(self.presets)  # checks them
+
+    @property
+    def cold(self) -> bool:
+        """Whether the shipped policy is served, which was trained on no recorded answers."""
+        return self.policy is not None and not self.policy.version
+
+    @property
+    def targets(self) -> tuple[float | None, ...]:
+        """The cost ratios to hold; None: the policy has but one point."""
+        if self.cold:
+            return (None,)
+        return OPERATING_POINTS if self.operating_points is None else tuple(self.operating_points)
+
+    @property
+    def shown(self) -> int:
+        """Which operating point stands for focalroute where one has to: the one nearest a fifth of the cost."""
+        targets = self.targets
+        return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint(Score):
+    """focalroute at one operating point.
+
+    Attributes:
+        target_cost_ratio: what it was to hold; None: the policy has but one point.
+        minus: by method, this point's accuracy minus the method's.
+    """
+
+    target_cost_ratio: float | None
+    minus: dict[str, PairedDifference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +147,7 @@ class Report:
         focalroute: its operating points.
         unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
             all seeds.
-        replayed: what was played, row by row; the JSON has the figures drawn from it.
+        runs: what was played, row by row; the JSON has the figures drawn from it.
     """
 
     log: str
@@ -76,37 +163,28 @@ class Report:
     policy: str
     embedder: str
     methods: tuple[Method, ...]
-    focalroute: tuple[Point, ...]
+    focalroute: tuple[OperatingPoint, ...]
     unfused: Mapping[str, int]
-    replayed: Replayed | None = field(repr=False, compare=False)
+    runs: EvaluationRuns | None = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON report has it; with "figures", what a page draws (see `focalroute.evaluate.figures`)."""
-        found = dataclasses.asdict(dataclasses.replace(self, replayed=None))
-        del found["replayed"]
-        if self.replayed is None:
+        found = dataclasses.asdict(dataclasses.replace(self, runs=None))
+        del found["runs"]
+        if self.runs is None:
             return found
-        drawn = figures(self.replayed, named(self.focalroute[self.replayed.shown]), self.scored)
+        drawn = figures(self.runs, named(self.focalroute[self.runs.shown]), self.scored)
         return {**found, "figures": dataclasses.asdict(drawn)}
 
 
 def evaluate(
     log: str | Path,
     pool: str | Path,
+    options: EvalOptions | None = None,
     *,
-    split_by: SplitKind = "stream",
-    train_fraction: float = 0.8,
-    seed: int = 0,
-    seeds: int = 1,
-    feedback: FeedbackKind = "label",
-    show_task: bool = False,
-    operating_points: Sequence[float] | None = None,
-    policy: Policy | None = None,
-    presets: Sequence[str] = (),
-    settings: OfflineSettings | None = None,
-    embedder: TextEmbedder | None = None,
     engine: Engine = HERE,
     progress: bool = False,
+    **changes: Any,
 ) -> Report:
     """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
 
@@ -116,129 +194,126 @@ def evaluate(
     Args:
         log: an outcome log.
         pool: its pool file.
-        split_by: cut the log once, or every task.
-        train_fraction: share of the queries in the first part.
-        seed: of everything random, the first of ``seeds``.
-        seeds: how often everything is trained and played; figures are means over them.
-        feedback: what is revealed of a query once it is answered.
-        show_task: whether the strategies see the task's name.
-        operating_points: the cost ratios to hold, each of them played; None: `OPERATING_POINTS`.
-        policy: what focalroute serves; None: what it is trained to.
-        presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
-        settings: how it is trained.
-        embedder: what makes the features of a text that focalroute is trained and served with; None: the pool file's,
-            or the built-in ones.
+        options: how; None: the defaults.
         engine: what runs seeds and operating points; the report is the same.
         progress: whether to show a progress bar.
+        changes: fields of `EvalOptions` that differ from ``options``.
 
     Raises:
-        ConfigError: an argument, the log or the pool is wrong.
+        ConfigError: an option, the log or the pool is wrong.
         PoolError: the embedder failed.
     """
-    _check(split_by, train_fraction, seeds, feedback)
-    targets = _targets(operating_points, policy)
-    published = find_presets(presets)
+    options = dataclasses.replace(options or EvalOptions(), **changes)
     file = load_pool(pool)
     table = join(read_log(log), file, log)
-    embedder = embedder or embedder_from_pool_file(file, pool)
+    embedder = options.embedder or embedder_from_pool_file(file, pool)
     if embedder is not None:
         table = with_embedder(table, embedder, shown=progress)
-    parts = split(table, per_task=split_by == "per-task", fraction=train_fraction)
-    first = Training(table, parts.train, seed, feedback, show_task)
-    rows = learning_order(table, parts.train, split_by)
-    cold = policy is not None and not policy.version
+    parts = split(table, per_task=options.split_by == "per-task", fraction=options.train_fraction)
+    first = Training(table, parts.train, options.seed, options.feedback, options.show_task)
+    rows = learning_order(table, parts.train, options.split_by)
     stage = Stage(
         table,
         parts,
         first,
-        range(seed, seed + seeds),
-        settings or OfflineSettings(),
+        range(options.seed, options.seed + options.seeds),
+        options.settings or OfflineSettings(),
         rows,
-        warm=parts.train if cold else rows[-_WARM:],
-        explore=cold,
-        presets=published,
+        warm=parts.train if options.cold else rows[-_WARM:],
+        explore=options.cold,
+        presets=presets(options.presets),
     )
-    shown = _shown(targets)
+    targets, shown, policy = options.targets, options.shown, options.policy
     with progress_bar("replaying", stage.steps(len(targets), training=policy is None), shown=progress) as advance:
-        policies = stage.trained(engine, advance) if policy is None else [policy] * seeds
+        policies = [policy] * options.seeds if policy is not None else stage.trained(engine, advance)
         ours = stage.ours(engine, policies, targets, advance)
         others = stage.others(engine, policies, ours[shown], targets[shown], advance)
     every = {name: tuple(played) for name, played in others.played.items()}
-    replayed = Replayed(table, parts.test, tuple(map(tuple, ours)), every, shown)
-    return _report(log, replayed, parts, targets, first, seeds, train_fraction, split_by, policy, others.unfused)
+    runs = EvaluationRuns(table, parts.test, tuple(map(tuple, ours)), every, shown)
+    return _report(str(log), options, runs, len(parts.train), others.unfused)
 
 
-def _shown(targets: Sequence[float | None]) -> int:
-    """The operating point that is set beside each method and shuffled: the one nearest a fifth of the cost."""
-    return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
-
-
-def _report(
-    log: str | Path,
-    replayed: Replayed,
-    parts: Split,
-    targets: Sequence[float | None],
-    first: Training,
-    seeds: int,
-    train_fraction: float,
-    split_by: SplitKind,
-    policy: Policy | None,
-    unfused: Mapping[str, int],
-) -> Report:
-    table, others = replayed.table, replayed.others
-    ours = [[run.played for run in runs] for runs in replayed.ours]
-    everybody = float(table.usd[parts.test].sum())
+def _report(log: str, options: EvalOptions, runs: EvaluationRuns, n_train: int, unfused: Mapping[str, int]) -> Report:
+    table, seed, policy = runs.table, options.seed, options.policy
+    ours = [[run.played for run in each] for each in runs.ours]
+    everybody = float(table.usd[runs.test].sum())
     points = []
-    for runs, target in zip(ours, targets, strict=True):
-        scored = dataclasses.asdict(score(_OURS, runs, everybody, seed=first.seed))
-        minus = {name: compare(runs, played, seed=first.seed) for name, played in others.items()}
-        points.append(Point(**scored, target_cost_ratio=target, minus=minus))
+    for played, target in zip(ours, options.targets, strict=True):
+        scored = dataclasses.asdict(score(_OURS, played, everybody, seed=seed))
+        minus = {name: compare(played, other, seed=seed) for name, other in runs.others.items()}
+        points.append(OperatingPoint(**scored, target_cost_ratio=target, minus=minus))
     methods = []
-    for name, played in others.items():
-        one = score(name, played, everybody, seed=first.seed)
-        beside = beside_curve(one, played, points, ours, seed=first.seed)
+    for name, other in runs.others.items():
+        one = score(name, other, everybody, seed=seed)
+        beside = beside_curve(one, other, points, ours, seed=seed)
         methods.append(Method(**dataclasses.asdict(one), curve_minus=beside))
+    served = "trained"
+    if policy is not None:
+        served = "cold" if options.cold else f"version {policy.version}"
     return Report(
-        log=str(log),
-        split=split_by,
-        train_fraction=train_fraction,
-        n_train=len(parts.train),
-        n_test=len(parts.test),
-        seed=first.seed,
-        seeds=seeds,
-        feedback=first.feedback,
-        show_task=first.show_task,
+        log=log,
+        split=options.split_by,
+        train_fraction=options.train_fraction,
+        n_train=n_train,
+        n_test=len(runs.test),
+        seed=seed,
+        seeds=options.seeds,
+        feedback=options.feedback,
+        show_task=options.show_task,
         scored="score" if all(query.label is None for query in table.queries) else "accuracy",
         embedder=name_of(table.embed),
-        policy="trained" if policy is None else "cold" if not policy.version else f"version {policy.version}",
+        policy=served,
         methods=tuple(methods),
         focalroute=tuple(points),
         unfused=unfused,
-        replayed=replayed,
+        runs=runs,
     )
 
 
-def _targets(operating_points: Sequence[float] | None, policy: Policy | None) -> tuple[float | None, ...]:
-    """The cost ratios to play at; None: as the policy pleases."""
-    if policy is not None and not policy.version:
-        if operating_points is not None:
-            raise ConfigError("operating_points: the cold start has but one; leave them out, or serve a trained policy")
-        return (None,)
-    found = OPERATING_POINTS if operating_points is None else tuple(operating_points)
-    if not found or not all(0 < point <= 1 for point in found):
-        raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(found)}")
-    return found
+def evaluate_command(
+    log: Path,
+    pool: Path,
+    options: EvalOptions | None = None,
+    *,
+    engine: str = "local",
+    json_file: Path | None = None,
+    html_file: Path | None = None,
+    **changes: Any,
+) -> None:
+    """`evaluate` with a progress bar, print the table, write JSON and page.
+
+    The JSON on standard output ("-") takes the table's place.
+
+    Raises:
+        ConfigError: an option, the log or the pool is wrong, a file cannot be written, or the page's extra is missing.
+    """
+    for file in (json_file, html_file):
+        check_writable(file)
+    if html_file is not None:
+        check_extra()
+    with open_engine(engine) as opened:
+        report = evaluate(log, pool, options, engine=opened, progress=True, **changes)
+    found = report.to_dict()
+    if json_file != STANDARD_OUTPUT:
+        show(report)
+    if json_file is not None:
+        write_file(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
+    if html_file is not None:
+        write_file(html_file, html(eval_page(read_eval(found, str(log)))))
 
 
-def _check(split_by: str, train_fraction: float, seeds: int, feedback: str) -> None:
-    if split_by not in ("stream", "per-task"):
-        raise ConfigError(f"split: stream or per-task, not {split_by!r}")
-    if feedback not in ("label", "reward", "none"):
-        raise ConfigError(f"feedback: label, reward or none, not {feedback!r}")
-    if not 0 < train_fraction < 1:
-        raise ConfigError(f"train_fraction: must lie between 0 and 1, not {train_fraction}")
-    if seeds < 1:
-        raise ConfigError(f"seeds: must be at least 1, not {seeds}")
+def cost_ratios(text: str) -> tuple[float, ...] | None:
+    """Operating points from numbers separated by commas; None: an empty text.
+
+    Raises:
+        ConfigError: something else is between the commas.
+    """
+    if not text:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"operating_points: give numbers separated by commas, not {text!r}") from None
 
 
 def show(report: Report) -> None:
@@ -247,7 +322,7 @@ def show(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    shown = report.focalroute[_shown([point.target_cost_ratio for point in report.focalroute])]
+    shown = min(report.focalroute, key=lambda point: abs((point.target_cost_ratio or _SHOWN) - _SHOWN))
     seeds = f"seed {report.seed}" if report.seeds == 1 else f"{report.seeds} seeds"
     grid = Grid(box=SIMPLE, title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}")
     for column in ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "", "its curve"):
@@ -262,9 +337,9 @@ def show(report: Report) -> None:
             f"{row.cost_ratio:.3f}",
             f"{row.cost_usd_per_query * 1000:.4f}",
             f"{row.calls_per_query:.2f}",
-            "" if isinstance(row, Point) else _difference(shown.minus[row.name]),
+            "" if isinstance(row, OperatingPoint) else _difference(shown.minus[row.name]),
             _difference(row.curve_minus) if isinstance(row, Method) else "",
-            style="bold" if isinstance(row, Point) else None,
+            style="bold" if isinstance(row, OperatingPoint) else None,
         )
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     console.print(grid)
@@ -281,7 +356,7 @@ def show(report: Report) -> None:
 
 def named(row: Score) -> str:
     """What a row of the report is called: an operating point with its target."""
-    if isinstance(row, Point) and row.target_cost_ratio is not None:
+    if isinstance(row, OperatingPoint) and row.target_cost_ratio is not None:
         return f"{row.name} @ {row.target_cost_ratio:g}"
     return row.name
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import PoolFile
-from focalroute.core.records import Query
+from focalroute.core.records import F32, Query
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
 
@@ -82,6 +82,17 @@ class LogTable:
             size = int(self.size[row])
             found[n, :size] = [self.worth(row, candidate) for candidate in range(size)]
         return found
+
+    def masses(self, rows: I64, width: int) -> F32:
+        """(len(rows), N, ``width``) the mass each endpoint gave each candidate; NaN where it gave none."""
+        mass = np.full((len(rows), len(self.endpoints), width), np.nan, np.float32)
+        for t, row in enumerate(rows.tolist()):
+            for i, name in enumerate(self.names):
+                output = self.queries[row].outputs.get(name)
+                if output is not None and output.probabilities is not None:
+                    mass[t, i] = 0
+                    mass[t, i, : len(output.probabilities)] = output.probabilities
+        return mass
 
     def accuracy(self, rows: I64) -> F64:
         """(N,) mean value of each endpoint over the rows in which it did not fail; 0 where there is none."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -15,56 +15,86 @@ from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.job_engine import open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import Course, best_of, course, discard, publish_trained, train_each, with_embedder
+from focalroute.evaluate.recording import (
+    TrainingJob,
+    best_of,
+    discard,
+    publish_trained,
+    recorded,
+    train_each,
+    with_embedder,
+)
 from focalroute.evaluate.table import SplitKind, join, learning_order
 from focalroute.learn.backend import Backend, BackendName, passes
-from focalroute.learn.offline.reinforce import Point
 from focalroute.learn.offline.settings import OfflineSettings
-from focalroute.learn.offline.train import (
-    Trained,
-)
+from focalroute.learn.offline.train import Trained
 from focalroute.serving.embedders import embedder_from_pool_file
 
 
 @dataclass(frozen=True, slots=True)
-class _Seed:
-    """How training went with one seed: see `Trained`."""
+class TrainOptions:
+    """How policies are trained.
 
-    seed: int
-    score: float
-    trust: float
-    curve: tuple[Point, ...]
+    Attributes:
+        seed: the first of the seeds.
+        seeds: how many.
+        iterations: of the policy gradient; None: the default.
+        backend: see `focalroute.learn.backend.passes`; ``device`` likewise.
+        show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
+        split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
+        resume: go on from what an earlier, killed process kept.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    seed: int = 0
+    seeds: int = 1
+    iterations: int | None = None
+    backend: BackendName = "numpy"
+    device: str | None = None
+    show_task: bool = False
+    split: SplitKind = "stream"
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.settings.iterations < 1 or self.seeds < 1:
+            raise ConfigError("iterations and seeds: must be at least 1")
+
+    @property
+    def settings(self) -> OfflineSettings:
+        """How the networks are trained."""
+        settings = OfflineSettings()
+        return settings if self.iterations is None else replace(settings, iterations=self.iterations)
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
     """A log to train on, and the folder that its policy goes to."""
 
-    course: Course
+    job: TrainingJob
     out: Path
-    size: int
+
+    @property
+    def size(self) -> int:
+        """Queries of the log."""
+        return len(self.job.log.there)
 
     @property
     def held(self) -> int:
         """Queries of the validation part; all of them, where there is none."""
-        return int(self.size * self.course.settings.validation) or self.size
+        return int(self.size * self.job.settings.validation) or self.size
 
 
 def train_command(
     logs: Sequence[Path],
     pools: Sequence[Path],
     out: Path,
+    options: TrainOptions | None = None,
     *,
-    seed: int = 0,
-    seeds: int = 1,
-    iterations: int | None = None,
-    backend: str = "numpy",
-    device: str | None = None,
-    show_task: bool = False,
-    split: SplitKind = "stream",
-    resume: bool = False,
     engine: str = "local",
     as_json: bool = False,
+    **changes: Any,
 ) -> None:
     """Train on whole logs with a progress bar, publish the best of the seeds of each, and print how all did.
 
@@ -73,55 +103,36 @@ def train_command(
         pools: the pool file of each, or one for all.
         out: the folder of bundles, and of what outlives a killed process; of several logs one folder each in it, named
             as the log.
-        seed: the first of the seeds.
-        seeds: how many.
-        iterations: of the policy gradient; None: the default.
-        backend: see `focalroute.learn.backend.passes`; ``device`` likewise.
-        show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
-        split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
-        resume: go on from what an earlier, killed process kept.
+        options: how; None: the defaults.
         engine: see `focalroute.evaluate.job_engine.open_engine`; logs and seeds are its jobs.
         as_json: print JSON: an object, or of several logs a list.
+        changes: fields of `TrainOptions` that differ from ``options``.
 
     Raises:
         ConfigError: an argument, a log, a pool or what was kept is wrong, or there is no such engine.
         PoolError: a pool's embedder failed.
         PolicyError: a policy cannot be published.
     """
-    settings = OfflineSettings()
-    if iterations is not None:
-        settings = replace(settings, iterations=iterations)
-    if settings.iterations < 1 or seeds < 1:
-        raise ConfigError("iterations and seeds: must be at least 1")
-    computes = passes(cast(BackendName, backend), device)  # checked there
-    kept = {"resume": resume, "keep": shares_files(engine)}
-    if resume and not kept["keep"]:
+    options = replace(options or TrainOptions(), **changes)
+    backend = passes(options.backend, options.device)
+    keep = shares_files(engine)
+    if options.resume and not keep:
         raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
+    seeds = range(options.seed, options.seed + options.seeds)
     with open_engine(engine) as opened:
-        given = [
-            _read(
-                log,
-                pool,
-                folder,
-                split,
-                settings=settings,
-                passes=computes,
-                show_task=show_task,
-                shown=not as_json,
-                **kept,
-            )
+        read = [
+            _read(log, pool, folder, options, backend, keep=keep, shown=not as_json)
             for log, pool, folder in zip(logs, _each(pools, logs), _folders(out, logs), strict=True)
         ]
-        steps = len(given) * seeds * settings.steps
+        steps = len(read) * len(seeds) * options.settings.steps
         with progress_bar("training", steps, shown=not as_json) as advance:
-            courses = [one.course for one in given]
-            found = train_each(courses, range(seed, seed + seeds), engine=opened, advance=advance)
-    published = [_publish(one, trained) for one, trained in zip(given, found, strict=True)]
+            found = train_each([one.job for one in read], seeds, engine=opened, advance=advance)
+    published = [_publish(one, trained) for one, trained in zip(read, found, strict=True)]
     if as_json:
-        print(json.dumps(published if len(given) > 1 else published[0], indent=2, allow_nan=False))
-    else:
-        for one, trained, said in zip(given, found, published, strict=True):
-            _show(trained, best_of(trained), said["version"], one.out, one.held)
+        print(json.dumps(published if len(read) > 1 else published[0], indent=2, allow_nan=False))
+        return
+    for one, trained, result in zip(read, found, published, strict=True):
+        _show(trained, best_of(trained), result["version"], one.out, one.held)
 
 
 def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
@@ -143,47 +154,35 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
 
 
 def _read(
-    log: Path,
-    pool: Path,
-    out: Path,
-    split: SplitKind,
-    *,
-    settings: OfflineSettings,
-    passes: Backend,
-    show_task: bool,
-    resume: bool,
-    keep: bool,
-    shown: bool,
+    log: Path, pool: Path, out: Path, options: TrainOptions, backend: Backend, *, keep: bool, shown: bool
 ) -> _Log:
     file = load_pool(pool)
     table = join(read_log(log), file, log)
     embedder = embedder_from_pool_file(file, pool)
     if embedder is not None:
         table = with_embedder(table, embedder, shown=shown)
-    rows = np.arange(len(table.queries))
-    taken = course(
-        table,
-        learning_order(table, rows, split),
-        settings=settings,
-        passes=passes,
-        show_task=show_task,
-        folder=out.absolute() if keep else None,
-        resume=resume,
-    )
-    return _Log(taken, out, len(rows))
+    rows = learning_order(table, np.arange(len(table.queries)), options.split)
+    folder = out.absolute() if keep else None
+    data = recorded(table, rows, show_task=options.show_task)
+    return _Log(TrainingJob(data, options.settings, backend, folder, options.resume), out)
 
 
 def _publish(one: _Log, trained: Sequence[Trained]) -> dict[str, Any]:
-    """Publish the best of the seeds; what is said of all as JSON."""
+    """Publish the best of the seeds; how all did, for the JSON."""
     best = best_of(trained)
-    version = publish_trained(one.out, best, settings=one.course.settings)
+    version = publish_trained(one.out, best, settings=one.job.settings)
     discard(one.out, trained)
-    said = {"version": version, "seed": best.seed, "queries": one.size, "validation": one.held}
-    return {**said, "seeds": [asdict(_told(each)) for each in trained]}
-
-
-def _told(trained: Trained) -> _Seed:
-    return _Seed(trained.seed, trained.score, trained.trust, trained.curve)
+    seeds = [
+        {"seed": each.seed, "score": each.score, "trust": each.trust, "curve": [asdict(p) for p in each.curve]}
+        for each in trained
+    ]
+    return {
+        "version": version,
+        "seed": best.seed,
+        "queries": one.size,
+        "validation": one.held,
+        "seeds": seeds,
+    }
 
 
 def _show(found: Sequence[Trained], best: Trained, version: int, out: Path, held: int) -> None:

@@ -7,15 +7,38 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.evaluate.replay import FeedbackKind, Strategy, play
-from focalroute.evaluate.table import LogTable
+from focalroute.evaluate.table import I64, Bools, LogTable
 
 #: What asking everybody once is worth in right answers, where a baseline trades accuracy for cost; as in the ensemble.
 PRICE_OF_MONEY = 0.1
 
 _S = TypeVar("_S")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingArrays:
+    """The n training rows, N endpoints, C candidates (the most that any row has).
+
+    Attributes:
+        votes: (n, N, C) 1 for the candidate an endpoint backs.
+        probabilities: (n, N, C) its mass on each candidate; its vote where it gave none.
+        worth: (n, C) of each candidate, in [0, 1].
+        fails: (n, N) 1 where an endpoint was wrong, failed or is missing.
+        choices: (n,) the number of choices; 0: a free-form question.
+        there: (n, N) whether there is an output.
+        best_first: (N,) for ties: an endpoint's bonus, falling with its rank, of less than half a vote.
+    """
+
+    votes: F32
+    probabilities: F32
+    worth: F32
+    fails: F32
+    choices: I64
+    there: Bools
+    best_first: F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +54,7 @@ class Training:
     """
 
     table: LogTable
-    rows: NDArray[np.int64]
+    rows: I64
     seed: int
     feedback: FeedbackKind = "label"
     show_task: bool = False
@@ -41,10 +64,30 @@ class Training:
         """The endpoints by accuracy on the training part, best first."""
         return self.table.rank(self.rows)
 
-    def cut(self) -> tuple[Training, NDArray[np.int64]]:
+    def cut(self) -> tuple[Training, I64]:
         """The first four fifths as a training part, and the last fifth's rows; of fewer than 5 rows all, twice."""
         held = len(self.rows) // 5
         return (replace(self, rows=self.rows[:-held]), self.rows[-held:]) if held else (self, self.rows)
+
+    def arrays(self) -> TrainingArrays:
+        """All that was answered in the training part, and nothing else of the log."""
+        table, rows = self.table, self.rows
+        worth = table.worths(rows).astype(np.float32)
+        n, width = len(table.endpoints), worth.shape[1]
+        votes = (table.candidate[rows][:, :, None] == np.arange(width)).astype(np.float32)
+        masses = table.masses(rows, width)
+        unknown = np.isnan(masses) | table.failed[rows][:, :, None]
+        bonus = np.empty(n, np.float32)
+        bonus[list(self.rank)] = (n - np.arange(n)) / (2 * n + 2)
+        return TrainingArrays(
+            votes=votes,
+            probabilities=np.where(unknown, votes, masses),
+            worth=worth,
+            fails=((table.value[rows] < 0.5) | ~table.there[rows]).astype(np.float32),
+            choices=np.array([len(table.queries[row].choices or ()) for row in rows.tolist()]),
+            there=table.there[rows],
+            best_first=bonus,
+        )
 
 
 def best_setting(training: Training, settings: Sequence[_S], make: Callable[[Training, _S], Strategy]) -> _S:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import course, train_each
+from focalroute.evaluate.recording import TrainingJob, recorded, train_each
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.table import join
 from focalroute.learn.export import decider_model, fusion_model
@@ -37,7 +37,7 @@ SEEDS = range(4)
 def training(log: Path, pool: Path, settings: OfflineSettings, engine: Engine) -> object:
     """The models of four seeds, as files."""
     table = join(read_log(log), load_pool(pool), log)
-    (found,) = train_each([course(table, np.arange(len(table.queries)), settings=settings)], SEEDS, engine=engine)
+    (found,) = train_each([TrainingJob(recorded(table, np.arange(len(table.queries))), settings)], SEEDS, engine=engine)
     return [(decider_model(one.decider), fusion_model(one.fusion), one.score) for one in found]
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare, mixed
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
-from focalroute.evaluate.points import price_at
+from focalroute.evaluate.playing import price_at
 from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import ReplayResult, Turn, play
 from focalroute.evaluate.serving import Serving

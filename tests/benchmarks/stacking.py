@@ -22,7 +22,7 @@ from scipy.stats import t as student
 from sklearn.exceptions import ConvergenceWarning
 
 from examples.paper.generated import MODELS, TEST, TRAIN, biased_log
-from focalroute.evaluate.points import Served, trained
+from focalroute.evaluate.playing import PolicyReplay, trained
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.serving import Shuffled
@@ -59,12 +59,12 @@ def run(seed: int) -> dict[str, float]:
     }
 
 
-def _served(policy: Policy, table: LogTable, parts: Split, seed: int, warm: NDArray[np.int64]) -> Served:
+def _served(policy: Policy, table: LogTable, parts: Split, seed: int, warm: NDArray[np.int64]) -> PolicyReplay:
     training = Training(table, parts.train, seed, "label", show_task=True)
-    return Served(policy, table, parts, training, warm, explore=False, advance=lambda _: None)
+    return PolicyReplay(policy, table, parts, training, warm, explore=False, advance=lambda _: None)
 
 
-def _asking_all(served: Served) -> ReplayResult:
+def _asking_all(served: PolicyReplay) -> ReplayResult:
     plan = [(tuple(range(len(MODELS))),)] * (len(served.warm) + len(served.parts.test))
     seed, endpoints = served.training.seed, served.table.endpoints
     return served.after_warm(Shuffled(served.policy, endpoints, seed=seed, explore=False, plan=plan, start=0))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.figures import BESIDE, Figures, asked_by_round, asked_by_task, figures
+from focalroute.evaluate.playing import EvaluationRuns, PointRun
 from focalroute.evaluate.replay import ReplayResult
-from focalroute.evaluate.replayed import Replayed, Run
 from focalroute.evaluate.report_page.drawings import BINS, MOST_TASKS
 from focalroute.observe.diversity import focal_diversity
 from focalroute.observe.drift import Change
@@ -39,23 +39,23 @@ def played(worth: list[float], plan: list[tuple[tuple[int, ...], ...]]) -> Repla
 
 
 @pytest.fixture
-def replayed(tmp_path: Path) -> Replayed:
+def replayed(tmp_path: Path) -> EvaluationRuns:
     """Two seeds; the second asks as the first does and gets one more right."""
     table = table_of(tmp_path, lines(), dict.fromkeys("abc", 1.0))
     runs = (
-        Run(played([1, 0, 0, 1, 0], PLANS), PLANS, np.array([0.95, 0.35, np.nan, 1.0, 0.32]), CHANGES),
-        Run(played([1, 1, 0, 1, 0], PLANS), PLANS, np.array([0.97, 0.55, np.nan, 1.0, 0.38])),
+        PointRun(played([1, 0, 0, 1, 0], PLANS), PLANS, np.array([0.95, 0.35, np.nan, 1.0, 0.32]), CHANGES),
+        PointRun(played([1, 1, 0, 1, 0], PLANS), PLANS, np.array([0.97, 0.55, np.nan, 1.0, 0.38])),
     )
     other = played([0, 1, 0, 1, 1], PLANS)
-    return Replayed(table, np.arange(1, 6), (runs,), dict.fromkeys(BESIDE, (other, other)), 0)
+    return EvaluationRuns(table, np.arange(1, 6), (runs,), dict.fromkeys(BESIDE, (other, other)), 0)
 
 
 @pytest.fixture
-def found(replayed: Replayed) -> Figures:
+def found(replayed: EvaluationRuns) -> Figures:
     return figures(replayed, "focalroute @ 0.2", "accuracy")
 
 
-def test_shares_by_round_are_of_the_queries(replayed: Replayed) -> None:
+def test_shares_by_round_are_of_the_queries(replayed: EvaluationRuns) -> None:
     """A round that asked nobody is none."""
     assert (5 * asked_by_round(replayed)).round(9).tolist() == [[3, 2, 1], [1, 1, 1], [0, 1, 0]]
 
@@ -72,8 +72,8 @@ def test_of_many_tasks_the_largest_are_kept(tmp_path: Path) -> None:
     given += [closed(100, {"a": 0}, task="t26"), closed(101, {"a": 0})]
     table = table_of(tmp_path, given, {"a": 1.0})
     n = len(given)
-    run = Run(ReplayResult(np.ones(n), np.ones(n), np.ones((n, 1), bool)), [((0,),)] * n, np.ones(n))
-    tasks, left = asked_by_task(Replayed(table, np.arange(n), ((run,),), {}, 0))
+    run = PointRun(ReplayResult(np.ones(n), np.ones(n), np.ones((n, 1), bool)), [((0,),)] * n, np.ones(n))
+    tasks, left = asked_by_task(EvaluationRuns(table, np.arange(n), ((run,),), {}, 0))
     assert tasks is not None
     assert (len(tasks.rows), left, len(tasks.values)) == (MOST_TASKS, 3, MOST_TASKS)
     assert "t26" in tasks.rows
@@ -94,7 +94,7 @@ def test_consensus_counts_the_endpoints_that_are_right(found: Figures) -> None:
     assert other.values == (0, 1, 0, 1)
 
 
-def test_corrected_and_spoilt_are_shares_of_all_rows_and_seeds(found: Figures, replayed: Replayed) -> None:
+def test_corrected_and_spoilt_are_shares_of_all_rows_and_seeds(found: Figures, replayed: EvaluationRuns) -> None:
     one = found.errors.found["plurality"]
     assert (one.corrected, one.spoilt, one.errors, one.queries) == pytest.approx((2 / 10, 3 / 10, 4 / 10, 5))
     gain = replayed.worth().mean() - replayed.worth("plurality").mean()
@@ -110,10 +110,10 @@ def test_calibration_leaves_out_what_was_not_answered(found: Figures) -> None:
     assert one.expected_error == pytest.approx(error, abs=1e-6)
 
 
-def test_without_answers_there_is_no_calibration_error(replayed: Replayed) -> None:
+def test_without_answers_there_is_no_calibration_error(replayed: EvaluationRuns) -> None:
     (runs,) = replayed.ours
-    none = Run(runs[0].played, PLANS, np.full(5, np.nan))
-    found = figures(Replayed(replayed.table, replayed.test, ((none,),), replayed.others, 0), "ours", "accuracy")
+    none = PointRun(runs[0].played, PLANS, np.full(5, np.nan))
+    found = figures(EvaluationRuns(replayed.table, replayed.test, ((none,),), replayed.others, 0), "ours", "accuracy")
     assert found.calibration.count == (0,) * BINS
     assert found.calibration.expected_error is None
 

@@ -13,7 +13,7 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Trajectory
-from focalroute.evaluate.recording import best_of, course, publish_trained, recorded, train_each, train_on
+from focalroute.evaluate.recording import TrainingJob, best_of, publish_trained, recorded, train_each, train_on
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable
@@ -323,7 +323,7 @@ def test_what_is_published_serves_and_can_be_learned_on_from(table: LogTable, tm
 
 
 def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: LogTable) -> None:
-    (found,) = train_each([course(table, np.arange(100), settings=SMALL)], range(5, 8))
+    (found,) = train_each([TrainingJob(recorded(table, np.arange(100)), SMALL)], range(5, 8))
     assert [one.seed for one in found] == [5, 6, 7]
     assert len({one.score for one in found}) > 1
     best = best_of(found)

@@ -12,10 +12,10 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.baselines import BASELINES
-from focalroute.evaluate.command import evaluate_command
-from focalroute.evaluate.report import Report, evaluate, show
+from focalroute.evaluate.report import EvalOptions, Report, cost_ratios, evaluate, evaluate_command, show
 from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.policy.bundle import cold, load
+from focalroute.policy.names import named
 from tests.evaluate.logs import stream, write_log, write_pool
 from tests.policies import ask_everybody
 
@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_the_json_has_the_fields_of_the_format(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluate_command(*given, policy="cold", json_file=tmp_path / "report.json")
+    evaluate_command(*given, policy=cold(), json_file=tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["log"], report["split"], report["seed"]) == (str(given[0]), "stream", 0)
     assert (report["n_train"], report["n_test"], report["feedback"], report["show_task"]) == (160, 40, "label", False)
@@ -59,7 +59,7 @@ def test_the_json_has_the_fields_of_the_format(
     assert point["target_cost_ratio"] is None
     assert sorted(point["minus"]) == EVERY
     assert point["minus"]["oracle"].keys() == {"difference", "ci95", "beats", "no_worse"}
-    assert "replayed" not in report
+    assert "runs" not in report
     printed = capsys.readouterr().out
     assert "cold start" in printed
     assert "log-linear-online" in printed
@@ -90,16 +90,16 @@ def test_the_curve_is_compared_at_the_methods_own_cost(trained: Report) -> None:
 
 
 def test_figures_are_means_over_seeds_that_are_each_trained_and_played(trained: Report) -> None:
-    replayed = trained.replayed
-    assert replayed is not None
-    for point, runs in zip(trained.focalroute, replayed.ours, strict=True):
-        assert [len(run.played.worth) for run in runs] == [40, 40]
-        assert point.accuracy == pytest.approx(np.mean([run.played.worth.mean() for run in runs]))
-    first, second = replayed.others["random"]
+    runs = trained.runs
+    assert runs is not None
+    for point, own in zip(trained.focalroute, runs.ours, strict=True):
+        assert [len(run.played.worth) for run in own] == [40, 40]
+        assert point.accuracy == pytest.approx(np.mean([run.played.worth.mean() for run in own]))
+    first, second = runs.others["random"]
     assert (first.asked != second.asked).any()
     scored = {method.name: method.accuracy for method in trained.methods}
     assert scored["random"] == pytest.approx((first.worth.mean() + second.worth.mean()) / 2)
-    first, second = replayed.others["plurality"]
+    first, second = runs.others["plurality"]
     assert (first.worth == second.worth).all()
 
 
@@ -118,7 +118,12 @@ def test_the_same_seed_gives_the_same_report(given: tuple[Path, Path], trained: 
 def test_a_policy_from_a_folder_is_served_as_it_is(given: tuple[Path, Path], tmp_path: Path) -> None:
     """One that asks everybody whatever it costs; by command and from Python."""
     folder = ask_everybody(tmp_path / "policy")
-    evaluate_command(*given, policy=f"{folder}@1", operating_points="0.2, 0.5", json_file=tmp_path / "report.json")
+    evaluate_command(
+        *given,
+        policy=named(f"{folder}@1"),
+        operating_points=cost_ratios("0.2, 0.5"),
+        json_file=tmp_path / "report.json",
+    )
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["policy"] == "version 1"
     assert [point["target_cost_ratio"] for point in report["focalroute"]] == [0.2, 0.5]
@@ -148,7 +153,7 @@ def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:
 def test_presets_are_rows_beside_the_others(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluate_command(*given, policy="cold", presets=["der", "rl-focal", "der"], json_file=tmp_path / "report.json")
+    evaluate_command(*given, policy=cold(), presets=["der", "rl-focal", "der"], json_file=tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     names = [method["name"] for method in report["methods"]]
     assert sorted(names) == sorted(
@@ -165,7 +170,7 @@ def test_questions_that_a_preset_could_not_fuse_are_reported(
     for line in lines[47:]:
         line["choices"] = ["A", "B", "C", "D"]
     log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", dict.fromkeys(SKILLS, 1.0))
-    evaluate_command(log, pool, policy="cold", presets=["rl-focal"], json_file=tmp_path / "report.json")
+    evaluate_command(log, pool, policy=cold(), presets=["rl-focal"], json_file=tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["unfused"] == {"preset-rl-focal": 3}
     assert "answered 3 questions by plurality" in capsys.readouterr().out
 
@@ -173,23 +178,29 @@ def test_questions_that_a_preset_could_not_fuse_are_reported(
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        ({"split": "random"}, "split"),
+        ({"split_by": "random"}, "split"),
         ({"feedback": "some"}, "feedback"),
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"presets": ["der", "rlfocal"]}, "preset: .*'rlfocal'.*rl-focal, der"),
         ({"seeds": 0}, "seeds"),
-        ({"operating_points": "0.1,much"}, "operating_points: give numbers"),
-        ({"operating_points": "0.1,"}, "operating_points: give numbers"),
-        ({"operating_points": "0,0.5"}, "operating_points: give cost ratios"),
-        ({"operating_points": "1.5"}, "operating_points: give cost ratios"),
-        ({"operating_points": "nan"}, "operating_points: give cost ratios"),
-        ({"operating_points": "0.2", "policy": "cold"}, "the cold start has but one"),
-        ({"policy": "nowhere"}, "nowhere"),
+        ({"operating_points": ()}, "operating_points: give cost ratios"),
+        ({"operating_points": (0, 0.5)}, "operating_points: give cost ratios"),
+        ({"operating_points": (1.5,)}, "operating_points: give cost ratios"),
+        ({"operating_points": (float("nan"),)}, "operating_points: give cost ratios"),
+        ({"operating_points": (0.2,), "policy": cold()}, "the cold start has but one"),
     ],
 )
-def test_wrong_arguments_are_named(given: tuple[Path, Path], wrong: dict[str, Any], field: str) -> None:
+def test_wrong_options_are_named(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
-        evaluate_command(*given, **wrong)
+        EvalOptions(**wrong)
+
+
+@pytest.mark.parametrize("text", ["0.1,much", "0.1,"])
+def test_cost_ratios_are_numbers_separated_by_commas(text: str) -> None:
+    assert cost_ratios("") is None
+    assert cost_ratios("0.2, 0.5") == (0.2, 0.5)
+    with pytest.raises(ConfigError, match="operating_points: give numbers"):
+        cost_ratios(text)
 
 
 @pytest.mark.parametrize("option", ["json_file", "html_file"])

@@ -132,8 +132,8 @@ def test_the_tasks_of_a_log_can_be_learned_as_what_comes_again(
     log = write_log(tmp_path / "log.jsonl", lines)
     for split, right in (("stream", 1.0), ("per-task", 4 / 12)):
         out = tmp_path / split
-        train_command([log], [given[1]], out, iterations=1, split=split, as_json=True)  # type: ignore[arg-type]
+        train_command([log], [given[1]], out, iterations=1, split=split, as_json=True)
         (seed,) = json.loads(capsys.readouterr().out)["seeds"]
         assert [point["accuracy"] for point in seed["curve"]] == pytest.approx([right] * len(seed["curve"]))
     with pytest.raises(ConfigError, match="split: stream or per-task"):
-        train_command([log], [given[1]], tmp_path / "out", split="both")  # type: ignore[arg-type]
+        train_command([log], [given[1]], tmp_path / "out", split="both")

@@ -1,8 +1,5 @@
-"""``focalroute eval --live``: strategies that no log can replay, played on a pool that answers, simulated or real.
+"""Evaluation on live pools: chains in which every endpoint is shown the answer before, and DER trained for them.
 
-What an endpoint says once it is shown another answer is in no log. So every strategy asks for itself here: each
-endpoint alone and correcting itself, the fixed route, plurality, focalroute's default, and DER, which is trained
-first. A part of the package that puts others together, as the demo does.
+`queries` reads what is asked and plays an ensemble on it, `environment` makes the calls that DER learns from,
+`strategies` plays everything that is compared, `report` scores it and is what the command line calls.
 """
-
-__all__: list[str] = []

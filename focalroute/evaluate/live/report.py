@@ -1,17 +1,31 @@
-"""The table of a live evaluation: accuracy, calls and cost with intervals, and what DER is worth at equal cost."""
+"""``focalroute eval --live``: strategies played on a live pool, scored, and shown beside DER at equal cost."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from focalroute.evaluate.metrics import PairedDifference, Score, compare, score
-from focalroute.evaluate.points import beside_curve
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import ConfigError
+from focalroute.core.pool import load_pool
+from focalroute.core.progress import progress_bar
+from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
+from focalroute.evaluate.live.environment import in_process, over_http
+from focalroute.evaluate.live.queries import LiveQuery, LiveResult, joined, read_queries
+from focalroute.evaluate.live.strategies import LiveOptions, play_all
+from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
+from focalroute.evaluate.quality import metric
 from focalroute.evaluate.replay import ReplayResult
+from focalroute.sim import SimulatedModel, SimulatedPool, relay_models
 
+#: What ``--live`` calls the built-in simulated pool.
+SIMULATED = "sim"
 _PIPED_WIDTH = 120
 
 #: Family -> how the names of its rows begin; its curve is made of all its rows.
@@ -47,6 +61,103 @@ class LiveReport:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         return dataclasses.asdict(self)
+
+
+def live_command(
+    pool: str,
+    queries: Path | None,
+    *,
+    answer: str | None = None,
+    quality: str | None = None,
+    train_fraction: float = 0.8,
+    seed: int = 0,
+    seeds: int = 1,
+    max_rounds: int = 3,
+    out: Path | None = None,
+    json_file: Path | None = None,
+) -> None:
+    """Evaluate with a progress bar, print the tables, write the JSON.
+
+    Raises:
+        ConfigError: an argument, the queries or the pool is wrong, or a file cannot be written.
+    """
+    if queries is None:
+        raise ConfigError("--queries: give the file of queries that --live is to ask")
+    check_writable(json_file)
+    scorer = None if quality is None else metric(quality)
+    asked = read_queries(queries, answer=answer, quality=scorer)
+    options = LiveOptions(max_steps=max_rounds, publish_to=out)
+    title = f"{queries} on {pool}"
+    models = relay_models(seed) if pool == SIMULATED else None
+    with progress_bar("playing", _length(asked, train_fraction, options, models, pool) * seeds, shown=True) as advance:
+        report = evaluate_live(
+            pool,
+            asked,
+            title=title,
+            options=options,
+            train_fraction=train_fraction,
+            seed=seed,
+            seeds=seeds,
+            scored=quality or "accuracy",
+            advance=advance,
+        )
+    if json_file != STANDARD_OUTPUT:
+        show_live(report)
+    if json_file is not None:
+        write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+
+
+def evaluate_live(
+    pool: str | Path,
+    queries: Sequence[LiveQuery],
+    *,
+    title: str,
+    options: LiveOptions,
+    train_fraction: float = 0.8,
+    seed: int = 0,
+    seeds: int = 1,
+    scored: str = "accuracy",
+    advance: Callable[[int], object] = lambda _: None,
+) -> LiveReport:
+    """Train DER on the first part of the queries, play every strategy on the rest; once with each seed.
+
+    Args:
+        pool: a pool file, or `SIMULATED`: then every seed has models of its own.
+
+    Raises:
+        ConfigError: one of the parts would be empty, or the pool is wrong.
+    """
+    at = int(len(queries) * train_fraction + 1e-9)
+    if not 0 < at < len(queries):
+        raise ConfigError(
+            f"train_fraction: {train_fraction} leaves {at} queries to train on and {len(queries) - at} to test"
+        )
+    train, test = queries[:at], queries[at:]
+    parts: list[dict[str, LiveResult]] = []
+    for number in range(seed, seed + seeds):
+        with ExitStack() as stack:
+            if str(pool) == SIMULATED:
+                running = stack.enter_context(SimulatedPool(relay_models(number)))
+                endpoints: Sequence[Endpoint] = running.endpoints
+                ask = in_process(running.models, endpoints, train)
+            else:
+                endpoints = load_pool(pool).endpoints
+                ask = stack.enter_context(over_http(endpoints, train))
+            parts.append(play_all(endpoints, train, test, ask, options=options, seed=number, advance=advance))
+    played = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    return live_report(title, played, seeds=seeds, scored=scored)
+
+
+def _length(
+    queries: Sequence[LiveQuery],
+    fraction: float,
+    options: LiveOptions,
+    models: Sequence[SimulatedModel] | None,
+    pool: str,
+) -> int:
+    """Queries that one seed plays: each chain of a single endpoint, and the other strategies."""
+    endpoints = len(load_pool(pool).endpoints if models is None else models)
+    return (len(queries) - int(len(queries) * fraction)) * (endpoints + 3 + len(options.alphas))
 
 
 def live_report(title: str, played: Mapping[str, ReplayResult], *, seeds: int, scored: str = "accuracy") -> LiveReport:

@@ -1,9 +1,5 @@
-"""The two works' own methods as presets, trained and replayed like everything else: ``rl-focal`` and ``der``.
+"""The two works' own methods, trained and replayed like everything else: `rl_focal` and `der`.
 
-`catalogue` has them by name. `rl_focal` (with `agents`, `heads` and `diversities`) and `der` are the methods;
-`recorded` is what they train on, `mlp` and `ppo` are the networks and how they learn.
+`agents` are RL-Focal's networks, `diversities` what they see of a pool; `der_training` is DER's trainer, which live
+evaluation uses, too; `networks` is what all of them learn with. `focalroute.evaluate.baselines.PRESETS` names both.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -14,18 +14,48 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32
 from focalroute.evaluate.presets.diversities import METRICS
-from focalroute.evaluate.presets.heads import heads_of
-from focalroute.evaluate.presets.mlp import Mlp
-from focalroute.evaluate.presets.ppo import Learned, Ppo, categorical, improve, regress
+from focalroute.evaluate.presets.networks import Learned, Mlp, Ppo, bernoulli, categorical, improve, regress
+from focalroute.learn.backward import Floats
 from focalroute.learn.gae import GAE_LAMBDA, gae
+from focalroute.learn.likelihood import Likelihood
+from focalroute.policy.decider import EXPLORATION
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _PPO = Ppo(rate=0.001, clip=0.02)
+_LEAST_TEAM = 2
+
+
+class BranchingHead:
+    """The last layer of a Decider over N endpoints, as published: one head for each endpoint, independent draws.
+
+    Of fewer than two drawn the likeliest fill up.
+
+    Attributes:
+        width: outputs of the layer.
+    """
+
+    def __init__(self, endpoints: int) -> None:
+        self.width = endpoints
+
+    def draw(self, logits: Floats, rng: np.random.Generator) -> tuple[Bools, F32]:
+        """What is drawn (B, N), and the pools (B, N) of at least two that it makes."""
+        p = _probabilities(logits)
+        picked = rng.random(p.shape) < p
+        return picked, _team(picked, p)
+
+    def likeliest(self, logits: Floats) -> tuple[Bools, F32]:
+        """All that are more likely than not, and the pools that they make."""
+        p = _probabilities(logits)
+        return p > 0.5, _team(p > 0.5, p)
+
+    def likelihood(self, logits: Floats, picked: Bools) -> Likelihood:
+        """The joint probability of what was drawn (B, N)."""
+        return bernoulli(logits, picked)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RlFocalSettings:
     """How RL-Focal is trained and served; the first five as published, found there by grid search.
 
     Attributes:
@@ -41,7 +71,7 @@ class Settings:
         sample: whether pools are drawn in service too and the Decider goes on learning (Algorithm 2); else it stays as
             trained and names all that are more likely than not.
         metrics: the diversity metrics in o1, of `METRICS`.
-        branching: whether the Decider has a head for each endpoint, as published; else one over all teams.
+        decider_head: the Decider's last layer.
     """
 
     window: int = 500
@@ -55,7 +85,7 @@ class Settings:
     largest_free_form: int = 10
     sample: bool = True
     metrics: tuple[str, ...] = METRICS
-    branching: bool = True
+    decider_head: type[BranchingHead] = BranchingHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +101,18 @@ class Agents:
     critic: Learned
 
     @classmethod
-    def fresh(cls, rng: np.random.Generator, endpoints: int, candidates: int, settings: Settings) -> Agents:
+    def fresh(cls, rng: np.random.Generator, endpoints: int, candidates: int, settings: RlFocalSettings) -> Agents:
         """Before any training: every endpoint is as likely as not, every candidate as good as another."""
         first = endpoints + 1 + len(settings.metrics)
         second = settings.window + endpoints * candidates
-        teams = heads_of(endpoints, branching=settings.branching).width(endpoints)
-        sizes = ((first, teams), (second, candidates), (first + second, 2))
+        heads = settings.decider_head(endpoints).width
+        sizes = ((first, heads), (second, candidates), (first + second, 2))
         nets = (Mlp.initial(rng, inputs, outputs, hidden=settings.hidden) for inputs, outputs in sizes)
         return cls(*map(Learned.fresh, nets))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AgentStep:
     """One query in B lanes, or L of them with a second axis (B, L, ...).
 
     Attributes:
@@ -106,7 +136,7 @@ class Step:
     rewards: F32
 
     @classmethod
-    def stack(cls, steps: Sequence[Step]) -> Step:
+    def stack(cls, steps: Sequence[AgentStep]) -> AgentStep:
         """Consecutive steps of the same lanes as one, time on the second axis."""
         return cls(**{f.name: np.stack([getattr(step, f.name) for step in steps], axis=1) for f in fields(cls)})
 
@@ -122,7 +152,7 @@ def fused_view(past: F32, shown: F32) -> F32:
 
 
 def learn(
-    agents: Agents, steps: Step, settings: Settings, rng: np.random.Generator, *, decide: bool, fuse: bool
+    agents: Agents, steps: AgentStep, settings: RlFocalSettings, rng: np.random.Generator, *, decide: bool, fuse: bool
 ) -> Agents:
     """Agents after one update on L + 1 consecutive steps, of which the last only lends its value to the one before it.
 
@@ -144,23 +174,23 @@ def learn(
     advantages = np.stack(
         [gae(rewards[..., k], before[..., k], gamma=settings.gamma, lam=GAE_LAMBDA) for k in range(2)], axis=2
     )
-    now = Step(**{f.name: _flat(getattr(steps, f.name)[:, :length]) for f in fields(Step)})
+    now = AgentStep(**{f.name: _flat(getattr(steps, f.name)[:, :length]) for f in fields(AgentStep)})
     gains = _flat(advantages)
     critic = regress(agents.critic, now.state, _flat(advantages + before), settings.ppo, rng)
     decider, fusion = agents.decider, agents.fusion
     if decide:
-        heads = heads_of(now.picked.shape[1], branching=settings.branching)
+        head = settings.decider_head(now.picked.shape[1])
         decider = improve(
-            decider, now.seen, lambda z, rows: heads.law(z, now.picked[rows]), gains[:, 0], settings.ppo, rng
+            decider, now.seen, lambda z, rows: head.likelihood(z, now.picked[rows]), gains[:, 0], settings.ppo, rng
         )
-    told = np.flatnonzero(now.tells)
-    if fuse and len(told):
-        offered, fused = now.offered[told], now.fused[told]
+    known = np.flatnonzero(now.tells)
+    if fuse and len(known):
+        offered, fused = now.offered[known], now.fused[known]
         fusion = improve(
             fusion,
-            now.shown[told],
+            now.shown[known],
             lambda z, rows: categorical(z, offered[rows], fused[rows]),
-            gains[told, 1],
+            gains[known, 1],
             settings.ppo,
             rng,
         )
@@ -169,3 +199,17 @@ def learn(
 
 def _flat(x: NDArray[Any]) -> NDArray[Any]:
     return x.reshape(-1, *x.shape[2:])
+
+
+def _probabilities(z: Floats) -> NDArray[np.floating[Any]]:
+    least = EXPLORATION / z.shape[1]
+    p: NDArray[np.floating[Any]] = np.clip(1 / (1 + np.exp(-z)), least, 1 - least)
+    return p
+
+
+def _team(picked: Bools, p: NDArray[np.floating[Any]]) -> F32:
+    team = picked.copy()
+    for lane in np.flatnonzero(picked.sum(axis=1) < _LEAST_TEAM):
+        order = np.argsort(-(p[lane] + picked[lane]), kind="stable")
+        team[lane, order[:_LEAST_TEAM]] = True
+    return team.astype(np.float32)

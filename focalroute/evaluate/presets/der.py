@@ -8,59 +8,26 @@ so a later expert can replace an answer but not improve it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from focalroute.core.records import F32
-from focalroute.evaluate.presets.mlp import Mlp
-from focalroute.evaluate.presets.ppo import Learned, Ppo, draw
-from focalroute.evaluate.presets.recorded import masses
-from focalroute.evaluate.presets.steps import Steps, learn_from, step_rewards
+from focalroute.evaluate.presets.der_training import I64, Bools, DerSettings, train_routes
+from focalroute.evaluate.presets.networks import Mlp, mlp_pass
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.learn.losses import log_posterior
 from focalroute.observe.features import text_features
 
-I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 _TEXT = 32
-_PPO = Ppo(rate=0.003, entropy=0.1)
+#: As `DerSettings`, for recorded answers: a call costs nothing in training, so each update has many routes.
+RECORDED = DerSettings(bonus=1.0, passes=20, batch=1024, validation=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How DER is trained and served; the shape of the reward is published, its numbers here are ours.
-
-    Attributes:
-        steps: T_max, the most experts a query is put to.
-        alpha: the price of cost, which is relative to asking everybody.
-        beta: the weight of the gain.
-        threshold: p_0; a label makes P 0 or 1.
-        bonus: for reaching it, and against missing it in T_max steps.
-        level: whether P itself is paid at every step, as published, or the gain alone after the first.
-        ppo: how to learn.
-        hidden: units of the hidden layer.
-        passes: over the training part.
-        batch: queries between two updates.
-    """
-
-    steps: int = 3
-    alpha: float = 0.1
-    beta: float = 1.0
-    threshold: float = 0.5
-    bonus: float = 1.0
-    level: bool = False
-    ppo: Ppo = _PPO
-    hidden: int = 32
-    passes: int = 20
-    batch: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """What n training queries offer: N endpoints, C candidates.
+class RecordedRoutes:
+    """The environment that n training queries are: N endpoints, C candidates.
 
     Attributes:
         texts: (n, 32) features of the queries.
@@ -81,7 +48,7 @@ class Routes:
     there: Bools
 
     @classmethod
-    def of(cls, training: Training) -> Routes:
+    def of(cls, training: Training) -> RecordedRoutes:
         """The training part, and nothing else of the log."""
         table, rows = training.table, training.rows
         candidate, width = table.candidate[rows], max(int(table.size[rows].max()), 1)
@@ -93,7 +60,7 @@ class Routes:
                 c, output = int(candidate[at, i]), query.outputs.get(endpoint.name)
                 if output is None or c < 0:
                     continue
-                certainty[at, i] = masses(c, output, width)[c]
+                certainty[at, i] = output.masses(c, width)[c]
                 if not answers[at, c].any():
                     answers[at, c] = _answer_features(query.choices, c, output.answer)
         usd = table.usd[rows]
@@ -107,9 +74,67 @@ class Routes:
             there=table.there[rows],
         )
 
-    def take(self, rows: I64) -> Routes:
-        """Only these queries."""
-        return Routes(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Queries, endpoints, width of the state."""
+        queries, n = self.there.shape
+        return queries, n, 2 * _TEXT + n + 3
+
+    @property
+    def unit(self) -> float:
+        """Costs are relative already."""
+        return 1.0
+
+    def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> _UnderWay:
+        """Routes for these queries; nothing that they see varies."""
+        return _UnderWay(self._only(rows), max_steps)
+
+    def take(self, count: int) -> RecordedRoutes:
+        """The first of the queries."""
+        return self._only(slice(count))
+
+    def _only(self, rows: I64 | slice) -> RecordedRoutes:
+        return RecordedRoutes(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+class _UnderWay:
+    """B routes through the recorded answers to B queries."""
+
+    def __init__(self, data: RecordedRoutes, max_steps: int) -> None:
+        self._data, self._max_steps = data, max_steps
+        self._rows = np.arange(len(data.there))
+        self._asked: Bools = np.zeros_like(data.there)
+        self._last = np.full(len(data.there), -1)
+
+    def state(self, step: int) -> F32:
+        """See `state`."""
+        data, rows = self._data, self._rows
+        answered, member = (self._last >= 0).astype(np.float32), np.maximum(self._last, 0)
+        answer = data.candidate[rows, member]
+        replied = self._asked & (data.candidate >= 0)
+        agreeing = (replied & (data.candidate == answer[:, None])).sum(axis=1) / np.maximum(replied.sum(axis=1), 1)
+        return state(
+            data.texts,
+            data.answers[rows, answer] * answered[:, None],
+            np.eye(data.there.shape[1], dtype=np.float32)[member] * answered[:, None],
+            data.certainty[rows, member] * answered,
+            agreeing * answered,
+            step / self._max_steps,
+        )
+
+    def offered(self, step: int) -> Bools:
+        """Every endpoint once; STOP after the first step."""
+        stop = np.full((len(self._rows), 1), step > 0)
+        return np.concatenate([self._data.there & ~self._asked, stop], axis=1)
+
+    def ask(self, rows: I64, endpoints: I64) -> tuple[F32, F32]:
+        """The recorded answers."""
+        data = self._data
+        usable = data.candidate[rows, endpoints] >= 0
+        self._asked[rows, endpoints] = True
+        self._last[rows] = np.where(usable, endpoints, self._last[rows])
+        worth: F32 = np.where(usable, data.worth[rows, endpoints], np.float32(np.nan))
+        return worth, data.cost[rows, endpoints]
 
 
 def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, done: float) -> F32:
@@ -127,63 +152,7 @@ def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, do
     return np.concatenate([texts, answers, last, figures], axis=1)
 
 
-def train(routes: Routes, settings: Settings, seed: int) -> Learned:
-    """The policy after some passes over the training rows, in random order; heads 0..N-1 ask, head N stops."""
-    rng = np.random.default_rng(seed)
-    queries, n = routes.there.shape
-    width = 2 * _TEXT + n + 3
-    policy = Learned.fresh(Mlp.initial(rng, width, n + 1, hidden=settings.hidden))
-    value = Learned.fresh(Mlp.initial(rng, width, 1, hidden=settings.hidden))
-    for _ in range(settings.passes):
-        for rows in np.array_split(rng.permutation(queries), max(1, round(queries / settings.batch))):
-            steps = _roll(policy, routes.take(rows), settings, rng)
-            policy, value = learn_from(steps, policy, value, settings.ppo, rng)
-    return policy
-
-
-def _roll(policy: Learned, routes: Routes, settings: Settings, rng: np.random.Generator) -> Steps:
-    """One route for each query, drawn from the policy."""
-    each, n = np.arange(len(routes.there)), routes.there.shape[1]
-    asked, alive = np.zeros_like(routes.there), np.asarray(routes.there.any(axis=1))
-    last, quality = np.full(len(each), -1), np.zeros(len(each), np.float32)
-    steps = []
-    for t in range(settings.steps):
-        seen = _seen(routes, asked, last, t / settings.steps)
-        stop = np.full((len(each), 1), t > 0)
-        offered = np.concatenate([routes.there & ~asked, stop], axis=1)
-        chosen = draw(policy(seen), offered, rng)
-        asks = alive & (chosen < n)
-        member = np.where(asks, chosen, 0)
-        usable = asks & (routes.candidate[each, member] >= 0)
-        after = np.where(usable, routes.worth[each, member], quality)
-        exhausted = asks & (t == settings.steps - 1)
-        rewards = step_rewards(
-            settings,
-            alive=alive,
-            asks=asks,
-            exhausted=exhausted,
-            before=quality if t else None,
-            after=after,
-            cost=routes.cost[each, member],
-        )
-        steps.append((seen, offered, chosen, alive, rewards))
-        asked[each[asks], chosen[asks]] = True
-        last, quality, alive = np.where(usable, member, last), after.astype(np.float32), asks & ~exhausted
-    return Steps(*(np.stack(column, axis=1) for column in zip(*steps, strict=True)))
-
-
-def _seen(routes: Routes, asked: Bools, last: I64, done: float) -> F32:
-    each, answered = np.arange(len(last)), (last >= 0).astype(np.float32)
-    member = np.maximum(last, 0)
-    answer = routes.candidate[each, member]
-    replied = asked & (routes.candidate >= 0)
-    agreeing = (replied & (routes.candidate == answer[:, None])).sum(axis=1) / np.maximum(replied.sum(axis=1), 1)
-    one_hot = np.eye(asked.shape[1], dtype=np.float32)[member] * answered[:, None]
-    answers = routes.answers[each, answer] * answered[:, None]
-    return state(routes.texts, answers, one_hot, routes.certainty[each, member] * answered, agreeing * answered, done)
-
-
-class Der:
+class DerStrategy:
     """The policy in service: its likeliest action at each step; it stays as trained, as in the paper.
 
     Args:
@@ -192,18 +161,18 @@ class Der:
         size: N.
     """
 
-    def __init__(self, policy: Learned, settings: Settings, size: int) -> None:
+    def __init__(self, policy: Mlp, settings: DerSettings, size: int) -> None:
         self._policy, self._settings, self._size = policy, settings, size
 
     def answer(self, turn: Turn) -> int:
         """Ask one by one until STOP; the last usable answer."""
         text = text_features(turn.query.text, _TEXT)
         last = -1
-        for t in range(min(self._settings.steps, len(turn.available))):
+        for t in range(min(self._settings.max_steps, len(turn.available))):
             offered = np.zeros((1, self._size + 1), bool)
             offered[0, [i for i in turn.available if i not in turn.replies]] = True
             offered[0, -1] = t > 0
-            logits = self._policy(self._state(turn, text, last, t / self._settings.steps))
+            logits = mlp_pass(self._policy, self._state(turn, text, last, t / self._settings.max_steps))[0]
             chosen = int(log_posterior(logits, offered)[0].argmax())
             if chosen == self._size:
                 break
@@ -222,27 +191,24 @@ class Der:
             c = reply.candidate
             one_hot[last] = 1
             answer = _answer_features(turn.query.choices, c, reply.output.answer)
-            certainty = float(masses(c, reply.output, max(turn.choices, c + 1))[c])
+            certainty = float(reply.output.masses(c, max(turn.choices, c + 1))[c])
             backed = [h.candidate for h in turn.replies.values() if h.candidate >= 0]
             agreeing = backed.count(c) / len(backed)
         figures = np.array([[certainty], [agreeing]], np.float32)
         return state(text[None], answer[None], one_hot[None], figures[0], figures[1], done)
 
 
-def der(training: Training, settings: Settings | None = None) -> Der:
+def der(training: Training, settings: DerSettings | None = None) -> DerStrategy:
     """The method, trained on the training part, by default with T_max and ``level`` chosen on its last fifth."""
-    from threadpoolctl import threadpool_limits
+    routes, size = RecordedRoutes.of(training), len(training.table.endpoints)
 
-    routes, size = Routes.of(training), len(training.table.endpoints)
+    def trained_on(part: Training, chosen: DerSettings) -> DerStrategy:
+        return DerStrategy(train_routes(routes.take(len(part.rows)), chosen, part.seed), chosen, size)
 
-    def made(part: Training, chosen: Settings) -> Der:
-        return Der(train(routes.take(np.arange(len(part.rows))), chosen, part.seed), chosen, size)
-
-    with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
-        if settings is None:
-            options = [Settings(steps=steps, level=level) for steps in (2, 4) for level in (False, True)]
-            settings = best_setting(training, options, made)
-        return made(training, settings)
+    if settings is None:
+        options = [replace(RECORDED, max_steps=steps, level=level) for steps in (2, 4) for level in (False, True)]
+        settings = best_setting(training, options, trained_on)
+    return trained_on(training, settings)
 
 
 def _answer_features(choices: Sequence[str] | None, candidate: int, answer: int | str | None) -> F32:

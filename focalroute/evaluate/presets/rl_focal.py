@@ -15,19 +15,17 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32
 from focalroute.evaluate.presets.agents import (
     Agents,
-    Settings,
-    Step,
+    AgentStep,
+    RlFocalSettings,
     decider_view,
     fused_view,
     learn,
 )
 from focalroute.evaluate.presets.diversities import columns_of, diversities, pair_statistics
-from focalroute.evaluate.presets.heads import heads_of
+from focalroute.evaluate.presets.networks import draw
 from focalroute.evaluate.presets.paper_rewards import eq6
-from focalroute.evaluate.presets.ppo import draw
-from focalroute.evaluate.presets.recorded import Recorded, masses, recorded
 from focalroute.evaluate.replay import Revealed, Turn
-from focalroute.evaluate.training import Training, best_setting
+from focalroute.evaluate.training import Training, TrainingArrays, best_setting
 from focalroute.evaluate.votes import elect
 from focalroute.learn.losses import log_posterior
 
@@ -35,7 +33,7 @@ I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def rl_focal(training: Training, settings: Settings | None = None) -> RlFocal:
+def rl_focal(training: Training, settings: RlFocalSettings | None = None) -> RlFocal:
     """The method, trained on the training part with every endpoint's answer, as the paper does.
 
     Whether pools are drawn in service too is by default chosen on its last fifth.
@@ -45,15 +43,15 @@ def rl_focal(training: Training, settings: Settings | None = None) -> RlFocal:
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
         if settings is None:
             fit, _ = training.cut()
-            data = recorded(fit)
-            agents = train(data, Settings(), fit.seed)
-            options = [Settings(), Settings(sample=False)]
+            data = fit.arrays()
+            agents = train(data, RlFocalSettings(), fit.seed)
+            options = [RlFocalSettings(), RlFocalSettings(sample=False)]
             settings = best_setting(training, options, lambda part, chosen: RlFocal(agents, data, part, chosen))
-        everything = recorded(training)
+        everything = training.arrays()
         return RlFocal(train(everything, settings, training.seed), everything, training, settings)
 
 
-def width_of(data: Recorded, settings: Settings) -> int:
+def width_of(data: TrainingArrays, settings: RlFocalSettings) -> int:
     """K: the largest number of choices in training, and of free-form candidates up to the cut."""
     free = int(data.votes[data.choices == 0].any(axis=1).sum(axis=1).max(initial=0))
     return max(int(data.choices.max()), min(free, settings.largest_free_form), 1)
@@ -81,7 +79,9 @@ def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
     return order, np.take_along_axis(total, order, axis=1) > 0
 
 
-def train(data: Recorded, settings: Settings, seed: int, *, watch: Callable[[Step], object] = lambda _: None) -> Agents:
+def train(
+    data: TrainingArrays, settings: RlFocalSettings, seed: int, *, watch: Callable[[AgentStep], object] = lambda _: None
+) -> Agents:
     """Algorithm 1: passes over the training rows, first the Decider on the interim plurality answer, then the Fusion.
 
     Each pass starts with everybody in the pool and all metrics 0. The critic learns throughout. ``watch`` is called
@@ -93,12 +93,12 @@ def train(data: Recorded, settings: Settings, seed: int, *, watch: Callable[[Ste
     for number in range(settings.passes):
         fuse = number >= settings.passes // 2
         lanes = _Lanes(data, pairs, width, settings, rng)
-        steps: list[Step] = []
+        steps: list[AgentStep] = []
         for t in range(len(data.fails)):
             steps.append(lanes.step(t, agents, fuse=fuse))
             watch(steps[-1])
             if len(steps) > settings.update_every:
-                agents = learn(agents, Step.stack(steps), settings, rng, decide=not fuse, fuse=fuse)
+                agents = learn(agents, AgentStep.stack(steps), settings, rng, decide=not fuse, fuse=fuse)
                 steps = steps[-1:]
     return agents
 
@@ -114,18 +114,18 @@ class _Lanes:
     """One pass over the training rows in B lanes at once: the same queries, other draws."""
 
     def __init__(
-        self, data: Recorded, pairs: list[F32], width: int, settings: Settings, rng: np.random.Generator
+        self, data: TrainingArrays, pairs: list[F32], width: int, settings: RlFocalSettings, rng: np.random.Generator
     ) -> None:
         n = data.fails.shape[1]
         self._data, self._pairs, self._width, self._settings, self._rng = data, pairs, width, settings, rng
-        self._heads = heads_of(n, branching=settings.branching)
+        self._heads = settings.decider_head(n)
         self._columns = columns_of(settings.metrics)
         self._seen = decider_view(
             np.ones((settings.lanes, n), np.float32), np.zeros((settings.lanes, len(self._columns)), np.float32)
         )
         self._past = np.zeros((settings.lanes, settings.window + len(data.fails)), np.float32)
 
-    def step(self, t: int, agents: Agents, *, fuse: bool) -> Step:
+    def step(self, t: int, agents: Agents, *, fuse: bool) -> AgentStep:
         """Row t: answered by the Fusion's draw, or by plurality."""
         data, settings, rng = self._data, self._settings, self._rng
         picked, pools = self._heads.draw(agents.decider(self._seen), rng)
@@ -144,7 +144,7 @@ class _Lanes:
             u = self._plurality(t, asked)
         following = decider_view(pools, self._metrics(t, pools))
         self._past[:, t + settings.window] = u
-        step = Step(
+        step = AgentStep(
             seen=self._seen,
             picked=picked,
             shown=view,
@@ -202,13 +202,13 @@ class RlFocal:
         unfused: questions with more choices than any in training, which plurality answered.
     """
 
-    def __init__(self, agents: Agents, data: Recorded, training: Training, settings: Settings) -> None:
+    def __init__(self, agents: Agents, data: TrainingArrays, training: Training, settings: RlFocalSettings) -> None:
         n, window = data.fails.shape[1], settings.window
         self.agents = agents
         self.unfused = 0
         self._rank, self._settings, self._rng = training.rank, settings, np.random.default_rng(training.seed)
         self._width = width_of(data, settings)
-        self._heads, self._columns = heads_of(n, branching=settings.branching), columns_of(settings.metrics)
+        self._heads, self._columns = settings.decider_head(n), columns_of(settings.metrics)
         latest = data.fails[-window:]
         self._fails = np.zeros((window, n), np.float32)
         self._known = np.zeros((window, n), bool)
@@ -216,7 +216,7 @@ class RlFocal:
         self._learned = len(latest)
         self._past = np.zeros((1, window), np.float32)
         self._pools = np.ones((1, n), np.float32)
-        self._steps: list[Step] = []
+        self._steps: list[AgentStep] = []
         self._pending: _Pending | None = None
 
     def answer(self, turn: Turn) -> int:
@@ -251,7 +251,7 @@ class RlFocal:
         drawn = self._drawn_reward(pending, turn, revealed)
         paid = eq6(u, len(turn.replies), self._pools.shape[1], alpha=settings.alpha)
         self._steps.append(
-            Step(
+            AgentStep(
                 seen=pending.seen,
                 picked=pending.picked,
                 shown=pending.view,
@@ -264,7 +264,7 @@ class RlFocal:
         )
         self._past = np.concatenate([self._past[:, 1:], np.array([[u]], np.float32)], axis=1)
         if len(self._steps) > settings.update_every:
-            steps = Step.stack(self._steps)
+            steps = AgentStep.stack(self._steps)
             self.agents = learn(self.agents, steps, settings, self._rng, decide=settings.sample, fuse=True)
             self._steps = self._steps[-1:]
 
@@ -280,7 +280,7 @@ class RlFocal:
         size = max(turn.choices, n, self._width)
         found = np.zeros((1, n, size), np.float32)
         for i, reply in turn.replies.items():
-            found[0, i] = masses(reply.candidate, reply.output, size)
+            found[0, i] = reply.output.masses(reply.candidate, size)
         return found
 
     def _slide(self, values: Mapping[int, float]) -> None:

@@ -13,14 +13,12 @@ from typer.testing import CliRunner
 
 from focalroute import ConfigError, Ensemble
 from focalroute.cli.app import app
-from focalroute.evaluate.live.asking import in_process, over_http
-from focalroute.evaluate.live.command import evaluate_live, live_command
-from focalroute.evaluate.live.playing import LiveResult, cut, joined, play
-from focalroute.evaluate.live.queries import LiveQuery, of_questions, read_queries
-from focalroute.evaluate.live.report import live_report
-from focalroute.evaluate.live.strategies import Plan
+from focalroute.evaluate.live.environment import ChainCall, in_process, over_http
+from focalroute.evaluate.live.queries import LiveQuery, LiveResult, cut, joined, of_questions, play, read_queries
+from focalroute.evaluate.live.report import evaluate_live, live_command, live_report
+from focalroute.evaluate.live.strategies import LiveOptions
+from focalroute.evaluate.presets.der_training import DerSettings
 from focalroute.evaluate.replay import ReplayResult
-from focalroute.evaluate.sequential import Settings, Step
 from focalroute.serving.query import make_query
 from focalroute.sim import Fault, SimulatedPool, relay_models, stream
 from focalroute.sim.__main__ import main as print_questions
@@ -28,7 +26,7 @@ from focalroute.sim.process import pool_toml
 
 HOPS = of_questions(list(stream(24, seed=8, topics=["multi-hop"])), answer="number")
 CLAIMS = of_questions(list(stream(24, seed=8, topics=["yes-no"])))
-QUICK = Plan(most=2, alphas=(0.3,), settings=Settings(passes=4, hidden=8))
+QUICK = LiveOptions(max_steps=2, alphas=(0.3,), settings=DerSettings(passes=4, hidden=8))
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +39,10 @@ def pool() -> Iterator[SimulatedPool]:
 def test_a_call_in_process_says_what_it_says_over_http(pool: SimulatedPool, queries: tuple[LiveQuery, ...]) -> None:
     """The first answers, and those of whoever is shown one; also what they cost."""
     direct = in_process(pool.models, pool.endpoints, queries)
-    first = [Step(query, endpoint, None) for query in range(6) for endpoint in range(5)]
+    first = [ChainCall(query, endpoint, None) for query in range(6) for endpoint in range(5)]
     shown = [
-        Step(step.query, (step.endpoint + 1) % 5, said.text) for step, said in zip(first, direct(first), strict=True)
+        ChainCall(step.query, (step.endpoint + 1) % 5, reply.text)
+        for step, reply in zip(first, direct(first), strict=True)
     ]
     with over_http(pool.endpoints, queries) as ask:
         for steps in (first, shown):
@@ -154,7 +153,9 @@ def test_every_strategy_is_played_on_the_same_queries(pool: SimulatedPool, tmp_p
     pool_file = tmp_path / "pool.toml"
     pool_file.write_text(pool_toml(pool.endpoints))
     steps: list[int] = []
-    report = evaluate_live(pool_file, queries, title="t", plan=QUICK, train_fraction=0.5, seed=5, advance=steps.append)
+    report = evaluate_live(
+        pool_file, queries, title="t", options=QUICK, train_fraction=0.5, seed=5, advance=steps.append
+    )
     names = [row.name for row in report.methods]
     assert len(names) == len(set(names)) == 5 + 5 + 2 + 2 + 1
     assert {"single sums-7b", "self-correction sums-7b @ 2", "round-robin @ 2", "focalroute", "der @ alpha 0.3"} <= {
@@ -216,7 +217,7 @@ def test_what_the_command_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--queries"):
         live_command("sim", None)
     with pytest.raises(ConfigError, match="train_fraction"):
-        evaluate_live("sim", [LiveQuery(make_query("Who?"), "Ann")], title="t", plan=QUICK)
+        evaluate_live("sim", [LiveQuery(make_query("Who?"), "Ann")], title="t", options=QUICK)
     with pytest.raises(ConfigError, match="--live and --queries"):
         CliRunner().invoke(app, ["eval"], catch_exceptions=False)
     file = write(tmp_path / "q.jsonl", HOPS)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.der import Settings, der
-from focalroute.evaluate.presets.ppo import Ppo
+from focalroute.evaluate.presets.der import RECORDED, der
+from focalroute.evaluate.presets.networks import Ppo
 from focalroute.evaluate.replay import play
 from tests.evaluate.logs import closed, output, table_of
 from tests.evaluate.presets.worlds import parts, sees_only_what_it_asked, sure_or_not, two_topics
 
-QUICK = Settings(steps=2, passes=40, batch=128)
+QUICK = replace(RECORDED, max_steps=2, passes=40, batch=128)
 
 
 def test_it_learns_whom_to_ask_by_the_query(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_it_plays_whatever_a_log_holds(tmp_path: Path, kind: str) -> None:
             lines.append(closed(n, {"a": None, "b": None, "c": None}, n % 3))
     table = table_of(tmp_path, lines, dict.fromkeys("abc", 1.0))
     training, rows = parts(table)
-    played = play(der(training, replace(QUICK, steps=4, passes=3)), table, rows)
+    played = play(der(training, replace(QUICK, max_steps=4, passes=3)), table, rows)
     assert played.asked.any(axis=1).all()
     if kind == "nobody":
         assert not played.worth.any()

@@ -8,8 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.mlp import Mlp, mlp_parameters, mlp_pass
-from focalroute.evaluate.presets.ppo import Learned, Ppo, bernoulli, categorical, draw, improve, regress
+from focalroute.evaluate.presets.networks import (
+    Learned,
+    Mlp,
+    Ppo,
+    bernoulli,
+    categorical,
+    draw,
+    improve,
+    mlp_parameters,
+    mlp_pass,
+    regress,
+)
 from focalroute.learn.backward import Floats
 from tests.learn.made import check_gradients
 

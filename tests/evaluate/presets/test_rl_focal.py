@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.agents import Agents, Settings, Step, decider_view, learn
+from examples.paper.single_head import SingleHead, teams
+from focalroute.evaluate.presets.agents import Agents, AgentStep, BranchingHead, RlFocalSettings, decider_view, learn
 from focalroute.evaluate.presets.diversities import METRICS
-from focalroute.evaluate.presets.heads import Branching, SingleHead, teams
-from focalroute.evaluate.presets.mlp import mlp_parameters
-from focalroute.evaluate.presets.ppo import Learned, Ppo
-from focalroute.evaluate.presets.recorded import recorded
+from focalroute.evaluate.presets.networks import Learned, Ppo, mlp_parameters
 from focalroute.evaluate.presets.rl_focal import by_mass, rl_focal, train, width_of
 from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from tests.evaluate.logs import closed, output, table_of
 from tests.evaluate.presets.worlds import PRICES, parts, sees_only_what_it_asked, two_sides
 
-QUICK = Settings(window=50, passes=4, lanes=4, ppo=Ppo(rate=0.01, clip=0.2), update_every=50)
+QUICK = RlFocalSettings(window=50, passes=4, lanes=4, ppo=Ppo(rate=0.01, clip=0.2), update_every=50)
 
 
 def test_it_learns_whom_to_believe_and_whom_to_leave_out(tmp_path: Path) -> None:
@@ -37,7 +35,7 @@ def test_it_learns_whom_to_believe_and_whom_to_leave_out(tmp_path: Path) -> None
 def test_the_first_half_of_the_passes_is_the_deciders_and_the_second_the_fusions(tmp_path: Path) -> None:
     """Of two passes the second leaves the Decider alone; of one there is no first half."""
     training, _ = parts(two_sides(tmp_path, 200))
-    data = recorded(training)
+    data = training.arrays()
     fresh = Agents.fresh(np.random.default_rng(0), 4, 3, QUICK)
     one, two = (train(data, replace(QUICK, passes=passes), 0) for passes in (1, 2))
     assert _same(one.decider, fresh.decider)
@@ -117,9 +115,9 @@ def test_the_fusions_width_is_that_of_the_training_part(tmp_path: Path) -> None:
     lines = [closed(n, {"a": 0}) for n in range(10)]
     lines[9]["choices"] = list("ABCDEF")
     table = table_of(tmp_path, lines, {"a": 1.0})
-    assert width_of(recorded(parts(table, 0.8)[0]), QUICK) == 3
+    assert width_of(parts(table, 0.8)[0].arrays(), QUICK) == 3
     free = [{"id": str(n), "label": "0", "outputs": {x: output(x) for x in "abcd"}} for n in range(10)]
-    data = recorded(parts(table_of(tmp_path, free, PRICES))[0])
+    data = parts(table_of(tmp_path, free, PRICES))[0].arrays()
     assert width_of(data, QUICK) == 4
     assert width_of(data, replace(QUICK, largest_free_form=2)) == 2
 
@@ -128,7 +126,7 @@ def test_a_pool_has_at_least_two_and_the_likeliest_fill_up() -> None:
     agents = Agents.fresh(np.random.default_rng(0), 4, 3, QUICK)
     net = replace(agents.decider.net, out_bias=np.array([-9, -3, -9, -2], np.float32))
     seen = decider_view(np.ones((500, 4), np.float32), np.zeros((500, len(METRICS)), np.float32))
-    picked, pools = Branching().draw(Learned.fresh(net)(seen), np.random.default_rng(0))
+    picked, pools = BranchingHead(4).draw(Learned.fresh(net)(seen), np.random.default_rng(0))
     assert pools.sum(axis=1).min() == 2
     assert (pools >= picked).all()
     nobody = picked.sum(axis=1) == 0
@@ -155,15 +153,15 @@ def test_the_fusion_learns_nothing_from_steps_that_tell_nothing() -> None:
 
 def test_the_paper_has_about_17000_parameters() -> None:
     """8 models, 4 choices: the two policies."""
-    agents = Agents.fresh(np.random.default_rng(0), 8, 4, Settings())
+    agents = Agents.fresh(np.random.default_rng(0), 8, 4, RlFocalSettings())
     policies = (mlp_parameters(learned.net) for learned in (agents.decider, agents.fusion))
     assert sum(array.size for arrays in policies for array in arrays.values()) == pytest.approx(17_000, rel=0.1)
 
 
-def _steps(rng: np.random.Generator) -> Step:
+def _steps(rng: np.random.Generator) -> AgentStep:
     seen, shown = 4 + 1 + len(METRICS), QUICK.window + 4 * 3
     made = [
-        Step(
+        AgentStep(
             seen=rng.standard_normal((2, seen)).astype(np.float32),
             picked=rng.random((2, 4)) < 0.5,
             shown=rng.standard_normal((2, shown)).astype(np.float32),
@@ -175,7 +173,7 @@ def _steps(rng: np.random.Generator) -> Step:
         )
         for _ in range(9)
     ]
-    return Step.stack(made)
+    return AgentStep.stack(made)
 
 
 def _same(one: Learned, other: Learned) -> bool:
@@ -194,13 +192,13 @@ def test_asking_goes_through_the_turn(tmp_path: Path) -> None:
 
 def test_one_head_over_all_teams_learns_too(tmp_path: Path) -> None:
     """Of four endpoints there are 11 teams of at least two; the probability learned from is that of the team drawn."""
-    training, rows = parts(two_sides(tmp_path))
-    strategy = rl_focal(training, replace(QUICK, branching=False))
+    training, rows = parts(two_sides(tmp_path, 400))
+    strategy = rl_focal(training, replace(QUICK, passes=8, decider_head=SingleHead))
     assert strategy.agents.decider.net.out_bias.shape == (11,)
     assert play(strategy, training.table, rows).worth.mean() > 0.95
     heads, logits = SingleHead(4), np.log(np.arange(1, 12, dtype=np.float32))[None]
     for team, probability in zip(teams(4), np.arange(1, 12) / 66, strict=True):
-        assert np.exp(heads.law(logits, team[None]).log_pi) == pytest.approx(probability)
+        assert np.exp(heads.likelihood(logits, team[None]).log_pi) == pytest.approx(probability)
     with pytest.raises(ValueError, match="not 13"):
         SingleHead(13)
 
@@ -209,7 +207,7 @@ def test_the_decider_sees_only_the_metrics_it_is_given(tmp_path: Path) -> None:
     training, _ = parts(two_sides(tmp_path, 200))
     seen = []
     settings = replace(QUICK, metrics=("focal",), passes=2)
-    train(recorded(training), settings, 0, watch=lambda step: seen.append(step.seen.shape))
+    train(training.arrays(), settings, 0, watch=lambda step: seen.append(step.seen.shape))
     assert set(seen) == {(QUICK.lanes, 4 + 1 + 1)}
     with pytest.raises(ValueError, match="other"):
-        train(recorded(training), replace(settings, metrics=("other",)), 0)
+        train(training.arrays(), replace(settings, metrics=("other",)), 0)

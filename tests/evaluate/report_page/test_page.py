@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.evaluate.command import evaluate_command
 from focalroute.evaluate.eval_page import eval_page, read_eval
-from focalroute.evaluate.report import evaluate
+from focalroute.evaluate.report import evaluate, evaluate_command
 from focalroute.evaluate.report_page.page import SECTIONS, html
 from focalroute.evaluate.store_report.command import report_command
-from focalroute.policy.bundle import cold
+from focalroute.policy.bundle import cold, load
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
 from tests.evaluate.report_page.browsing import browser, fits_a_phone
 from tests.evaluate.report_page.reading import Checked
@@ -36,10 +35,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for line in lines:
         line["task"] = ODD if line["task"] == "odd" else line["task"]
     log, pool = write_log(folder / "a&b.jsonl", lines), write_pool(folder / "pool.toml", prices)
-    policy = str(ask_the_affordable(folder / "policy"))
+    policy = load(ask_the_affordable(folder / "policy"))
     file = folder / "page.html"
     files: dict[str, Any] = {"html_file": file, "json_file": folder / "eval.json"}
-    evaluate_command(log, pool, policy=policy, operating_points="0.1,0.3,1", seeds=2, **files)
+    evaluate_command(log, pool, policy=policy, operating_points=(0.1, 0.3, 1), seeds=2, **files)
     return file
 
 

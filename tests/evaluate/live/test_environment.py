@@ -11,21 +11,12 @@ import pytest
 
 from focalroute import Ensemble
 from focalroute.core.records import F32, Observation
-from focalroute.evaluate.live.asking import in_process
+from focalroute.evaluate.live.environment import ChainCall, ChainReply, LiveEnvironment, in_process
 from focalroute.evaluate.live.queries import of_questions
-from focalroute.evaluate.live.strategies import world_of
-from focalroute.evaluate.presets.mlp import Mlp, mlp_pass
+from focalroute.evaluate.live.strategies import environment_of, publish_routes
+from focalroute.evaluate.presets.der_training import DerSettings, roll, train_routes
+from focalroute.evaluate.presets.networks import Mlp, Ppo, mlp_pass
 from focalroute.evaluate.presets.paper_rewards import der_bonus, der_reward
-from focalroute.evaluate.presets.ppo import Ppo
-from focalroute.evaluate.sequential import (
-    Said,
-    Settings,
-    Step,
-    World,
-    publish_routes,
-    roll,
-    train_routes,
-)
 from focalroute.observe.layout import width
 from focalroute.policy.der import flat, load_served
 from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT
@@ -40,13 +31,13 @@ class Relay:
     """Two kinds of queries; each needs two endpoints in its own order, and asking costs a tenth of asking everybody."""
 
     def __init__(self) -> None:
-        self.asked: list[Step] = []
+        self.asked: list[ChainCall] = []
 
-    def __call__(self, steps: Sequence[Step]) -> list[Said]:
+    def __call__(self, steps: Sequence[ChainCall]) -> list[ChainReply]:
         self.asked += steps
-        return [self._said(step) for step in steps]
+        return [self._reply(step) for step in steps]
 
-    def _said(self, step: Step) -> Said:
+    def _reply(self, step: ChainCall) -> ChainReply:
         kind = step.query % 2
         text = step.shown or "nothing"
         if step.shown is None and step.endpoint == FIRST[kind]:
@@ -55,14 +46,14 @@ class Relay:
             text = "all"
         features = np.zeros(ANSWER, np.float32)
         features[["nothing", "half", "all"].index(text)] = 1
-        return Said(text, text, features, 0.0, float(text == "all"), 1.0)
+        return ChainReply(text, text, features, 0.0, float(text == "all"), 1.0)
 
 
-def relay(queries: int = 40) -> tuple[World, Relay]:
+def relay(queries: int = 40) -> tuple[LiveEnvironment, Relay]:
     features = np.zeros((queries, QUERY), np.float32)
     features[np.arange(queries), np.arange(queries) % 2] = 1
     ask = Relay()
-    return World(features, NAMES, ask), ask
+    return LiveEnvironment(features, NAMES, ask), ask
 
 
 def random_net(rng: np.random.Generator, n: int) -> Mlp:
@@ -83,67 +74,64 @@ def greedy(net: Mlp) -> Callable[[F32], F32]:
 
 def test_it_finds_the_best_routes_of_a_known_problem() -> None:
     """Two calls for each kind, in its own order, and STOP: nothing else earns as much. No call is made twice."""
-    world, ask = relay()
-    settings = Settings(most=3, alpha=0.3, passes=80, hidden=16, ppo=Ppo(rate=0.01, entropy=0.05))
-    net = train_routes(world, settings, seed=0)
-    columns = np.zeros((3, 2), np.float32)
-    routes = roll(greedy(net), world, np.arange(40), settings, world.unit(), columns, None)
+    environment, ask = relay()
+    settings = DerSettings(max_steps=3, alpha=0.3, passes=80, hidden=16, ppo=Ppo(rate=0.01, entropy=0.05))
+    net = train_routes(environment, settings, seed=0)
+    routes = roll(greedy(net), environment, np.arange(40), settings, None)
     assert routes.worth.tolist() == [1.0] * 40
     assert routes.calls.tolist() == [2] * 40
     for row in range(40):
         assert routes.chosen[row].tolist() == [FIRST[row % 2], SECOND[row % 2], 3]
-    assert len(set(ask.asked)) == len(ask.asked) == world.calls
+    assert len(set(ask.asked)) == len(ask.asked) == environment.calls
 
 
 def test_the_same_seed_learns_the_same() -> None:
-    nets = [train_routes(relay(8)[0], Settings(passes=2, hidden=4), seed) for seed in (0, 0, 1)]
+    nets = [train_routes(relay(8)[0], DerSettings(passes=2, hidden=4), seed) for seed in (0, 0, 1)]
     assert np.array_equal(nets[0].out, nets[1].out)
     assert not np.array_equal(nets[0].out, nets[2].out)
 
 
 def test_what_a_step_is_paid_is_the_published_reward() -> None:
-    world, _ = relay(2)
-    settings = Settings(most=2, alpha=0.5, beta=2.0, level=True, threshold=0.5, bonus=0.25)
+    environment, _ = relay(2)
+    settings = DerSettings(max_steps=2, alpha=0.5, beta=2.0, level=True, threshold=0.5, bonus=0.25)
     plan = [[0, 1], [2, 1]]  # the first query right in two steps, the second never
-    routes = roll(scripted(plan, 4), world, np.arange(2), settings, 3.0, np.zeros((3, 2), np.float32), None)
+    routes = roll(scripted(plan, 4), environment, np.arange(2), settings, None)
     paid = 1 / 3
     first = der_reward([0, 0], None, [paid, paid], alpha=0.5, beta=2.0, level=True)
     second = der_reward([1, 0], [0, 0], [paid, paid], alpha=0.5, beta=2.0, level=True)
     over = der_bonus([1, 0], [True, True], threshold=0.5, bonus=0.25)
     assert routes.rewards == pytest.approx(np.stack([first, second + over], axis=1), abs=1e-6)
-    assert routes.usd.tolist() == [2.0, 2.0]
+    assert routes.cost.tolist() == [2.0, 2.0]
 
 
 def test_the_paper_s_full_pay_at_every_step_makes_routes_long() -> None:
-    world, _ = relay()
-    common = {"most": 3, "alpha": 0.1, "passes": 60, "hidden": 16, "ppo": Ppo(rate=0.01, entropy=0.05)}
+    environment, _ = relay()
+    common = {"max_steps": 3, "alpha": 0.1, "passes": 60, "hidden": 16, "ppo": Ppo(rate=0.01, entropy=0.05)}
     calls = {}
     for level in (False, True):
-        settings = Settings(**common, level=level, validation=0.0)  # type: ignore[arg-type]
-        net = train_routes(world, settings, seed=1)
-        columns = np.zeros((3, 2), np.float32)
-        routes = roll(greedy(net), world, np.arange(40), settings, 3.0, columns, None)
+        settings = DerSettings(**common, level=level, validation=0.0)  # type: ignore[arg-type]
+        net = train_routes(environment, settings, seed=1)
+        routes = roll(greedy(net), environment, np.arange(40), settings, None)
         calls[level] = float(routes.calls.mean())
     assert calls[True] > calls[False]
 
 
 def test_who_gives_no_usable_reply_is_not_asked_again_and_costs() -> None:
-    nothing = Said(None, "", np.zeros(ANSWER, np.float32), 0.0, 0.0, 1.0)
-    world = World(np.zeros((1, QUERY), np.float32), NAMES, lambda steps: [nothing for _ in steps])
-    columns = np.zeros((3, 2), np.float32)
-    routes = roll(lambda seen: np.zeros((1, 4)), world, np.arange(1), Settings(most=5), 3.0, columns, None)
+    nothing = ChainReply(None, "", np.zeros(ANSWER, np.float32), 0.0, 0.0, 1.0)
+    environment = LiveEnvironment(np.zeros((1, QUERY), np.float32), NAMES, lambda steps: [nothing for _ in steps])
+    routes = roll(lambda seen: np.zeros((1, 4)), environment, np.arange(1), DerSettings(max_steps=5), None)
     assert routes.chosen[0, :3].tolist() == [0, 1, 2]
     assert routes.calls.tolist() == [3]
-    assert (routes.worth.tolist(), routes.usd.tolist()) == ([0.0], [3.0])
+    assert (routes.worth.tolist(), routes.cost.tolist()) == ([0.0], [3.0])
     assert not routes.taken[0, 3:].any()
 
 
 def test_the_served_model_computes_as_the_trained_one(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     net = random_net(rng, 3)
-    publish_routes(tmp_path, net, NAMES, Settings(), seed=0)
+    publish_routes(tmp_path, net, NAMES, DerSettings(), seed=0)
     policy = load_served(tmp_path)
-    assert policy.hyperparameters["alpha"] == Settings().alpha
+    assert policy.hyperparameters["alpha"] == DerSettings().alpha
     context = rng.standard_normal((20, width(STEP))).astype(np.float32)
     endpoints = rng.standard_normal((20, 3, width(STEP_ENDPOINT))).astype(np.float32)
     expected, _ = mlp_pass(net, flat(context, endpoints))
@@ -161,11 +149,10 @@ def test_service_over_http_sees_the_states_that_training_saw(tmp_path: Path, top
     models = relay_models(3)
     names = [model.name for model in models]
     questions = list(stream(6, seed=3, topics=[topic]))
-    nothing = np.zeros((5, 2), np.float32)
     queries = of_questions(questions, answer=kind)
-    publish_routes(tmp_path / "der", random_net(np.random.default_rng(1), 5), names, Settings(), seed=0)
+    publish_routes(tmp_path / "der", random_net(np.random.default_rng(1), 5), names, DerSettings(), seed=0)
     with SimulatedPool(models) as pool:
-        world = world_of(pool.endpoints, queries, in_process(models, pool.endpoints, queries))
+        environment = environment_of(pool.endpoints, queries, in_process(models, pool.endpoints, queries))
         with Ensemble(
             pool.endpoints, policy=tmp_path / "der", store=tmp_path / "s.db", seed=2, max_rounds=4
         ) as ensemble:
@@ -177,11 +164,11 @@ def test_service_over_http_sees_the_states_that_training_saw(tmp_path: Path, top
             assert stored.trajectory is not None
             decisions = stored.trajectory.decisions
             plan = [[d.picked[0] if d.picked else 5] for _, d in decisions] + [[5]] * 4
-            routes = roll(scripted(plan, 6), world, np.array([row]), Settings(most=4), 1.0, nothing, None)
+            routes = roll(scripted(plan, 6), environment, np.array([row]), DerSettings(max_steps=4), None)
             for place, (seen, _) in enumerate(decisions):
-                context, endpoints = np.split(routes.seen[0, place], [width(STEP)])
+                context, endpoints = np.split(routes.states[0, place], [width(STEP)])
                 assert seen.context == pytest.approx(context, abs=1e-5)
                 assert seen.endpoints[:, :2] == pytest.approx(endpoints.reshape(5, -1)[:, :2], abs=1e-6)
             assert answer.cost is not None
-            assert routes.usd[0] == pytest.approx(float(answer.cost), rel=1e-5)
+            assert routes.cost[0] == pytest.approx(float(answer.cost), rel=1e-5)
             assert routes.worth[0] == queries[row].of(answer)

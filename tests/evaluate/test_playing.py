@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.metrics import Score
-from focalroute.evaluate.points import Served, beside_curve
+from focalroute.evaluate.metrics import Score, beside_curve
+from focalroute.evaluate.playing import PolicyReplay
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.table import Split
 from focalroute.evaluate.training import Training
@@ -63,7 +63,7 @@ def test_a_point_is_held_on_the_test_part_and_shuffled_makes_its_calls(tmp_path:
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
     table = table_of(tmp_path, stream(1000, dict.fromkeys(prices, 0.7)), prices)
     rows = np.arange(1000)
-    served = Served(
+    served = PolicyReplay(
         load(ask_the_affordable(tmp_path / "policy")),
         table,
         Split(rows[:400], rows[400:]),

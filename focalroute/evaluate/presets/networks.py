@@ -1,26 +1,74 @@
-"""PPO for the presets' networks (Schulman et al. 2017, arXiv 1707.06347): the clipped surrogate and a value's error.
+"""The presets' network, one hidden layer of sigmoids, and how it learns: PPO (Schulman et al. 2017, arXiv 1707.06347).
 
-The maths is that of `focalroute.learn`: `likelihood`, `losses`, `adam`. What differs is what the networks see.
+The maths is that of `focalroute.learn`: `likelihood`, `losses`, `adam`. `focalroute.learn.mappo` is another thing: its
+networks share weights between endpoints, and its updates stop at a KL target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.evaluate.presets.mlp import Mlp, mlp_parameters, mlp_pass
+from focalroute.core.records import F32
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backward import Floats, Gradients
+from focalroute.learn.backward import Floats, Gradients, Pull
 from focalroute.learn.likelihood import Heads, Likelihood, likelihood
 from focalroute.learn.losses import log_posterior, surrogate_loss
 
 _Rows = NDArray[Any]
 Bools = NDArray[np.bool_]
-Law = Callable[[Floats, _Rows], Likelihood]
+Distribution = Callable[[Floats, _Rows], Likelihood]
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """z = sigmoid(x hidden + hidden_bias) out + out_bias; D inputs, H hidden units, O heads.
+
+    Attributes:
+        hidden: (D, H).
+        hidden_bias: (H,).
+        out: (H, O).
+        out_bias: (O,).
+    """
+
+    hidden: F32
+    hidden_bias: F32
+    out: F32
+    out_bias: F32
+
+    @classmethod
+    def initial(cls, rng: np.random.Generator, inputs: int, outputs: int, *, hidden: int = 32) -> Mlp:
+        """A net whose heads are all 0: random hidden weights (Glorot & Bengio 2010), everything else zero."""
+        weights = (rng.standard_normal((inputs, hidden)) * np.sqrt(2 / (inputs + hidden))).astype(np.float32)
+        zeros = np.zeros(hidden, np.float32), np.zeros((hidden, outputs), np.float32), np.zeros(outputs, np.float32)
+        return cls(weights, *zeros)
+
+
+def mlp_parameters(net: Mlp) -> dict[str, F32]:
+    """The arrays of a net by name, in the order of its fields."""
+    return {field.name: getattr(net, field.name) for field in fields(net)}
+
+
+def mlp_pass(net: Mlp, x: Floats) -> tuple[Floats, Pull]:
+    """Heads (B, O) of inputs (B, D), and its vjp: from dL/dheads (B, O) to dL/dparameters."""
+    z = x @ net.hidden
+    z += net.hidden_bias
+    hidden: Floats = 0.5 + 0.5 * np.tanh(0.5 * z)  # the sigmoid, without overflow
+
+    def vjp(d: Floats) -> Gradients:
+        d_hidden = (d @ net.out.T) * hidden * (1 - hidden)
+        return {
+            "hidden": x.T @ d_hidden,
+            "hidden_bias": d_hidden.sum(axis=0),
+            "out": hidden.T @ d,
+            "out_bias": d.sum(axis=0),
+        }
+
+    return hidden @ net.out + net.out_bias, vjp
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +110,13 @@ class Learned:
 
 
 def bernoulli(logits: Floats, picked: Bools) -> Likelihood:
-    """The law of N independent heads, picks (B, N): one joint probability for each row, clipped as in the ensemble."""
+    """The distribution of N independent heads, picks (B, N): one joint probability a row, clipped as in service."""
     free, nobody = np.ones_like(picked), np.zeros(len(picked), bool)
     return likelihood(logits, Heads(free, free, picked, nobody, np.full(len(picked), picked.shape[1])))
 
 
 def categorical(logits: Floats, offered: Bools, chosen: NDArray[np.int64]) -> Likelihood:
-    """The law of one choice (B,) among those ``offered`` (B, K), a softmax over them."""
+    """The distribution of one choice (B,) among those ``offered`` (B, K), a softmax over them."""
     log_q = log_posterior(logits, offered)
     q, rows = np.exp(log_q), np.arange(len(chosen))
     surprise = np.where(q > 0, q * log_q, 0.0)
@@ -86,33 +134,33 @@ def draw(logits: Floats, offered: Bools, rng: np.random.Generator) -> NDArray[np
 
 
 def improve(
-    learned: Learned, x: Floats, law: Law, advantages: Floats, settings: Ppo, rng: np.random.Generator
+    learned: Learned, x: Floats, distribution: Distribution, advantages: Floats, settings: Ppo, rng: np.random.Generator
 ) -> Learned:
     """A policy after some epochs of the clipped surrogate, one joint ratio rho = pi / pi_old a decision.
 
     Args:
         learned: the policy that decided.
         x: (S, D) what it saw.
-        law: of logits (R, O) and the rows (R,) they belong to.
+        distribution: of logits (R, O) and the rows (R,) they belong to.
         advantages: (S,); they are standardised.
         settings: how to learn.
         rng: shuffles the rows.
     """
     everyone = np.arange(len(x))
-    old = law(learned(x), everyone).log_pi
-    goodness = _standardised(advantages)
+    old = distribution(learned(x), everyone).log_pi
+    standardised = _standardised(advantages)
 
     def gradients(net: Mlp, rows: _Rows) -> Gradients:
-        logits, pull = mlp_pass(net, x[rows])
+        logits, vjp = mlp_pass(net, x[rows])
         surrogate = surrogate_loss(
-            law(logits, rows),
+            distribution(logits, rows),
             old[rows],
             np.ones(len(rows)),
-            goodness[rows],
+            standardised[rows],
             clip=settings.clip,
             entropy=settings.entropy,
         )
-        return pull(surrogate.d_logits.astype(logits.dtype))
+        return vjp(surrogate.d_logits.astype(logits.dtype))
 
     return _fit(learned, gradients, everyone, settings, rng)
 
@@ -121,8 +169,8 @@ def regress(learned: Learned, x: Floats, targets: Floats, settings: Ppo, rng: np
     """A value net after some epochs of least squares on ``targets`` (S, O)."""
 
     def gradients(net: Mlp, rows: _Rows) -> Gradients:
-        values, pull = mlp_pass(net, x[rows])
-        return pull(((values - targets[rows]) / len(rows)).astype(values.dtype))
+        values, vjp = mlp_pass(net, x[rows])
+        return vjp(((values - targets[rows]) / len(rows)).astype(values.dtype))
 
     return _fit(learned, gradients, np.arange(len(x)), settings, rng)
 

@@ -1,0 +1,235 @@
+"""Live endpoints as DER's training sees them: each shown the answer before its own, and every call made once.
+
+Endpoints are frozen, and so a call whose question, endpoint and shown answer were all there before is not made again:
+its reply is remembered. Calls go over HTTP, through an ensemble of one endpoint, or to simulated models in this
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from focalroute.core.config import Endpoint
+from focalroute.core.errors import CallFailed
+from focalroute.core.receipts import Answer
+from focalroute.core.records import F32, Query, Reply
+from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.elicit import plan
+from focalroute.endpoints.elicit.messages import format_answer, show_answer
+from focalroute.endpoints.wire import decode, encode
+from focalroute.evaluate.live.queries import LiveQuery
+from focalroute.evaluate.presets.der_training import I64, Bools
+from focalroute.money.cost import cost_of
+from focalroute.observe.features import text_features
+from focalroute.observe.layout import width
+from focalroute.policy.der import flat
+from focalroute.policy.sequential import ANSWER, STEP, STEP_ENDPOINT, stacked
+from focalroute.serving.sync import Ensemble
+from focalroute.sim import SimulatedModel
+from focalroute.sim.direct import complete
+
+_JITTER = 0.25  # of the window's columns in training: in service they are never the same for long
+_AT_A_TIME = 16
+#: What the capability check finds of a simulated model that speaks the dialect "openai".
+_ABLE = Capabilities(True, 20, True, True, True)
+
+
+class ChainCall(NamedTuple):
+    """One call: which query, which endpoint, and the text of the answer it is shown; None: none."""
+
+    query: int
+    endpoint: int
+    shown: str | None
+
+
+class ChainReply(NamedTuple):
+    """What came back.
+
+    Attributes:
+        text: what the next endpoint is shown; None: the reply was not usable.
+        form: the answer in normal form.
+        features: (`ANSWER`,) of that.
+        certainty: its own mass on it; 0 where it gave none.
+        worth: P, its quality in [0, 1].
+        usd: what the call cost.
+    """
+
+    text: str | None
+    form: str
+    features: F32
+    certainty: float
+    worth: float
+    usd: float
+
+
+#: Makes calls, as many at a time as it pleases; the results in the same order.
+Asker = Callable[[Sequence[ChainCall]], Sequence[ChainReply]]
+
+
+class LiveEnvironment:
+    """What endpoints reply to Q queries, asked once and then remembered: what DER is trained on.
+
+    Args:
+        queries: (Q, `QUERY`) features of their text.
+        names: the endpoints, N of them.
+        ask: makes the calls.
+
+    Attributes:
+        columns: (N, 2) "accuracy" and "price" as the policy sees them (`STEP_ENDPOINT`); zeros at first.
+        calls: how many were made.
+    """
+
+    def __init__(self, queries: F32, names: Sequence[str], ask: Asker) -> None:
+        self.queries = queries
+        self.names = tuple(names)
+        self.columns: F32 = np.zeros((len(self.names), 2), np.float32)
+        self.calls = 0
+        self._ask = ask
+        self._known: dict[ChainCall, ChainReply] = {}
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Queries, endpoints, width of the state."""
+        n = len(self.names)
+        return len(self.queries), n, width(STEP) + n * width(STEP_ENDPOINT)
+
+    @cached_property
+    def unit(self) -> float:
+        """USD of asking everybody once, the mean over the queries; they are all asked for it."""
+        calls = [ChainCall(q, i, None) for q in range(len(self.queries)) for i in range(len(self.names))]
+        return sum(reply.usd for reply in self.replies(calls)) / len(self.queries)
+
+    def replies(self, calls: Sequence[ChainCall]) -> list[ChainReply]:
+        """The replies to these calls; those not made before are made now."""
+        new = [call for call in dict.fromkeys(calls) if call not in self._known]
+        if new:
+            self._known.update(zip(new, self._ask(new), strict=True))
+            self.calls += len(new)
+        return [self._known[call] for call in calls]
+
+    def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> LiveRoutes:
+        """Routes for these queries; in training the columns vary around what they are."""
+        columns = self.columns
+        if rng is not None:
+            columns = (columns + _JITTER * rng.standard_normal(columns.shape)).astype(np.float32)
+        return LiveRoutes(self, rows, max_steps, columns)
+
+
+class LiveRoutes:
+    """B routes under way, as `focalroute.serving.sequential.Chain` sees each of them."""
+
+    def __init__(self, environment: LiveEnvironment, rows: I64, max_steps: int, columns: F32) -> None:
+        size, n = len(rows), len(environment.names)
+        self._environment, self._rows, self._max_steps, self._columns = environment, rows, max_steps, columns
+        self._last: list[ChainReply | None] = [None] * size
+        self._latest = np.full(size, -1)
+        self._asked, self._failed = np.zeros((size, n)), np.zeros((size, n), np.bool_)
+        self._forms: list[list[str]] = [[] for _ in range(size)]
+
+    def state(self, step: int) -> F32:
+        """What the policy sees before this step, (B, D)."""
+        answers = np.zeros((len(self._rows), ANSWER), np.float32)
+        figures = np.zeros((len(self._rows), 5), np.float32)
+        for row, reply in enumerate(self._last):
+            if reply is not None:
+                forms = self._forms[row]
+                answers[row] = reply.features
+                agreeing, repeated = forms.count(reply.form) / len(forms), forms[-2:] == [reply.form] * 2
+                figures[row, :-1] = (1, agreeing, repeated, reply.certainty)
+        figures[:, -1] = step / self._max_steps
+        last = np.arange(self._asked.shape[1]) == self._latest[:, None]
+        columns = [np.broadcast_to(column, last.shape) for column in self._columns.T]
+        endpoints = [last.astype(np.float32), (self._asked / self._max_steps).astype(np.float32), *columns]
+        return flat(*stacked(self._environment.queries[self._rows], answers, figures, endpoints))
+
+    def offered(self, step: int) -> Bools:
+        """What each can do, (B, N + 1): ask whoever has not failed, or stop once somebody has answered."""
+        answered = np.array([reply is not None for reply in self._last])
+        return np.concatenate([~self._failed, answered[:, None]], axis=1)
+
+    def ask(self, rows: I64, endpoints: I64) -> tuple[F32, F32]:
+        """Let these routes ask these endpoints, each shown its route's last answer."""
+        calls = []
+        for row, endpoint in zip(rows.tolist(), endpoints.tolist(), strict=True):
+            last = self._last[row]
+            calls.append(ChainCall(int(self._rows[row]), endpoint, None if last is None else last.text))
+        replies = self._environment.replies(calls)
+        for row, endpoint, reply in zip(rows.tolist(), endpoints.tolist(), replies, strict=True):
+            self._asked[row, endpoint] += 1
+            if reply.text is None:
+                self._failed[row, endpoint] = True
+            else:
+                self._last[row], self._latest[row] = reply, endpoint
+                self._forms[row].append(reply.form)
+        worth = [np.nan if reply.text is None else reply.worth for reply in replies]
+        return np.array(worth, np.float32), np.array([reply.usd for reply in replies], np.float32)
+
+
+@contextmanager
+def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> Iterator[Asker]:
+    """Calls through everything that an ask goes through: limits, retries, what the endpoint is found to be able to."""
+    with ExitStack() as stack:
+        alone = [stack.enter_context(Ensemble([endpoint], policy="best-single")) for endpoint in endpoints]
+
+        def ask(calls: Sequence[ChainCall]) -> list[ChainReply]:
+            found: dict[ChainCall, ChainReply] = {}
+            for i, ensemble in enumerate(alone):
+                mine = [call for call in calls if call.endpoint == i]
+                asked = [_query_of(queries[call.query], call.shown) for call in mine]
+                answers = ensemble.ask_many(
+                    [{"query": list(q.messages), "choices": q.choices, "answer": q.answer} for q in asked],
+                    concurrency=_AT_A_TIME,
+                    return_exceptions=True,
+                )
+                for call, answer in zip(mine, answers, strict=True):
+                    reply = answer.replies[-1] if isinstance(answer, Answer) else Reply(endpoints[i].name)
+                    found[call] = _reply_of(queries[call.query], reply)
+            return [found[call] for call in calls]
+
+        yield ask
+
+
+def in_process(models: Sequence[SimulatedModel], endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> Asker:
+    """The same calls to simulated models, without sockets: the same replies at the same cost."""
+    by_name: Mapping[str, SimulatedModel] = {model.name: model for model in models}
+
+    def ask(calls: Sequence[ChainCall]) -> list[ChainReply]:
+        return [_direct(by_name[endpoints[call.endpoint].model], endpoints[call.endpoint], call) for call in calls]
+
+    def _direct(model: SimulatedModel, endpoint: Endpoint, call: ChainCall) -> ChainReply:
+        live = queries[call.query]
+        elicited = plan(_query_of(live, call.shown), _ABLE)
+        completion = decode(complete(model, encode(elicited.request, endpoint.model, "openai")))
+        usage = completion.usage
+        cost = None if usage is None else cost_of(usage, endpoint)[0]
+        try:
+            reading = elicited.read(completion)
+        except CallFailed as error:
+            return _reply_of(live, Reply(endpoint.name, cost=cost, error=error.failure))
+        reply = Reply(
+            endpoint.name, text=reading.text, choice=reading.choice, probabilities=reading.probabilities, cost=cost
+        )
+        return _reply_of(live, reply)
+
+    return ask
+
+
+def _query_of(live: LiveQuery, text: str | None) -> Query:
+    return live.query if text is None else show_answer(live.query, text)
+
+
+def _reply_of(live: LiveQuery, reply: Reply) -> ChainReply:
+    form = live.form(reply) if reply.ok and reply.text is not None else None
+    usd = float(reply.cost or 0)
+    if form is None:
+        return ChainReply(None, "", np.zeros(ANSWER, np.float32), 0.0, 0.0, usd)
+    mass = reply.probabilities
+    certainty = 0.0 if mass is None or reply.choice is None else mass[reply.choice]
+    return ChainReply(
+        format_answer(live.query, reply), form, text_features(form, ANSWER), certainty, live.worth(form), usd
+    )
