@@ -16,12 +16,15 @@ from focalroute.core.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.report import evaluate, evaluate_command
 from focalroute.evaluate.report_page.page import SECTIONS, html
+from focalroute.evaluate.report_page.plots import as_svg
 from focalroute.evaluate.store_report.command import report_command
 from focalroute.policy.bundle import cold, load
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
 from tests.evaluate.report_page.browsing import browser, fits_a_phone
 from tests.evaluate.report_page.reading import Checked
 from tests.policies import ask_the_affordable
+
+pytestmark = pytest.mark.xdist_group("report pages")  # each module draws its page once
 
 ODD = 'a < b & "c" $x_1$'
 
@@ -31,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two seeds and three operating points, by the command."""
     folder = tmp_path_factory.mktemp("page")
     prices = {"small": 1.0, "medium": 3.0, "large": 9.0}
-    lines = stream(300, {"small": 0.6, "medium": 0.75, "large": 0.9})
+    lines = stream(100, {"small": 0.6, "medium": 0.75, "large": 0.9})
     for line in lines:
         line["task"] = ODD if line["task"] == "odd" else line["task"]
     log, pool = write_log(folder / "a&b.jsonl", lines), write_pool(folder / "pool.toml", prices)
@@ -43,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(made: Path) -> Any:
+def report_json(made: Path) -> Any:
     """What the evaluation wrote as JSON."""
     return json.loads(made.with_name("eval.json").read_text("utf-8"))
 
@@ -108,10 +111,14 @@ def _scored(count: int) -> list[Line]:
 @pytest.mark.parametrize("prices", [{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 2.0}], ids=["free", "partly free"])
 def test_odd_logs_have_a_page_too(tmp_path: Path, prices: dict[str, float]) -> None:
     log, pool = write_log(tmp_path / "log.jsonl", _scored(12)), write_pool(tmp_path / "pool.toml", prices)
-    text = html(eval_page(read_eval(evaluate(log, pool, policy=cold()).to_dict(), "it")))
-    assert Checked(text).sections == SECTIONS
-    assert "This log names no tasks." in text
-    assert ("all free, or of unknown cost" in text) is not any(prices.values())
+    page = eval_page(read_eval(evaluate(log, pool, policy=cold()).to_dict(), "it"))
+    assert page.sections.keys() == SECTIONS.keys()
+    assert page.sections["tasks"].caption == "This log names no tasks."
+    curve, over_time = (page.sections[name].drawing for name in ("curve", "over-time"))
+    assert curve is not None
+    assert over_time is not None
+    assert ("all free, or of unknown cost" in as_svg("curve", curve)) is not any(prices.values())
+    assert "nan" not in as_svg("over-time", over_time).lower()
 
 
 def test_an_endpoint_that_never_answers_leaves_no_confidence(tmp_path: Path) -> None:
@@ -130,8 +137,8 @@ def test_a_missing_extra_is_named_before_anything_is_played(tmp_path: Path, monk
         evaluate_command(tmp_path / "no.jsonl", tmp_path / "no.toml", html_file=tmp_path / "page.html")
 
 
-def test_a_report_of_an_earlier_version_has_the_rest_of_its_page(told: Any) -> None:
-    older = {name: value for name, value in told.items() if name != "figures"}
+def test_a_report_of_an_earlier_version_has_the_rest_of_its_page(report_json: Any) -> None:
+    older = {name: value for name, value in report_json.items() if name != "figures"}
     page = eval_page(read_eval(older, "it"))
     assert Checked(html(page)).sections == SECTIONS
     assert page.sections["curve"].drawing is not None
@@ -147,14 +154,13 @@ def test_a_report_of_an_earlier_version_has_the_rest_of_its_page(told: Any) -> N
         ({"equal_cost": {}}, "of eval --live"),
     ],
 )
-def test_what_is_wrong_with_a_report_is_named(told: Any, change: dict[str, Any], says: str) -> None:
+def test_what_is_wrong_with_a_report_is_named(report_json: Any, change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"it: .*{says}"):
-        read_eval({**told, **change}, "it")
+        read_eval({**report_json, **change}, "it")
     with pytest.raises(ConfigError, match="it: is no report"):
         read_eval([1], "it")
 
 
 @browser
-@pytest.mark.xdist_group("browser")
 def test_the_page_fits_a_phone_and_the_console_has_nothing_to_say(made: Path, tmp_path: Path) -> None:
     fits_a_phone(made, tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -34,6 +36,8 @@ from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 from tests.evaluate.report_page.browsing import PHONE, browse, browser, fits_a_phone, on_a_phone
 from tests.evaluate.report_page.reading import Checked
+
+pytestmark = pytest.mark.xdist_group("report pages")  # each module draws its page once
 
 ODD = 'a < b & "c" $x_1$'
 
@@ -199,16 +203,23 @@ def test_every_figure_of_an_update_has_its_meaning(folder: str) -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_page_and_drawings(
-    asked: Asked, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page, drawings = tmp_path / "page.html", tmp_path / "drawings"
-    report_command(None, str(asked.store), policy=folder, out=page, png=drawings, as_json=True)
-    said = json.loads(capsys.readouterr().out)
-    assert (said["page"], said["missing"]) == (str(page), {})
-    assert sorted(file.stem for file in drawings.iterdir()) == sorted(SECTIONS.keys() - {"figures"})
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawings.iterdir())
-    text = page.read_text("utf-8")
+@pytest.fixture(scope="module")
+def written(asked: Asked, folder: str) -> dict[str, Any]:
+    """What the command says after it wrote the page and its drawings."""
+    page, drawings, printed = asked.store.with_name("page.html"), asked.store.with_name("drawings"), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        report_command(None, str(asked.store), policy=folder, out=page, png=drawings, as_json=True)
+    said: dict[str, Any] = json.loads(printed.getvalue())
+    return said
+
+
+def test_the_command_writes_page_and_drawings(written: dict[str, Any]) -> None:
+    assert written["missing"] == {}
+    drawings = [Path(file) for file in written["pngs"]]
+    assert sorted(file.stem for file in drawings) == sorted(SECTIONS.keys() - {"figures"})
+    assert sorted(drawings[0].parent.iterdir()) == sorted(drawings)
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawings)
+    text = Path(written["page"]).read_text("utf-8")
     found = Checked(text)
     assert (found.open, found.sections) == ([], SECTIONS)
     assert not {"script", "link", "img", "iframe", "object"} & found.tags.keys()
@@ -248,20 +259,16 @@ def test_what_is_wrong_is_named(
 
 
 @pytest.fixture(scope="module")
-def page(asked: Asked, folder: str) -> Path:
-    file = asked.store.with_name("page.html")
-    report_command(None, str(asked.store), policy=folder, out=file)
-    return file
+def page(written: dict[str, Any]) -> Path:
+    return Path(written["page"])
 
 
 @browser
-@pytest.mark.xdist_group("browser")
 def test_the_page_fits_a_phone_and_the_console_has_nothing_to_say(page: Path, tmp_path: Path) -> None:
     fits_a_phone(page, tmp_path)
 
 
 @browser
-@pytest.mark.xdist_group("browser")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_is_drawn_in_light_and_dark(page: Path, tmp_path: Path, dark: bool) -> None:
     """Paper of the scheme's own brightness, ink that stands out from it, and the curve's colour."""
@@ -280,7 +287,6 @@ def test_the_page_is_drawn_in_light_and_dark(page: Path, tmp_path: Path, dark: b
 
 
 @browser
-@pytest.mark.xdist_group("browser")
 def test_the_page_is_printed_on_a_few_sheets(page: Path, tmp_path: Path) -> None:
     browse(tmp_path, page, f"--print-to-pdf={tmp_path / 'page.pdf'}", "--no-pdf-header-footer")
     printed = (tmp_path / "page.pdf").read_bytes()
