@@ -1,4 +1,4 @@
-"""The page about an evaluation, from what its JSON holds."""
+"""Describes an evaluation on a page, from its JSON."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EvalFile:
 
 
 def read_eval(found: object, name: str) -> EvalFile:
-    """The JSON report of this name, checked.
+    """Check a JSON report; ``name`` stands in messages.
 
     Raises:
         ConfigError: it is something else; the message says what is wrong with it.
@@ -87,7 +87,7 @@ def read_eval(found: object, name: str) -> EvalFile:
 
 
 def eval_page(report: EvalFile, updates: Section | None = None) -> Page:
-    """All that the report can show; ``updates``: what is known of a policy folder's updates."""
+    """Describe all that the report can show, with a section about a policy folder's ``updates``."""
     return Page(
         title=f"focalroute on {Path(report.log).name}",
         facts=_facts(report),
@@ -105,11 +105,14 @@ _PLAYED = ("over-time", "errors", "when-right", "calibration", "rounds", "divers
 
 
 def _facts(report: EvalFile) -> dict[str, str]:
+    seeds = str(report.seed)
+    if report.seeds > 1:
+        seeds += f" to {report.seed + report.seeds - 1}"
     return {
         "test queries": f"{report.n_test:,}",
         "before them": f"{report.n_train:,}",
         "split": report.split,
-        "seeds": str(report.seed) if report.seeds == 1 else f"{report.seed} to {report.seed + report.seeds - 1}",
+        "seeds": seeds,
         "feedback": report.feedback,
         "task": "shown" if report.show_task else "not shown",
         "policy": report.policy,
@@ -118,7 +121,7 @@ def _facts(report: EvalFile) -> dict[str, str]:
 
 def _lead(report: EvalFile) -> str:
     point = report.shown
-    said = (
+    baselines = (
         f"{row.name} {row.accuracy:.3f} at {_percent(row.cost_ratio)}"
         for row in report.methods
         if row.name in ("best-single-train", "plurality")
@@ -127,7 +130,7 @@ def _lead(report: EvalFile) -> str:
     return (
         f"At {_percent(point.cost_ratio)} of the cost of asking everybody, focalroute has {report.scored} "
         f"{point.accuracy:.3f} ({low:.3f} to {high:.3f}) with {point.calls_per_query:.1f} calls a query; "
-        f"{', '.join(said)}."
+        f"{', '.join(baselines)}."
     )
 
 
@@ -183,29 +186,32 @@ def _played(report: EvalFile, figures: Figures) -> dict[str, Section]:
 
 def _over_time(report: EvalFile, drawn: OverTime) -> Section:
     found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(drawn.marks, 1)]
-    first = " with the first seed" if report.seeds > 1 else ""
-    changes = f" Lines mark where an endpoint was noticed to have changed{first}. {'; '.join(found)}." if found else ""
-    none = "" if found else " No endpoint was noticed to have changed."
+    changes = " No endpoint was noticed to have changed."
+    if found:
+        first = " with the first seed" if report.seeds > 1 else ""
+        changes = f" Lines mark where an endpoint was noticed to have changed{first}. {'; '.join(found)}."
     return Section(
         f"Means over {drawn.width} consecutive test queries, all seeds. Above: {report.scored}; all lines rise and "
         "fall together where the queries get easier or harder. Below: what focalroute paid of what asking everybody on "
-        f"the same queries costs.{changes}{none}",
+        f"the same queries costs.{changes}",
         drawn,
     )
 
 
 def _errors(report: EvalFile, figures: Figures) -> Section:
-    said = [
+    corrected = [
         f"of the errors of {name} it corrects {_percent(one.corrected / one.errors)}"
         for name, one in figures.errors.found.items()
         if one.errors
     ]
-    wrong = "" if report.scored == "accuracy" else " An answer counts as right if it scores at least a half."
+    caption = ""
+    if corrected:
+        caption = "; ".join(corrected).capitalize() + "."
+    if report.scored != "accuracy":
+        caption += " An answer counts as right if it scores at least a half."
     return Section(
         f"{report.shown.title} beside the best single endpoint and the vote of all. Corrected: it is right where the "
-        "other is wrong; spoilt: the reverse; the difference is the gain. "
-        + ("; ".join(said).capitalize() + "." if said else "")
-        + wrong,
+        f"other is wrong; spoilt: the reverse; the difference is the gain. {caption}",
         figures.errors,
     )
 

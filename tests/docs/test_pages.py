@@ -40,6 +40,7 @@ class Loaded(HTMLParser):
         self.found += [given["href"] or ""] if tag == "link" and given.get("href") else []
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("docs site")
 def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
     """Strictly: no page is left out of the navigation, no link or anchor leads nowhere."""
@@ -52,6 +53,7 @@ def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
     assert [address for address in loaded.found if re.match(r"(\w+:)?//", address)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("docs site")
 def test_the_api_reference_has_what_is_exported(site: Path) -> None:
     import focalroute

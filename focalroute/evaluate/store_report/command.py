@@ -1,4 +1,4 @@
-"""``focalroute report``: what the command line calls."""
+"""Runs ``focalroute report``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report_command(
     png: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Write the page about a store or an evaluation, and its drawings as PNGs, and say what was written.
+    """Write the page about a store or an evaluation, and its drawings as PNGs, and print what was written.
 
     Args:
         evaluation: what ``focalroute eval --json`` wrote.
@@ -41,7 +41,7 @@ def report_command(
         last: of the store, so many of the latest answers.
         out: the page; "-" is standard output, which then has nothing else.
         png: folder for the PNGs; made if missing.
-        as_json: say it as JSON.
+        as_json: print it as JSON.
 
     Raises:
         ConfigError: an argument is wrong, what is given is something else, or a file cannot be written.
@@ -62,8 +62,8 @@ def report_command(
     if out == STANDARD_OUTPUT:
         return
     if as_json:
-        said = {"page": str(out), "pngs": [str(file) for file in drawn], "missing": missing}
-        print(json.dumps(said, indent=2))
+        summary = {"page": str(out), "pngs": [str(file) for file in drawn], "missing": missing}
+        print(json.dumps(summary, indent=2))
         return
     print(page.lead)
     print(f"{out}: written" + (f", and {len(drawn)} PNGs to {png}" if png else ""))

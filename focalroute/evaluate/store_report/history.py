@@ -1,4 +1,4 @@
-"""What a store remembers, as arrays: n rated answers in the order of their feedback, N endpoints."""
+"""Reads a store into arrays: n rated answers in the order of their feedback, N endpoints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EndpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a store remembers.
+    """The answers of a store and what is known of them.
 
     Attributes:
         answers: how many were read, rated or not.
@@ -84,7 +84,7 @@ class History:
 
 
 def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> History:
-    """Sum up a store's answers and what was said of them (see `focalroute.store.Store.recent`)."""
+    """Read a store's answers and their feedback (see `focalroute.store.Store.recent`)."""
     rows = [(answer, said, receipt) for answer, said in stored if (receipt := _receipt(answer)) is not None]
     every = [(answer, receipt) for answer, _, receipt in rows]
     names, receipts = _names(every), {answer.id: receipt for answer, receipt in every}

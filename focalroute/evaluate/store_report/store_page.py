@@ -1,4 +1,4 @@
-"""The page about a store."""
+"""Describes a store on a page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NO_LABELS = (
 
 
 def store_page(history: History, name: str, updates: Section | None = None) -> Page:
-    """All that a store can show.
+    """Describe all that a store can show.
 
     Args:
         name: of the store.
@@ -102,9 +102,12 @@ def _lead(history: History) -> str:
             "asks is below; how good the answers are is not known."
         )
     low, high = interval([history.worth])
-    dollars = _usd(history.usd)
-    paid = "at an unknown cost" if dollars is None else f"for ${1000 * dollars:.4g} per 1,000 queries"
-    vote = f" A vote of those asked would have {history.vote.mean():.3f}." if history.labelled.all() else ""
+    dollars = _known_mean(history.usd)
+    paid, vote = "at an unknown cost", ""
+    if dollars is not None:
+        paid = f"for ${1000 * dollars:.4g} per 1,000 queries"
+    if history.labelled.all():
+        vote = f" A vote of those asked would have {history.vote.mean():.3f}."
     return (
         f"Of {len(history.worth):,} answers with feedback focalroute has {_scored(history)} "
         f"{history.worth.mean():.3f} ({low:.3f} to {high:.3f}), {paid} and with {history.calls.mean():.1f} calls a "
@@ -116,13 +119,15 @@ def _scored(history: History) -> str:
     return "accuracy" if np.isin(history.worth, (0.0, 1.0)).all() else "score"
 
 
-def _usd(found: F64) -> float | None:
-    """The mean of what is known; None: nothing is."""
-    return float(np.nanmean(found)) if not np.isnan(found).all() else None
+def _known_mean(amounts: F64) -> float | None:
+    """Return the mean of the known amounts; None if none is known."""
+    if np.isnan(amounts).all():
+        return None
+    return float(np.nanmean(amounts))
 
 
 def _axis(history: History) -> CostAxis:
-    return "usd" if (_usd(history.usd) or 0) > 0 else "calls"
+    return "usd" if (_known_mean(history.usd) or 0) > 0 else "calls"
 
 
 # -- cost and quality --------------------------------------------------------------------------------------------------
@@ -131,22 +136,22 @@ def _axis(history: History) -> CostAxis:
 def _curve(history: History) -> Section:
     axis, scored = _axis(history), _scored(history)
     everything = np.ones(len(history.worth), np.bool_)
-    dots = [_ours(history, _OURS, history.worth, everything, axis, ours=True)]
+    dots, vote, versions = [_ours(history, _OURS, history.worth, everything, axis, ours=True)], "", ""
     if history.labelled.all():
         dots.append(_ours(history, _VOTE, history.vote, everything, axis))
+        vote = f" The “{_VOTE}” is what a plain vote of the same replies is worth."
     counts = Counter(history.version.tolist())
     if len(counts) > 1:
+        versions = " A version of the policy is on the queries of its own time."
         dots += [
             _ours(history, _version(number), history.worth, history.version == number, axis)
             for number, count in counts.items()
             if count >= _LEAST_OF_VERSION
         ]
-    versions = " A version of the policy is on the queries of its own time." if len(counts) > 1 else ""
     for name, record, known, right in _by_endpoint(history):
         if known.sum() >= FEW and (axis == "calls" or record.usd is not None):
             cost = 1.0 if axis == "calls" else 1000 * (record.usd or 0.0)
             dots.append(MethodPoint(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
-    vote = f" The “{_VOTE}” is what a plain vote of the same replies is worth." if history.labelled.all() else ""
     return Section(
         f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
         "endpoint alone, on those queries only for which it was asked or probed and the right answer is known; who is "
@@ -158,12 +163,14 @@ def _curve(history: History) -> Section:
 
 
 def _ours(history: History, name: str, worth: F64, rows: Bools, axis: CostAxis, *, ours: bool = False) -> MethodPoint:
-    cost = float(history.calls[rows].mean()) if axis == "calls" else 1000 * (_usd(history.usd[rows]) or 0.0)
+    cost = 1000 * (_known_mean(history.usd[rows]) or 0.0)
+    if axis == "calls":
+        cost = float(history.calls[rows].mean())
     return MethodPoint(name, cost, *_quality(worth[rows]), ours=ours)
 
 
 def _quality(worth: F64) -> tuple[float, float, float]:
-    """The mean, and the ends of its 95 % interval."""
+    """Return the mean, and the ends of its 95 % interval."""
     return float(worth.mean()), *interval([worth])
 
 
@@ -176,7 +183,9 @@ def _by_endpoint(history: History) -> list[tuple[str, EndpointRecord, Bools, Boo
 
 def _over_time(history: History) -> Section:
     scored, axis = _scored(history), _axis(history)
-    methods = {_OURS: history.worth} | ({_VOTE: history.vote} if history.labelled.all() else {})
+    methods = {_OURS: history.worth}
+    if history.labelled.all():
+        methods[_VOTE] = history.vote
     width = drawings.rolling_width(len(history.worth))
     at, lines = drawings.rolling_series(methods, width)
     paid = history.calls if axis == "calls" else 1000 * history.usd
@@ -189,8 +198,11 @@ def _over_time(history: History) -> Section:
         if before != after
     ]
     found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(changes, 1)]
-    noticed = f"Solid lines mark where an endpoint changed. {'; '.join(found)}." if found else "No endpoint changed."
-    dotted = " Dotted lines: another version of the policy answers from there on." if swaps else ""
+    noticed, dotted = "No endpoint changed.", ""
+    if found:
+        noticed = f"Solid lines mark where an endpoint changed. {'; '.join(found)}."
+    if swaps:
+        dotted = " Dotted lines: another version of the policy answers from there on."
     return Section(
         f"Means over {width} consecutive answers with feedback. Above: {scored}; below: what an answer costs. {noticed}"
         f"{dotted}",
@@ -272,13 +284,10 @@ def _diversity(history: History) -> Section:
 
 def _rounds(history: History) -> Section:
     most = max((len(record.by_round) for record in history.endpoints), default=0)
-    shares = tuple(
-        tuple(
-            record.by_round[number] / history.answers if number < len(record.by_round) else 0.0
-            for record in history.endpoints
-        )
-        for number in range(most)
-    )
+    asked = np.zeros((most, len(history.names)))
+    for number, record in enumerate(history.endpoints):
+        asked[: len(record.by_round), number] = record.by_round
+    shares = tuple(map(tuple, (asked / history.answers).tolist()))
     return Section(
         "On how many of all answers each endpoint is asked. Round 1 is decided by the query and by the record of the "
         "endpoints; in later rounds the replies so far are known, and whoever is then asked is asked because of them.",
@@ -296,10 +305,11 @@ def _tasks(history: History) -> Section:
     for task, endpoints in history.tasks:
         if task in place:
             asked[place[task], list(endpoints)] += 1 / counts[task]
-    left = f" The {len(counts) - len(kept)} smallest tasks are left out." if len(counts) > len(kept) else ""
+    left = len(counts) - len(kept)
+    left_out = f" The {left} smallest tasks are left out." if left else ""
     return Section(
         "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
-        f"difference to whom it asks.{left}",
+        f"difference to whom it asks.{left_out}",
         Heatmap(kept, history.names, tuple(map(drawings.plain_values, asked)), 0),
     )
 
@@ -315,7 +325,7 @@ def _figures(history: History) -> Section:
         f"{history.answers:,}",
         f"{rated:,}",
         *_shares(history.worth),
-        _amount(_usd(history.usd) if rated else None),
+        _amount(_known_mean(history.usd)),
         f"{history.latency_s.mean():.2f}" if rated else "",
     )
     rows: list[Sequence[str]] = [ours]

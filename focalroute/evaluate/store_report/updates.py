@@ -1,4 +1,4 @@
-"""What the updates of a policy folder did, with the meaning of every figure."""
+"""Describes the updates of a policy folder, with the meaning of every figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from focalroute.evaluate.report_page.page import Section, TextTable
 from focalroute.policy import bundle
 from focalroute.policy.der import load_served
 
-#: What is said where no folder is given.
+#: The caption where no folder is given.
 NEEDED = "Give --policy FOLDER, the folder that updates are published to, to see what each of its versions learned."
 
 #: Every figure of an update: its name here, and what it means (see `focalroute.learn.update_report.Diagnostics`).
@@ -59,7 +59,7 @@ _DRAWN = 8
 
 
 def updates_section(folder: str) -> Section:
-    """The versions of a folder that an update made.
+    """Describe the versions of a folder that an update made.
 
     Raises:
         PolicyError: a version does not pass its checks.
@@ -81,11 +81,15 @@ def updates_section(folder: str) -> Section:
 
 
 def _metrics(folder: str, version: int) -> Mapping[str, Any] | None:
-    """What an update left with its version; None where something else made it."""
+    """Read the metrics of an update's version; None where something else made the version."""
     metrics = load_served(folder, version).metrics
     gate = metrics.get("gate")
-    return {**metrics, "gain": gate["gain"]} if isinstance(gate, Mapping) else None
+    if not isinstance(gate, Mapping):
+        return None
+    return {**metrics, "gain": gate["gain"]}
 
 
 def _shown(value: float) -> str:
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
