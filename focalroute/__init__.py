@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         BudgetExceeded,
         ConfigError,
         DeadlineExceeded,
+        EnsembleClosed,
         FeedbackConflict,
         FeedbackError,
         FocalrouteError,
@@ -65,6 +66,7 @@ __all__ = [
     "Endpoint",
     "EndpointStats",
     "Ensemble",
+    "EnsembleClosed",
     "Failure",
     "FeedbackConflict",
     "FeedbackError",
@@ -90,8 +92,8 @@ _HOMES = {
     name: module
     for module, names in {
         "core.config": "Budget Endpoint",
-        "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded FeedbackConflict FeedbackError "
-        "FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",
+        "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded EnsembleClosed FeedbackConflict "
+        "FeedbackError FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",
         "core.receipts": "Answer Call Choice Limit Receipt",
         "core.records": "Failure Reply Usage",
         "serving.embedders": "OnnxEmbedder",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from focalroute.answers.canonical_json import canonical, parsed
+from focalroute.answers.json_schema import validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 
@@ -47,7 +48,7 @@ class Structure:
         self.digest = blake2b(canonical(schema).encode(), digest_size=8).hexdigest()
         self._model = model
         self._fields = closed_fields(schema)
-        self._valid = _validator(schema) if model is None else None
+        self._valid = validator(schema) if model is None else None
 
     def __call__(self, text: str) -> str | None:
         """Return the first valid answer in a reply as canonical JSON; None if there is none.
@@ -127,9 +128,10 @@ def structure_of(wanted: object) -> Structure | None:
         return _of_model(wanted)
     if isinstance(wanted, Mapping):
         try:
-            return _of_schema(canonical(dict(wanted)))
+            written = canonical(dict(wanted))
         except ValueError as error:
             raise ConfigError(f"answer: the JSON schema {error}") from None
+        return _of_schema(written)
     return None
 
 
@@ -145,31 +147,6 @@ def _of_model(model: type[BaseModel]) -> Structure:
 def _of_schema(schema: str) -> Structure:
     value = parsed(schema)
     return Structure(value if isinstance(value, Mapping) else {})
-
-
-def _validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
-    """Make the function that says whether a value is valid; references are never fetched from the network."""
-    try:
-        import jsonschema
-        import referencing
-    except ImportError:
-        raise ConfigError(
-            "answer: JSON schemas are checked by jsonschema; pip install 'focalroute[schema]', or give a pydantic model"
-        ) from None
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"answer: is no JSON schema: {error.json_path}: {error.message[:200]}") from None
-    validator = kind(schema, registry=referencing.Registry())
-
-    def valid(value: object) -> bool:
-        try:
-            return bool(validator.is_valid(value))
-        except RecursionError:
-            return False
-
-    return valid
 
 
 def _values(text: str) -> Iterator[object]:

@@ -39,6 +39,7 @@ RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
 #: No service gives more samples in one call.
 MOST_SAMPLES = 128
 
+_MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24
 _HIGHEST_PRICE = Decimal(100_000)
 
 #: The periods that a limit may be for, in seconds.
@@ -108,14 +109,21 @@ def _env_name(name: str) -> str:
 
 
 def parse_decimal(amount: object) -> Decimal | None:
-    """Return a finite number exactly as written; None if the amount is not one."""
+    """Return a finite number exactly as written; None if it is something else, or of a size that no amount has.
+
+    A number has at most 40 digits and lies between 1e-24 and 1e24, or is 0: what is computed with it then stays small
+    and exact. ``1_000``, which Python reads as 1000, is not how an amount is written.
+    """
     if isinstance(amount, bool) or not isinstance(amount, Decimal | int | float | str):
         return None
     try:
-        value = Decimal(str(amount))
+        text = str(amount)
+        value = Decimal(text) if len(text) <= _MAX_AMOUNT_LENGTH and "_" not in text else None
     except (InvalidOperation, ValueError):
         return None
-    return value if value.is_finite() else None
+    if value is None or not value.is_finite() or len(value.as_tuple().digits) > _MAX_AMOUNT_DIGITS:
+        return None
+    return value if not value or abs(value.adjusted()) <= _MAX_AMOUNT_EXPONENT else None
 
 
 def _positive_usd(amount: object) -> Decimal:
@@ -130,7 +138,7 @@ def parse_usd(amount: object, field: str) -> Decimal:
     try:
         return _positive_usd(amount)
     except ValueError as error:
-        raise ConfigError(f"{field}: {error}, got {amount!r}") from None
+        raise ConfigError(f"{field}: {error}, got {repr(amount)[:60]}") from None
 
 
 def parse_usd_per_period(limits: object) -> dict[str, Decimal]:

@@ -11,6 +11,7 @@
     │   ├── UnknownAnswer      no answer with this id in the store (also a KeyError)
     │   ├── FeedbackConflict   this answer already has another feedback from this source
     │   └── BadLabel           the label is not among the choices (also a ValueError)
+    ├── EnsembleClosed         the ensemble was closed; it answers no more (also a RuntimeError)
     └── StoreError             the store cannot be opened, read or written
 
 A member's failure is *not* an exception: it is data, ``Reply.error`` (see `focalroute.core.records.Failure`).
@@ -111,6 +112,10 @@ class FeedbackConflict(FeedbackError):
 
 class BadLabel(FeedbackError, ValueError):
     """The label is not among the choices of the question."""
+
+
+class EnsembleClosed(FocalrouteError, RuntimeError):
+    """The ensemble was closed and answers no more."""
 
 
 class StoreError(FocalrouteError):

@@ -35,6 +35,7 @@ _LACK_BELIEVED_S = 3600.0  # that it lacks a feature, as it reported itself
 _UNSUPPORTED_STATUSES = (400, 422, 500, 501)  # some servers break down over what they do not support
 _MAX_UNSUPPORTED = 256  # schemas; then they are forgotten
 _UNBOUNDED_TOKENS = 1024  # counted towards a rate for a reply of unbounded length, until it is there
+_EVIDENCE_S = 5.0  # a deadline that comes sooner says more of the caller than of the endpoint
 
 
 @dataclass(slots=True)
@@ -304,6 +305,8 @@ def _not_affordable() -> CallFailed:
 
 def _cancellation(call: MemberCall) -> Failure:
     """Why a call was cancelled: it was too slow, which counts against the endpoint, or was not needed any more."""
-    if call.outrun or call.context.left_s <= 0:
-        return Failure("timeout", "another endpoint, or the deadline of the ask, came first")
+    if call.outrun:
+        return Failure("timeout", "another endpoint answered first")
+    if call.context.left_s <= 0 and time.perf_counter() - call.started >= _EVIDENCE_S:
+        return Failure("timeout", "the deadline of the ask came first")
     return Failure("cancelled", "given up before it answered")

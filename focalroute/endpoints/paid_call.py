@@ -19,7 +19,11 @@ from focalroute.money.cost import Bill, bill_of
 _MILLION = Decimal(1_000_000)
 _PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
 _PER_REQUEST = 64
-_PER_MEDIA_PART = 4096  # tokens an image, audio or file part may count, generously
+_PER_IMAGE = 65_536  # tokens: the most of any known service is 48,169 (gpt-4o-mini, high detail)
+_COUNTED_PARTS = ("text", "refusal", "input_audio")  # types of content parts whose bytes bound their tokens
+#: Parameters that make a service do, or bill, what no number of tokens bounds.
+_UNBOUNDED_PARAMS = ("audio", "modalities", "plugins", "prediction", "service_tier", "web_search_options")
+_OWN_TOOLS = ("custom", "function")  # called by us; all others run at the service, which bills them apart
 
 
 @dataclass(slots=True)
@@ -78,9 +82,11 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     """The most one call can cost: every byte of the prompt a token, every allowed token generated, n times.
 
     Of the parameters every byte counts too: tools and schemas are part of the prompt. None where the price, or the
-    number of tokens it may generate, is unknown.
+    number of tokens it may generate, is unknown, or `unbounded` says so.
     """
     params = {**endpoint.params, **request.params}
+    if unbounded(params, request.messages) is not None:
+        return None
     generated = _most_generated(params, request)
     price = endpoint.price
     if price is None or generated is None:
@@ -95,12 +101,34 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     return (prompt * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
 
 
+def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> str | None:
+    """The field of a request whose cost nothing bounds, and what to do; None if all of it is bounded."""
+    for name in _UNBOUNDED_PARAMS:
+        if params.get(name) is not None:
+            return f"params: {name}: nothing bounds what it costs; leave it out"
+    for tool in _parts(params.get("tools")):
+        if tool.get("type", "function") not in _OWN_TOOLS:
+            return "params: tools: nothing bounds what a tool costs that runs at the service; give functions only"
+    for message in messages:
+        for part in _parts(message.get("content")):
+            if _part_tokens(part) is None:
+                kind = str(part.get("type"))[:40]
+                return (
+                    f"query: nothing bounds the tokens of a content part of type {kind!r}; send text, images or audio"
+                )
+    return None
+
+
+def _parts(value: object) -> list[Mapping[str, Any]]:
+    return [part for part in value if isinstance(part, Mapping)] if isinstance(value, list | tuple) else []
+
+
 def _most_generated(params: Mapping[str, Any], request: Request) -> int | None:
     if request.scored:  # nothing is wanted, but vLLM generates, and counts, a token for each text
         return len(request.scored)
     caps = [params[name] for name in ("max_tokens", "max_completion_tokens") if name in params] or [request.max_tokens]
     samples = params.get("n", request.n)
-    return max(caps) * samples if all(isinstance(count, int) for count in (*caps, samples)) else None
+    return max(caps) * samples if all(type(count) is int and count >= 0 for count in (*caps, samples)) else None
 
 
 def _message_tokens(message: Mapping[str, Any]) -> int:
@@ -119,7 +147,21 @@ def _json_tokens(value: object) -> int:
 def _content_tokens(content: Any) -> int:
     if isinstance(content, str):
         return len(content.encode(errors="surrogatepass"))
-    if not isinstance(content, Iterable):
-        return 0
-    parts = (part for part in content if isinstance(part, Mapping))
-    return sum(_content_tokens(part["text"]) if "text" in part else _PER_MEDIA_PART for part in parts)
+    return sum(_part_tokens(part) or 0 for part in _parts(content))
+
+
+def _part_tokens(part: Mapping[str, Any]) -> int | None:
+    """The most tokens of a content part; None where its size bounds nothing, as of files and videos.
+
+    Audio counts each byte of its base64 form: no codec in use has as few as one byte a token.
+    """
+    kind = part.get("type")
+    if kind == "image_url":
+        return _PER_IMAGE
+    if kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str)):
+        return _json_bytes(part)
+    return None
+
+
+def _json_bytes(value: object) -> int:
+    return len(json.dumps(value, default=str, ensure_ascii=False).encode(errors="surrogatepass"))

@@ -20,7 +20,7 @@ from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import HttpClients
 from focalroute.endpoints.elicit import Plan
 from focalroute.endpoints.member import PoolMember
-from focalroute.endpoints.paid_call import upper_bound
+from focalroute.endpoints.paid_call import unbounded, upper_bound
 from focalroute.endpoints.rate_limits import Health
 from focalroute.endpoints.round import RoundCalls, RoundController, Rules
 from focalroute.endpoints.wire.refusals import Feature
@@ -122,9 +122,9 @@ class Pool:
                 scored = self._plan(query, _SCORED, bounded=True)
                 bound = max(bound, upper_bound(scored.request, member.endpoint) or bound)
             if bound is None:
-                raise ConfigError(
-                    "params: max_tokens and n must be whole numbers, or be left out, where a budget is to be kept"
-                )
+                params = {**member.endpoint.params, **plan.request.params}
+                reason = unbounded(params, plan.request.messages) or "params: max_tokens, n: give whole numbers above 0"
+                raise ConfigError(f"{reason}, where a budget is to be kept")
             bounds.append(bound)
         await ask_budget.look(bounds)
         return tuple(bounds)

@@ -6,6 +6,7 @@ Money is exact: `decimal.Decimal` USD. What is not known is None, never zero.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,25 +16,28 @@ from focalroute.core.config import Endpoint
 from focalroute.core.records import CostSource, Usage
 from focalroute.store.base import LedgerSum, Store
 
+_log = logging.getLogger("focalroute")
 _MILLION = Decimal(1_000_000)
 
 
 def cost_of(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSource]:
-    """What the usage costs at this endpoint: the provider's own figure, else price x tokens, else unknown.
+    """What the usage costs at this endpoint: the dearer of the provider's own figure and price x tokens.
 
-    The source of a price is where it was looked up.
+    A provider may leave out what another one bills (a key of your own at a gateway), or say less than it takes. Unknown
+    where neither is there. The source of a price is where it was looked up.
     """
-    if usage.cost_usd is not None:
-        return usage.cost_usd, "provider"
     price = endpoint.price
     if price is None:
-        return None, "unknown"
-    cost = (
+        return usage.cost_usd, "unknown" if usage.cost_usd is None else "provider"
+    tokens = (
         (usage.prompt_tokens - usage.cached_tokens) * price.prompt
         + usage.cached_tokens * price.cached
         + usage.completion_tokens * price.completion
     )
-    return cost / _MILLION, _price_source(endpoint)
+    cost = tokens / _MILLION
+    if usage.cost_usd is not None and usage.cost_usd >= cost:
+        return usage.cost_usd, "provider"
+    return cost, _price_source(endpoint)
 
 
 def _price_source(endpoint: Endpoint) -> CostSource:
@@ -77,9 +81,20 @@ class Bill:
 
 
 def bill_of(endpoint: Endpoint, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
-    """By its usage; where none came back by ``bound``, what was reserved for it, unless it surely cost nothing."""
+    """By its usage; where none came back by ``bound``, what was reserved for it, unless it surely cost nothing.
+
+    A bill above its bound is not believed, since no allowed call costs so much: it counts as the bound, and a warning
+    names the endpoint, whose prices may be out of date.
+    """
     if usage is not None:
-        return Bill(endpoint.name, usage, *cost_of(usage, endpoint))
+        cost, source = cost_of(usage, endpoint)
+        if bound is not None and cost is not None and cost > bound:
+            _log.warning(
+                "%s billed %s USD for a call that can cost %s at the most; the latter is counted. Check its prices",
+                endpoint.name, cost, bound,
+            )  # fmt: skip
+            return Bill(endpoint.name, usage, bound, "reserved")
+        return Bill(endpoint.name, usage, cost, source)
     if free:
         return Bill(endpoint.name, None, Decimal(0), "price")
     return Bill(endpoint.name, None, bound, "unknown" if bound is None else "reserved")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import StoreError
+from focalroute.core.errors import EnsembleClosed, StoreError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
@@ -332,7 +332,7 @@ class AsyncEnsemble:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError(CLOSED)
+            raise EnsembleClosed(CLOSED)
 
     async def ask_many(
         self,

@@ -16,6 +16,14 @@ from focalroute.core.records import Combine, Query
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
+#: The most a query may have of each.
+MAX_CHOICES = 1000
+MAX_TAGS = 64
+MAX_TAG_LENGTH = 256
+#: Parameters that count generated tokens or replies; a bound on the cost of a call is made of them.
+_COUNTS = ("max_tokens", "max_completion_tokens", "n")
+_LARGEST_COUNT = 10_000_000
+
 _MODES: tuple[str, ...] = get_args(Combine)
 
 
@@ -75,6 +83,7 @@ def make_query(
         _require_json("query", [dict(message) for message in messages])
     if params:
         _require_json("params", dict(params))
+        _check_counts(params)
     query = Query(
         id=new_id(),
         messages=messages,
@@ -112,6 +121,13 @@ def _require_json(what: str, value: object) -> None:
         raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only") from None
 
 
+def _check_counts(params: Mapping[str, Any]) -> None:
+    for name in _COUNTS:
+        count = params.get(name, 1)
+        if type(count) is not int or not 1 <= count <= _LARGEST_COUNT:
+            raise ConfigError(f"params: {name}: give a whole number from 1 to {_LARGEST_COUNT}")
+
+
 def _is_message(message: object) -> bool:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
@@ -124,6 +140,8 @@ def _tags(tags: Sequence[str]) -> tuple[str, ...]:
     listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
     if listed is None or not all(isinstance(tag, str) for tag in listed):
         raise ConfigError("tags: give a list of strings")
+    if len(listed) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in listed):
+        raise ConfigError(f"tags: give at most {MAX_TAGS}, each of at most {MAX_TAG_LENGTH} characters")
     try:
         "".join(listed).encode()
     except UnicodeEncodeError:
@@ -139,8 +157,11 @@ def _choices(choices: Sequence[str]) -> tuple[str, ...]:
         raise ConfigError("choices: every choice must be a non-empty string")
     if len(choices) < 2:
         raise ConfigError(f"choices: a closed question needs at least 2 choices, got {len(choices)}")
-    folded = [choice.strip() for choice in choices]
-    doubled = sorted({choice for choice in folded if folded.count(choice) > 1})
-    if doubled:
-        raise ConfigError(f"choices: must be distinct; number {folded.index(doubled[0]) + 1} is there more than once")
+    if len(choices) > MAX_CHOICES:
+        raise ConfigError(f"choices: a closed question has at most {MAX_CHOICES} choices, got {len(choices)}")
+    first: dict[str, int] = {}
+    for number, choice in enumerate(map(str.strip, choices), 1):
+        if choice in first:
+            raise ConfigError(f"choices: must be distinct; number {first[choice]} is there more than once")
+        first[choice] = number
     return choices

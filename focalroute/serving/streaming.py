@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+from focalroute.core.errors import EnsembleClosed
 from focalroute.core.event_loops import Background
 from focalroute.core.receipts import Answer
 from focalroute.endpoints.calls import StreamSink
@@ -71,7 +72,7 @@ class AsyncAnswerStream:
 
         Raises:
             FocalrouteError: as `AsyncEnsemble.stream`.
-            RuntimeError: the ensemble was closed before the end.
+            EnsembleClosed: the ensemble was closed before the end.
         """
         if self._ended:
             return None
@@ -80,7 +81,7 @@ class AsyncAnswerStream:
         if piece is None:
             self._ended = True
             if flow.answer is None:
-                raise flow.error or RuntimeError(_GIVEN_UP)
+                raise flow.error or EnsembleClosed(_GIVEN_UP)
         return piece
 
     def _begun(self) -> _Flow:

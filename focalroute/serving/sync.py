@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
 from focalroute.core.config import Endpoint
+from focalroute.core.errors import EnsembleClosed
 from focalroute.core.receipts import Answer
 from focalroute.serving.ensemble import CLOSED, AsyncEnsemble
 from focalroute.serving.settings import Settings, pool_settings, takes_settings
@@ -170,7 +171,7 @@ class Ensemble:
 
     def _run(self, work: Callable[[], Awaitable[R]]) -> R:
         if not self._close.alive:
-            raise RuntimeError(CLOSED)
+            raise EnsembleClosed(CLOSED)
         return self._loop.run(work)
 
     @property

@@ -13,7 +13,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.records import Usage
 from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
-from focalroute.money.cost import Bill, cost_of, total, typical_cost
+from focalroute.money.cost import Bill, bill_of, cost_of, total, typical_cost
 
 STEADY = settings(deadline=None, derandomize=True)
 
@@ -55,10 +55,17 @@ def test_reasoning_tokens_are_within_the_completion_tokens() -> None:
     assert cost_of(Usage(0, 100, reasoning_tokens=90), endpoint(1, 1))[0] == Decimal("0.0001")
 
 
-@pytest.mark.parametrize("said", [Decimal("0.5"), ZERO])
-@pytest.mark.parametrize("at", [endpoint(), UNPRICED], ids=["priced", "unpriced"])
-def test_what_the_provider_reports_wins(said: Decimal, at: Endpoint) -> None:
-    assert cost_of(Usage(1000, 1000, cost_usd=said), at) == (said, "provider")
+def test_the_dearer_of_the_providers_figure_and_tokens_times_price_counts() -> None:
+    at = endpoint(1, 1)
+    assert cost_of(Usage(1000, 1000, cost_usd=Decimal("0.5")), at) == (Decimal("0.5"), "provider")
+    assert cost_of(Usage(1000, 1000, cost_usd=ZERO), at) == (Decimal("0.002"), "price")
+    assert cost_of(Usage(1000, 1000, cost_usd=ZERO), UNPRICED) == (ZERO, "provider")
+
+
+def test_a_bill_above_its_bound_counts_as_the_bound_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    bill = bill_of(endpoint(1, 1), Usage(10, 10, cost_usd=Decimal(99999)), Decimal("0.01"))
+    assert (bill.cost, bill.source) == (Decimal("0.01"), "reserved")
+    assert "99999" in caplog.text
 
 
 def test_without_a_price_the_cost_is_unknown_but_a_price_of_zero_is_known() -> None:

@@ -47,7 +47,7 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"choices": ["a", "b"]}, "choices", 'goes into the object "focalroute"'),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format", "json_schema"),
-        (formatted({"type": "nothing"}), "response_format", "is no JSON schema"),
+        (formatted({"type": "nothing"}), "response_format", "the JSON schema is wrong at $.type"),
         (formatted(SCHEMA) | {"focalroute": {"choices": ["a", "b"]}}, "response_format", "give one"),
         ({"focalroute": 5}, "focalroute", "valid dict"),
         ({"focalroute": {"choises": []}}, "focalroute.choises", "unknown field"),

@@ -1,0 +1,309 @@
+"""Checks values against JSON schemas in bounded time, whoever wrote the schema or the value.
+
+A schema may come from a caller and a value from a provider, so neither is trusted. Three bounds hold:
+
+- a schema has at most `MAX_NODES` nodes in `MAX_DEPTH` levels, and no keyword whose cost nothing bounds;
+- patterns are matched by RE2, in time linear in the text;
+- a check that takes more than `MAX_STEPS` steps ends, and the value counts as invalid. Steps are keywords evaluated,
+  and values compared; one takes a few microseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from focalroute.answers.canonical_json import canonical
+from focalroute.core.errors import ConfigError
+
+MAX_NODES = 5_000
+MAX_DEPTH = 64
+MAX_STEPS = 20_000
+
+_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_REFUSED = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
+_DEAR = frozenset(("$ref", "allOf", "anyOf", "oneOf"))  # they take about as long as five others
+_INSTALL = "pip install 'focalroute[schema]', or give a pydantic model"
+
+
+class _TooManySteps(Exception):
+    """The check is given up."""
+
+
+class _Steps:
+    """Counts the steps of one check."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise _TooManySteps
+
+
+_steps: ContextVar[_Steps] = ContextVar("focalroute_schema_steps")
+
+
+def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
+    """The function that says whether a value is valid; it never fetches what a reference points to.
+
+    Raises:
+        ConfigError: the schema is wrong or not supported, or what checks values is not installed.
+    """
+    try:
+        import jsonschema
+        import referencing
+    except ImportError:
+        raise ConfigError(f"answer: JSON schemas are checked by jsonschema; {_INSTALL}") from None
+    check_schema(schema)
+    draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    bounded = _bounded(draft, jsonschema.validators.extend, jsonschema.ValidationError)
+    checks = bounded(_with_short_repr(schema), registry=referencing.Registry())
+
+    def valid(value: object) -> bool:
+        token = _steps.set(_Steps())
+        try:
+            return bool(checks.is_valid(_with_short_repr(value)))
+        except (RecursionError, _TooManySteps):
+            return False
+        except referencing.exceptions.Unresolvable:
+            return False
+        finally:
+            _steps.reset(token)
+
+    return valid
+
+
+@functools.lru_cache(maxsize=8)
+def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Exception]) -> Any:
+    """The draft's validator with every keyword counted, and its own where jsonschema's takes more than linear time."""
+
+    def pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Exception]:
+        if isinstance(instance, str) and not _compiled(pattern).search(instance):
+            yield invalid("does not match the pattern")
+
+    def unique_items(_: Any, wanted: bool, instance: Any, __: Any) -> Iterator[Exception]:
+        if wanted and isinstance(instance, list) and len(set(map(canonical, instance))) < len(instance):
+            yield invalid("has equal items")
+
+    def pattern_properties(validator: Any, patterns: Any, instance: Any, _: Any) -> Iterator[Exception]:
+        if not isinstance(instance, dict):
+            return
+        for pattern, schema in patterns.items():
+            for name in filter(_compiled(pattern).search, instance):
+                yield from validator.descend(instance[name], schema, path=name)
+
+    def additional_properties(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Exception]:
+        if not isinstance(instance, dict):
+            return
+        named = schema.get("properties", {})
+        patterns = [_compiled(pattern) for pattern in schema.get("patternProperties", {})]
+        for name in instance:
+            if name not in named and not any(pattern.search(name) for pattern in patterns):
+                yield from validator.descend(instance[name], wanted, path=name)
+
+    linear = {
+        "additionalProperties": additional_properties,
+        "pattern": pattern,
+        "patternProperties": pattern_properties,
+        "uniqueItems": unique_items,
+    }
+    keywords = {**draft.VALIDATORS, **linear}
+    return extend(draft, {name: _counted(keyword, 5 if name in _DEAR else 1) for name, keyword in keywords.items()})
+
+
+def _counted(keyword: Any, steps: int) -> Any:
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        _steps.get().take(steps + _size(value) + _size(instance))
+        yield from keyword(validator, value, instance, schema) or ()
+
+    return counted
+
+
+def _size(value: Any) -> int:
+    """What a value adds to the steps of looking at it once."""
+    return len(value) // 32 if isinstance(value, list | dict | str) else 0
+
+
+class _List(list[Any]):
+    def __repr__(self) -> str:
+        return "[...]"
+
+
+class _Dict(dict[str, Any]):
+    def __repr__(self) -> str:
+        return "{...}"
+
+
+class _Str(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
+def _with_short_repr(value: Any) -> Any:
+    """A copy of a JSON value whose repr takes no time: jsonschema writes it into every error it tries."""
+    if isinstance(value, Mapping):
+        return _Dict((name, _with_short_repr(part)) for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return _List(map(_with_short_repr, value))
+    return _Str(value) if isinstance(value, str) else value
+
+
+def check_schema(schema: object) -> None:
+    """Refuse what is not a JSON schema that can be checked in bounded time.
+
+    Raises:
+        ConfigError: it names the place and what to do.
+    """
+    waiting: list[tuple[str, object, int]] = [("$", schema, 1)]
+    nodes = 0
+    while waiting:
+        where, node, depth = waiting.pop()
+        nodes += 1
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"answer: the JSON schema is nested deeper than {MAX_DEPTH} levels; use $ref")
+        if isinstance(node, bool):
+            continue
+        if not isinstance(node, Mapping):
+            raise ConfigError(f"answer: the JSON schema is wrong at {where}: give an object, true or false")
+        for keyword, value in node.items():
+            at = f"{where}.{keyword}"[:200]
+            if keyword in _REFUSED:
+                raise ConfigError(f"answer: the JSON schema uses {keyword} at {where}, which is not supported")
+            shape = _SHAPES.get(keyword)
+            if shape is None:
+                continue  # an annotation, or a keyword without effect
+            wrong, parts, size = shape(value)
+            if wrong:
+                raise ConfigError(f"answer: the JSON schema is wrong at {at}: {wrong}")
+            nodes += size
+            if nodes + len(waiting) + len(parts) > MAX_NODES:
+                raise ConfigError(f"answer: the JSON schema has more than {MAX_NODES} parts; simplify it")
+            waiting += [(f"{at}{name}"[:200], part, depth + 1) for name, part in parts]
+
+
+#: What a keyword's shape function says of its value: what is wrong, the schemas in it by name, and its size in nodes.
+Shape = Callable[[Any], tuple[str, list[tuple[str, object]], int]]
+
+
+def _plain(takes: Callable[[Any], bool], advice: str) -> Shape:
+    def shape(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+        return "" if takes(value) else advice, [], len(value) if isinstance(value, list) else 0
+
+    return shape
+
+
+def _schema(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+    return "", [("", value)], 0
+
+
+def _schemas(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+    if not isinstance(value, list) or not value:
+        return "give a list of schemas", [], 0
+    return "", [(f"[{i}]", part) for i, part in enumerate(value)], 0
+
+
+def _schema_or_schemas(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+    return _schemas(value) if isinstance(value, list) else _schema(value)
+
+
+def _schemas_by_name(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+    if not isinstance(value, Mapping):
+        return "give an object of schemas", [], 0
+    return "", [(f".{name}", part) for name, part in value.items()], 0
+
+
+def _schemas_by_pattern(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+    wrong, parts, size = _schemas_by_name(value)
+    return wrong or next(filter(None, map(_wrong_pattern, value)), ""), parts, size
+
+
+def _names_by_name(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+    if not isinstance(value, Mapping) or not all(map(_is_names, value.values())):
+        return "give an object of lists of names", [], 0
+    return "", [], sum(map(len, value.values()))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_type(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
+
+
+def _is_local(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("#")
+
+
+def _wrong_pattern(pattern: Any) -> str:
+    if not isinstance(pattern, str):
+        return "give a regular expression"
+    try:
+        _compiled(pattern)
+    except ValueError:
+        return "give a regular expression without look-around and back-references"
+    return ""
+
+
+def _compiled(pattern: str) -> Any:
+    """The pattern as RE2 has it, which keeps the latest 128.
+
+    Raises:
+        ValueError: RE2 cannot match it in linear time, or it is no pattern.
+    """
+    try:
+        import re2
+    except ImportError:
+        raise ConfigError(f"answer: patterns in JSON schemas are matched by google-re2; {_INSTALL}") from None
+    try:
+        return re2.compile(pattern, _options(re2))
+    except re2.error as error:
+        raise ValueError(str(error)) from None
+
+
+def _options(re2: Any) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    return options
+
+
+_number = _plain(_is_number, "give a number")
+_count = _plain(_is_count, "give a whole number, 0 or more")
+_names = _plain(_is_names, "give a list of names")
+
+_SHAPES: Mapping[str, Shape] = {
+    **dict.fromkeys(("items", "additionalItems"), _schema_or_schemas),
+    **dict.fromkeys(("additionalProperties", "contains", "else", "if", "not", "propertyNames", "then"), _schema),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _schemas),
+    **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "properties"), _schemas_by_name),
+    **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"), _number),
+    **dict.fromkeys(
+        ("maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength",
+         "minProperties"),
+        _count,
+    ),
+    "$ref": _plain(_is_local, 'refer to a part of the same schema, such as "#/$defs/name"'),
+    "dependentRequired": _names_by_name,
+    "enum": _plain(lambda value: isinstance(value, list) and bool(value), "give a list of values"),
+    "multipleOf": _plain(lambda value: _is_number(value) and value > 0, "give a number above 0"),
+    "pattern": lambda value: (_wrong_pattern(value), [], 0),
+    "patternProperties": _schemas_by_pattern,
+    "required": _names,
+    "type": _plain(_is_type, f"give one of {', '.join(sorted(_TYPES))}, or a list of them"),
+    "uniqueItems": _plain(lambda value: isinstance(value, bool), "give true or false"),
+}  # fmt: skip

@@ -1,0 +1,133 @@
+"""Schemas of callers and values of providers are checked in bounded time, and rightly."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focalroute.answers.json_schema import MAX_DEPTH, MAX_NODES, validator
+from focalroute.core.errors import ConfigError
+
+LONGEST_S = 0.5  # the bound is 0.1 s on an idle machine; hostile inputs took seconds to hours
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Each level refers to the one below twice."""
+    defs: dict[str, Any] = {"d0": {"type": "integer"}}
+    for level in range(1, levels + 1):
+        defs[f"d{level}"] = {"anyOf": [{"$ref": f"#/$defs/d{level - 1}"}] * 2}
+    return {"$defs": defs, "$ref": f"#/$defs/d{levels}"}
+
+
+HOSTILE = {
+    "backtracking pattern": ({"pattern": "^(a+)+$"}, "a" * 26 + "!"),
+    "doubling references": (doubling(30), "x"),
+    "unique items": ({"uniqueItems": True}, [{"a": [n]} for n in range(20_000)]),
+    "many alternatives of a long list": ({"anyOf": [{"type": "string"}] * 4000}, list(range(100_000))),
+    "many lists of required names": ({"allOf": [{"required": [f"k{i}" for i in range(100)]}] * 40}, {"k0": 0}),
+    "additional properties": (
+        {"allOf": [{"additionalProperties": {"type": "integer"}}] * 1000},
+        {f"k{i}": i for i in range(20_000)},
+    ),
+    "long enumerations": ({"allOf": [{"not": {"enum": list(range(50))}}] * 90}, "x" * 250_000),
+    "recursion over a deep value": (
+        {"anyOf": [{"properties": {"a": {"$ref": "#"}}}, {"properties": {"a": {"$ref": "#"}}, "required": ["b"]}]},
+        {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}}}}}}},
+    ),
+    "a schema that is itself": ({"$ref": "#"}, 1),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_no_schema_and_no_value_takes_long(case: str) -> None:
+    schema, value = HOSTILE[case]
+    started = time.process_time()
+    validator(schema)(value)
+    assert time.process_time() - started < LONGEST_S
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (nested(MAX_DEPTH), "deeper than"),
+        ({"enum": list(range(MAX_NODES + 1))}, "more than"),
+        ({"anyOf": [True] * (MAX_NODES + 1)}, "more than"),
+        ({"pattern": "(?=a)b"}, r"\$\.pattern: .*look-around"),
+        ({"pattern": "(a"}, r"\$\.pattern"),
+        ({"pattern": "(a{1000}){1000}"}, r"\$\.pattern"),
+        ({"patternProperties": {"(?!a)": True}}, r"\$\.patternProperties"),
+        ({"properties": {"a": {"type": "strin"}}}, r"\$\.properties\.a\.type"),
+        ({"properties": []}, r"\$\.properties"),
+        ({"items": 3}, r"\$\.items"),
+        ({"anyOf": []}, r"\$\.anyOf"),
+        ({"minLength": -1}, r"\$\.minLength"),
+        ({"multipleOf": 0}, r"\$\.multipleOf"),
+        ({"required": "a"}, r"\$\.required"),
+        ({"dependentRequired": {"a": "b"}}, r"\$\.dependentRequired"),
+        ({"$ref": "https://example.com/schema"}, r"\$\.\$ref: refer to a part of the same schema"),
+        ({"unevaluatedProperties": False}, "not supported"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_checked_is_refused_by_its_place(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validator(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"pattern": "^a+$"}, "aaa", "aab"),
+        ({"uniqueItems": True}, [1, "1", [1], {"a": 1}], [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
+        ({"uniqueItems": True}, [1, True, "True"], [1, 1.0]),
+        ({"patternProperties": {"^n": {"type": "integer"}}}, {"n": 1, "x": "y"}, {"n": "1"}),
+        ({"properties": {"a": True}, "additionalProperties": False}, {"a": 1}, {"b": 1}),
+        ({"patternProperties": {"^n": True}, "additionalProperties": {"type": "null"}}, {"n": 1, "x": None}, {"x": 1}),
+        ({"$defs": {"t": {"type": "integer"}}, "items": {"$ref": "#/$defs/t"}}, [1, 2], [1, "2"]),
+        ({"$ref": "#/$defs/nowhere"}, None, 1),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_its_own_keywords_say_the_same_as_json_schema(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+    valid = validator(schema)
+    assert not valid(wrong)
+    if right is not None:
+        assert valid(right)
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "ab"])
+VALUES = st.recursive(LEAVES, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from("abn"), part))
+SCHEMAS = st.recursive(
+    st.sampled_from(
+        [True, False, {"type": "integer"}, {"type": ["string", "null"]}, {"enum": ["a", 1]}, {"const": {"a": 1}},
+         {"minimum": 0}, {"maxLength": 1}, {"pattern": "^a"}, {"uniqueItems": True}, {"required": ["a"]},
+         {"minItems": 2}, {"multipleOf": 2}]
+    ),
+    lambda part: st.builds(lambda a, b: {"anyOf": [a, b]}, part, part)
+    | st.builds(lambda a, b: {"allOf": [a, b]}, part, part)
+    | st.builds(lambda a, b: {"oneOf": [a, b]}, part, part)
+    | st.builds(lambda a: {"not": a}, part)
+    | st.builds(lambda a: {"items": a}, part)
+    | st.builds(lambda a, b: {"properties": {"a": a}, "additionalProperties": b}, part, part)
+    | st.builds(lambda a, b: {"patternProperties": {"^n": a}, "additionalProperties": b}, part, part),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(schema=SCHEMAS, value=VALUES)
+def test_on_small_inputs_it_is_jsonschema(schema: Any, value: Any) -> None:
+    """The bounds and the own keywords change nothing where nothing is hostile."""
+    assert validator({"allOf": [schema]})(value) == jsonschema.Draft202012Validator(schema).is_valid(value)
