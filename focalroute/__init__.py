@@ -1,18 +1,16 @@
 """focalroute: a learned ensemble over a pool of OpenAI-compatible endpoints.
 
-A query goes through these steps, each of them one module:
+A query goes through these steps, in this order in `AsyncEnsemble._answer` (serving/ensemble.py):
 
-    query          query.py      what the caller passes, checked
-    observation    observe/      window of outcomes, diversity, features of the text -> vectors
-    decision       policy/       the Decider: whom to ask next, or to stop (ONNX)
-    replies        pool.py       asks concurrently, through elicit/ and endpoint.py
-    (next round, or)
-    answer         policy/       the Fusion: candidates scored (ONNX)
-    receipt        ask.py        who was asked, why, what it cost
-    store          store/        what feedback and learning need
-    feedback       learn/        credit for each member -> window of outcomes
+    query      serving/query.py        what the caller passes, checked
+    observe    observe/                past outcomes, diversity, features of the text -> vectors
+    decide     policy/                 the Decider: whom to ask next, or to stop (ONNX)
+    ask        endpoints/pool.py       the members, concurrently: elicitation, retries, limits
+    fuse       policy/                 the Fusion: candidates scored (ONNX); then the next round, or
+    record     serving/recording.py    the answer, its receipt, the row for store/
+    feedback   serving/feedback.py     validated, stored; learn/ credits each member with it
 
-`AsyncEnsemble` (ensemble.py) reads like this list; `Ensemble` (sync.py) is its synchronous face.
+What an ensemble is made of is in serving/settings.py; `Ensemble` (serving/sync.py) is its synchronous face.
 """
 
 from __future__ import annotations

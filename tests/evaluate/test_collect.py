@@ -20,7 +20,7 @@ from aiohttp import web
 
 from focalroute import ConfigError, Endpoint
 from focalroute.core.pool import load_pool
-from focalroute.evaluate.collect import Question, collect, read_dataset
+from focalroute.evaluate.collect import LabelledQuestion, collect, read_dataset
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
 from focalroute.sim import SimulatedPool, stream
@@ -226,8 +226,8 @@ def _endpoints(server: Server, *names: str) -> list[Endpoint]:
     return [Endpoint(name, base_url=server.url, model=name) for name in names]
 
 
-def _question(number: int) -> Question:
-    return Question(str(number), ({"role": "user", "content": f"{number}?"},), f"{number}?", None, "42", None)
+def _question(number: int) -> LabelledQuestion:
+    return LabelledQuestion(str(number), ({"role": "user", "content": f"{number}?"},), f"{number}?", None, "42", None)
 
 
 def test_a_failed_call_and_a_reply_without_an_answer_are_told_apart(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def test_many_at_once_asynchronously_and_feedback(url: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_langchain_is_a_client(url: str) -> None:
     """ChatOpenAI: plain, streamed, with a structured answer, with tools."""
     pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")

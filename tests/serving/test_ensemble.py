@@ -709,13 +709,15 @@ def test_the_first_closed_question_is_retried_though_it_needs_a_probe() -> None:
         assert ensemble.ask(QUESTION, choices=CHOICES).replies[0].ok
 
 
-def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(
-    pool: SimulatedPool, tmp_path: Path
+@pytest.mark.parametrize(("asks", "swaps"), [(100, 3), pytest.param(1000, 20, marks=pytest.mark.slow)])
+def test_asks_under_way_during_swaps_of_the_policy_have_one_version_each(
+    asks: int, swaps: int, pool: SimulatedPool, tmp_path: Path
 ) -> None:
     """Every answer is stamped with one version that was served and stored under it, nothing fails and none is lost."""
     root, store = tmp_path / "policy", tmp_path / "s.db"
     published = [publish_linear(root)]
-    questions = stream(2000, seed=10)
+    later = 50 * swaps
+    questions = stream(asks + later, seed=10)
 
     async def run() -> list[Answer]:
         async with AsyncEnsemble(pool.endpoints, policy=root, store=store, seed=0, deadline_s=600) as ensemble:
@@ -726,8 +728,8 @@ def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(
                     for question in itertools.islice(questions, count)
                 ]
 
-            asking = begin(1000)
-            for _ in range(20):
+            asking = begin(asks)
+            for _ in range(swaps):
                 await asyncio.sleep(0.1)
                 published.append(await asyncio.to_thread(publish_linear, root))
                 await ensemble.reload()
@@ -741,7 +743,7 @@ def test_a_thousand_asks_at_a_time_during_twenty_swaps_have_one_version_each(
         assert row is not None
         assert row.trajectory is not None
         assert row.trajectory.version == answer.receipt.policy_version
-    assert len({answer.id for answer in answers}) == 2000
+    assert len({answer.id for answer in answers}) == asks + later
     served = {answer.receipt.policy_version for answer in answers}
     assert served == set(published)
     assert kept.verify() == ()
@@ -797,6 +799,7 @@ def test_an_update_is_learned_published_and_served(pool: SimulatedPool, tmp_path
         assert again.stats().policy_version == 1
 
 
+@pytest.mark.slow
 def test_updates_in_the_background_happen_every_so_many_feedbacks(pool: SimulatedPool, tmp_path: Path) -> None:
     with Ensemble(pool.endpoints, policy=tmp_path, update_every=200, seed=0) as ensemble:
         taught(ensemble, 420)

@@ -229,6 +229,7 @@ def narrow(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_tried_and_then_asked_without_being_told(tmp_path: Path) -> None:
     models = [SimulatedModel(name, skill=skill) for name, skill in (("a", 0.5), ("b", 0.45), ("c", 0.4), ("new", 1.0))]
     policy, store = narrow(tmp_path / "policy"), tmp_path / "s.db"

@@ -4,7 +4,7 @@
 """
 
 from focalroute.evaluate.collect.collecting import Collected, collect, collect_on
-from focalroute.evaluate.collect.dataset import Question, read_dataset
+from focalroute.evaluate.collect.dataset import LabelledQuestion, read_dataset
 from focalroute.evaluate.collect.harness import Imported, import_samples
 
-__all__ = ["Collected", "Imported", "Question", "collect", "collect_on", "import_samples", "read_dataset"]
+__all__ = ["Collected", "Imported", "LabelledQuestion", "collect", "collect_on", "import_samples", "read_dataset"]

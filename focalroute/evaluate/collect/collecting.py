@@ -17,7 +17,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import validate_pool
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
-from focalroute.evaluate.collect.dataset import Question
+from focalroute.evaluate.collect.dataset import LabelledQuestion
 from focalroute.evaluate.collect.lines import LogFile, line_of, outputs_of
 from focalroute.evaluate.job_engine import Engine
 from focalroute.money.budget import BudgetGuard
@@ -52,7 +52,7 @@ class Collected:
 
 async def collect(
     endpoints: Iterable[Endpoint],
-    questions: Sequence[Question],
+    questions: Sequence[LabelledQuestion],
     out: str | Path,
     *,
     kind: AnswerKind | None = None,
@@ -92,7 +92,7 @@ async def collect(
 def collect_on(
     engine: Engine,
     endpoints: Iterable[Endpoint],
-    questions: Sequence[Question],
+    questions: Sequence[LabelledQuestion],
     out: str | Path,
     *,
     kind: AnswerKind | None = None,
@@ -131,7 +131,7 @@ def collect_on(
 
 @contextmanager
 def _writing(
-    questions: Sequence[Question],
+    questions: Sequence[LabelledQuestion],
     out: str | Path,
     max_usd: Decimal | float | str | None,
     resume: bool,
@@ -143,7 +143,9 @@ def _writing(
         yield _Writing(log, questions, advance), None if limit is None else limit - log.spent
 
 
-def _share(way: _Way, share: tuple[Sequence[Question], Decimal | None], tell: Callable[[_Asked], object]) -> _Ended:
+def _share(
+    way: _Way, share: tuple[Sequence[LabelledQuestion], Decimal | None], tell: Callable[[_Asked], object]
+) -> _Ended:
     """The questions of one machine, as a job."""
     questions, left = share
     return asyncio.run(_ask_all(way, iter(questions), left, tell))
@@ -194,7 +196,7 @@ class _Writing:
     def __init__(
         self,
         log: LogFile,
-        questions: Sequence[Question],
+        questions: Sequence[LabelledQuestion],
         advance: Callable[[int], object],
     ) -> None:
         self.collected = Collected(len(log.done))
@@ -204,7 +206,7 @@ class _Writing:
         advance(len(log.done))
 
     @property
-    def waiting(self) -> Iterator[Question]:
+    def waiting(self) -> Iterator[LabelledQuestion]:
         """Those that are not in the log yet."""
         done = frozenset(self._log.done)
         return (question for question in self._questions.values() if question.id not in done)
@@ -230,7 +232,7 @@ class _Writing:
 
 
 async def _ask_all(
-    way: _Way, waiting: Iterator[Question], left: Decimal | None, tell: Callable[[_Asked], object]
+    way: _Way, waiting: Iterator[LabelledQuestion], left: Decimal | None, tell: Callable[[_Asked], object]
 ) -> _Ended:
     """Ask every endpoint these questions, spending no more than is left."""
     if left is not None and left <= 0:
@@ -268,13 +270,13 @@ class _Asking:
     in_vain: int = 0
     stopped: str | None = None
 
-    async def run(self, waiting: Iterator[Question]) -> None:
+    async def run(self, waiting: Iterator[LabelledQuestion]) -> None:
         """Ask one after the other of those that are waiting."""
         for question in waiting:
             if self.stopped is None:
                 await self._one(question)
 
-    async def _one(self, question: Question) -> None:
+    async def _one(self, question: LabelledQuestion) -> None:
         kind = self.way.kind if question.choices is None else None
         query = make_query(question.messages, choices=question.choices, answer=kind)
         ask_budget = self.guard.ask_budget(None, query.id, (), self.way.deadline_s)

@@ -33,7 +33,7 @@ class _Cell(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LabelledQuestion:
     """A question whose right answer is known.
 
     Attributes:
@@ -53,7 +53,7 @@ class Question:
 
 def read_dataset(
     source: str | Path, *, columns: Mapping[str, str] | None = None, kind: AnswerKind | None = None
-) -> tuple[Question, ...]:
+) -> tuple[LabelledQuestion, ...]:
     """Read a dataset whole.
 
     Args:
@@ -69,7 +69,7 @@ def read_dataset(
     if unknown:
         raise ConfigError(f"columns: unknown field {unknown[0]!r}; fields are {', '.join(FIELDS)}")
     names = {field: (chosen[field],) if field in chosen else usual for field, usual in FIELDS.items()}
-    questions: list[Question] = []
+    questions: list[LabelledQuestion] = []
     seen: set[str] = set()
     for where, row in _rows(source):
         try:
@@ -161,7 +161,7 @@ def _hugging_face(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _question(
     row: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], number: str, kind: AnswerKind | None
-) -> Question:
+) -> LabelledQuestion:
     def value(field: str) -> Any:
         return next((row[name] for name in names[field] if row.get(name) is not None), None)
 
@@ -175,7 +175,7 @@ def _question(
     if label is None:
         raise ConfigError(f"label: is missing; columns are {', '.join(row)}")
     given, task = value("id"), value("task")
-    return Question(
+    return LabelledQuestion(
         id=number if given is None else str(given),
         messages=({"role": "user", "content": prompt},) if messages is None else tuple(messages),
         prompt=prompt,

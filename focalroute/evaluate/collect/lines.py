@@ -13,7 +13,7 @@ from typing import Any
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Reply
-from focalroute.evaluate.collect.dataset import Question
+from focalroute.evaluate.collect.dataset import LabelledQuestion
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 
 
@@ -23,7 +23,7 @@ def outputs_of(replies: Sequence[Reply], kind: AnswerKind | None) -> dict[str, M
     return {reply.endpoint: _output(reply, kind) for reply in replies}
 
 
-def line_of(question: Question, outputs: Mapping[str, Mapping[str, Any]]) -> str:
+def line_of(question: LabelledQuestion, outputs: Mapping[str, Mapping[str, Any]]) -> str:
     """One line of the log."""
     row: dict[str, Any] = {"id": question.id, "task": question.task, "choices": question.choices}
     row |= {"messages": question.messages} if question.prompt is None else {"prompt": question.prompt}
@@ -66,7 +66,7 @@ class LogFile:
         ConfigError: it is there and not to be resumed, holds other questions, or cannot be written.
     """
 
-    def __init__(self, path: Path, questions: Sequence[Question], *, resume: bool) -> None:
+    def __init__(self, path: Path, questions: Sequence[LabelledQuestion], *, resume: bool) -> None:
         if path.suffix != ".jsonl":
             raise ConfigError(f"{path}: give the log a name that ends in .jsonl")
         if path.exists() and not resume:
