@@ -20,7 +20,7 @@ from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.wire import decode, encode
 from focalroute.serving.query import make_query
 from focalroute.sim import Question, SimulatedModel, default_models, stream
-from focalroute.sim.direct import complete
+from focalroute.sim.compose import complete
 
 #: What an endpoint can do -> how it is asked: logprobs, alternatives, several samples, a choice held to, usage.
 WAYS = {

@@ -28,7 +28,7 @@ from examples.paper.common import parser_of, show
 from focalroute import Endpoint, Ensemble, Judge
 from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.prose import AXES
-from focalroute.sim.writing import write
+from focalroute.sim.replies import write
 
 __all__ = ["SPECIALISTS", "interval", "played", "scores"]
 

@@ -5,12 +5,11 @@ Questions with true labels come from `stream`; models that differ in skill, pric
 are needed. `prose_requests` are for prose, whose hidden quality can be read back from a reply.
 """
 
-from focalroute.sim.faults import Fault
+from focalroute.sim.faults import Fault, ModelStats
 from focalroute.sim.models import SimulatedModel, default_models, relay_models
 from focalroute.sim.process import SimulatedPool
 from focalroute.sim.prose import Brief, prose_requests
 from focalroute.sim.questions import ALL_TOPICS, TOPICS, Question, generate, solve, stream
-from focalroute.sim.served import ModelStats
 
 __all__ = [
     "ALL_TOPICS",

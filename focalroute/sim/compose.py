@@ -1,18 +1,199 @@
-"""Replies put into a dialect's JSON: one payload, or the payloads of a stream."""
+"""From a request to a reply, without a server: the request checked, the model asked, the payload written.
+
+`complete` and `embeddings` do the whole of it; the server streams the payloads of a `Composer` as well.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from focalroute.sim.dialects import Dialect
-from focalroute.sim.models import uniforms
-from focalroute.sim.replies import Reply, Token
-from focalroute.sim.request import Request
+from focalroute.sim.dialects import DIALECTS, Dialect, RequestRefused
+from focalroute.sim.faults import Fault, ServedModel
+from focalroute.sim.models import SimulatedModel, uniforms
+from focalroute.sim.prompt import (
+    Allowed,
+    Calling,
+    Prompt,
+    allowed_replies,
+    calling,
+    last_user_text,
+    read_prompt,
+    read_result,
+    told_schema,
+)
+from focalroute.sim.replies import SimulatedReply, SimulatedToken, Voice, count_tokens
+
+_PER_MESSAGE, _PER_PROMPT = 4, 3  # tokens of the chat template
+_PER_IMAGE = 85
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRequest:
+    """What one chat completion request asks for.
+
+    Attributes:
+        prompt_tokens: of all messages.
+        n: samples.
+        top: alternatives to give with each token; None: no log-probabilities.
+        room: the token limit of one sample; None: none.
+        allowed: the only replies it admits; None: any.
+        usage_asked: whether a stream is asked to tell its usage.
+        calling: the tool that the question calls for; None: it is answered with text.
+    """
+
+    prompt: Prompt
+    prompt_tokens: int
+    n: int
+    top: int | None
+    room: int | None
+    temperature: float
+    seed: int | None
+    allowed: Allowed | None
+    stream: bool
+    usage_asked: bool
+    calling: Calling | None = None
+
+
+def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedModel) -> SimulatedRequest:
+    """Read a request to a model in a dialect.
+
+    Raises:
+        Refused: something in it is wrong, not known to the service, or more than the model can do.
+    """
+    unknown = sorted(set(body) - dialect.fields) if dialect.fields is not None else []
+    if unknown:
+        raise RequestRefused(400, f"Unrecognized request argument supplied: {unknown[0]}")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        raise RequestRefused(400, "'messages' must be a non-empty list of messages.")
+    _require_able(body, messages, dialect, model)
+    asked = last_user_text(messages)
+    result = messages[-1].get("content") if messages[-1].get("role") == "tool" else None
+    prompt = read_prompt(asked) if result is None else read_result(str(result))
+    options = body.get("stream_options")
+    try:
+        allowed = allowed_replies(body, dialect.structured, prompt) or told_schema(asked, prompt)
+    except ValueError as error:
+        raise RequestRefused(400, f"Invalid structured output: {error}") from None
+    return SimulatedRequest(
+        prompt=prompt,
+        prompt_tokens=_PER_PROMPT + sum(map(_message_tokens, messages)) + _json_tokens(body.get("tools")),
+        n=_samples(body, dialect),
+        top=dialect.top(body),
+        room=_room(body),
+        temperature=_temperature(body),
+        seed=_integer(body, "seed", None),
+        allowed=allowed,
+        stream=body.get("stream") is True,
+        usage_asked=isinstance(options, dict) and options.get("include_usage") is True,
+        calling=calling(body, asked) if result is None and dialect.tools else None,
+    )
+
+
+def _require_able(body: Mapping[str, Any], messages: list[Any], dialect: Dialect, model: SimulatedModel) -> None:
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    if body.get("tools") and dialect.tools and not model.tools:
+        raise RequestRefused(*dialect.unable("tools", "tool use", model.name))
+    if any(part.get("type") == "image_url" for part in parts) and not model.images:
+        raise RequestRefused(*dialect.unable("image input", "image input", model.name))
+
+
+def _message_tokens(message: Mapping[str, Any]) -> int:
+    return _PER_MESSAGE + _tokens(message.get("content")) + _json_tokens(message.get("tool_calls"))
+
+
+def _json_tokens(value: Any) -> int:
+    return count_tokens(json.dumps(value)) if value else 0
+
+
+def _tokens(content: Any) -> int:
+    if isinstance(content, str):
+        return count_tokens(content)
+    parts = content if isinstance(content, list) else []
+    seen = sum(_PER_IMAGE for part in parts if isinstance(part, dict) and part.get("type") == "image_url")
+    return seen + sum(count_tokens(str(part.get("text", ""))) for part in parts if isinstance(part, dict))
+
+
+def _integer(body: Mapping[str, Any], name: str, least: int | None) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        raise RequestRefused(
+            400, f"Invalid value for '{name}': expected an integer{'' if least is None else f' of at least {least}'}."
+        )
+    return value
+
+
+def _samples(body: Mapping[str, Any], dialect: Dialect) -> int:
+    if dialect.max_n == 1:
+        return 1
+    n = _integer(body, "n", 1) or 1
+    if n > dialect.max_n:
+        raise RequestRefused(422, f"n must be at most {dialect.max_n}")
+    return n
+
+
+def _room(body: Mapping[str, Any]) -> int | None:
+    limits = (_integer(body, "max_completion_tokens", 1), _integer(body, "max_tokens", 1))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _temperature(body: Mapping[str, Any]) -> float:
+    value = body.get("temperature")
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
+        raise RequestRefused(400, "Invalid value for 'temperature': expected a number from 0 to 2.")
+    return float(value)
+
+
+_WORD = re.compile(r"\w+")
+_WIDTH = 64
+_MOST = 4096
+
+
+def vector(text: str, width: int = _WIDTH) -> list[float]:
+    """A vector of norm 1: each word adds +1 or -1 in a place of its own, both by its hash; zeros without words.
+
+    >>> vector("moons", 4) == vector("Moons?", 4)
+    True
+    """
+    sums = [0.0] * width
+    for word in _WORD.findall(text.lower()):
+        place, sign, *_ = uniforms("word", word)
+        sums[int(place * width)] += 1.0 if sign < 0.5 else -1.0
+    norm = math.sqrt(sum(x * x for x in sums))
+    return [x / norm for x in sums] if norm else sums
+
+
+def _texts(body: Mapping[str, Any]) -> list[str]:
+    given = body.get("input")
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise RequestRefused(400, "'input' must be a string or a non-empty list of strings.")
+    return texts
+
+
+def embeddings(body: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """The reply to a request; Refused if something in it is wrong."""
+    texts, width = _texts(body), body.get("dimensions", _WIDTH)
+    if type(width) is not int or not 0 < width <= _MOST:
+        raise RequestRefused(400, f"'dimensions' must be an integer from 1 to {_MOST}.")
+    tokens = sum(map(count_tokens, texts))
+    data = [{"object": "embedding", "index": i, "embedding": vector(text, width)} for i, text in enumerate(texts)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
 
 Json = dict[str, Any]
 
@@ -25,8 +206,8 @@ class Composer:
 
     dialect: Dialect
     model: str
-    request: Request
-    replies: Sequence[Reply]
+    request: SimulatedRequest
+    replies: Sequence[SimulatedReply]
     cost: Decimal
 
     def whole(self) -> Json:
@@ -83,23 +264,23 @@ class Composer:
             **self.dialect.head,
         }
 
-    def _chunk(self, index: int, delta: Json, finish: str | None, tokens: Sequence[Token] = ()) -> Json:
+    def _chunk(self, index: int, delta: Json, finish: str | None, tokens: Sequence[SimulatedToken] = ()) -> Json:
         write = self.dialect.chunk_logprobs or self.dialect.logprobs
         scored = self._logprobs(tokens, write) if tokens else {"logprobs": None}
         return {"index": index, "delta": delta, "finish_reason": finish, **scored}
 
-    def _logprobs(self, tokens: Sequence[Token], write: Any) -> Json:
+    def _logprobs(self, tokens: Sequence[SimulatedToken], write: Any) -> Json:
         top = self.request.top
         if top is None or write is None or not self.dialect.tells_logprobs(self.model, self.request.prompt.key):
             return {"logprobs": None}
         return {"logprobs": write(tokens, top)}
 
-    def _end(self, reply: Reply) -> Sequence[Token]:
+    def _end(self, reply: SimulatedReply) -> Sequence[SimulatedToken]:
         """The token that ended it, where the service lists that."""
         end = self.dialect.end
-        return () if reply.cut or not end else (Token(end, 1.0, ((end, 1.0),)),)
+        return () if reply.cut or not end else (SimulatedToken(end, 1.0, ((end, 1.0),)),)
 
-    def _finish(self, reply: Reply) -> str:
+    def _finish(self, reply: SimulatedReply) -> str:
         return "length" if reply.cut else "stop" if self.request.calling is None else "tool_calls"
 
     def _usage(self) -> Json:
@@ -111,3 +292,33 @@ class Composer:
             "total_tokens": prompt + completion,
             **self.dialect.usage(self.cost, luck),
         }
+
+
+def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fault: Fault | None = None) -> Composer:
+    """One call to one model, from the request to the bill; the composer writes the reply.
+
+    Raises:
+        Refused: the service refuses the request.
+    """
+    asked = parse_request(body, dialect, served.model)
+    calls = [(text, text) for text in asked.calling.arguments] if asked.calling else None
+    voice = Voice(
+        served.model,
+        asked.prompt,
+        allowed=calls or asked.allowed,
+        drifted=served.drifted,
+        room=asked.room,
+        right=0 if calls else None,
+    )
+    replies = [voice.say(i, asked.temperature, asked.seed) for i in range(asked.n)]
+    cost = served.bill(asked.prompt_tokens, sum(len(reply.tokens) for reply in replies), fault)
+    return Composer(dialect, served.model.name, asked, replies, cost)
+
+
+def complete(model: SimulatedModel, body: Mapping[str, Any], dialect: str = "openai") -> dict[str, Any]:
+    """The payload that the service answers this request with, as long as nothing fails; no waiting.
+
+    Raises:
+        Refused: the service would refuse it.
+    """
+    return composed(ServedModel(model), body, DIALECTS[dialect]).whole()

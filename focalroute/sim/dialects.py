@@ -5,18 +5,89 @@ One `Dialect` a service, all in `DIALECTS`; nothing here does I/O.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Literal
 
-from focalroute.sim import logprobs as forms
 from focalroute.sim.models import SimulatedModel, uniforms
-from focalroute.sim.replies import Token
+from focalroute.sim.replies import SimulatedToken
+
+_MISSING = -9999.0  # what vLLM writes for a token that was masked out
+_FILLERS = (
+    "The", "I", "**", "\n", "Answer", "Option", "#", "<", "It", "So", "We", "Based", "`", "-", "1", "Let", "?", "=",
+    "[", "In",
+)  # fmt: skip
+
+
+def _logprobs_openai(tokens: Sequence[SimulatedToken], top: int) -> Json:
+    """OpenAI's ``content`` list, with the ``top`` likeliest alternatives of each token."""
+    return {"content": [_entry(token, token.rivals[:top]) for token in tokens], "refusal": None}
+
+
+def _logprobs_vllm(tokens: Sequence[SimulatedToken], top: int) -> Json:
+    """As OpenAI's; always ``top`` alternatives, those without any mass at -9999."""
+    entries = []
+    for token in tokens:
+        entry = _entry(token, token.rivals[:top])
+        known = {rival["token"] for rival in entry["top_logprobs"]}
+        fillers = [filler for filler in _FILLERS if filler not in known][: top - len(known)]
+        entry["top_logprobs"] += [{"token": f, "logprob": _MISSING, "bytes": list(f.encode())} for f in fillers]
+        entries.append(entry)
+    return {"content": entries}
+
+
+def _logprobs_llamacpp(tokens: Sequence[SimulatedToken], top: int) -> Json:
+    """As OpenAI's, with token ids."""
+    entries = [_entry(token, token.rivals[:top]) for token in tokens]
+    for entry in entries:
+        for item in (entry, *entry["top_logprobs"]):
+            item["id"] = _token_id(item["token"])
+    return {"content": entries}
+
+
+def _logprobs_sampled_only(tokens: Sequence[SimulatedToken], top: int) -> Json:
+    """As OpenAI's, without alternatives (DeepInfra)."""
+    return {"content": [_entry(token, ()) for token in tokens]}
+
+
+def _logprobs_together(tokens: Sequence[SimulatedToken], top: int) -> Json:
+    """Together's parallel lists; alternatives as one mapping a token."""
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_ids": [_token_id(token.text) for token in tokens],
+        "token_logprobs": [_log(token.p) for token in tokens],
+        "top_logprobs": [{text: _log(p) for text, p in token.rivals[:top]} for token in tokens],
+    }
+
+
+def _logprobs_together_chunk(tokens: Sequence[SimulatedToken], top: int) -> float:
+    """In a stream Together gives one number a token."""
+    return _log(tokens[0].p)
+
+
+def _entry(token: SimulatedToken, rivals: Sequence[tuple[str, float]]) -> Json:
+    return {
+        "token": token.text,
+        "logprob": _log(token.p),
+        "bytes": list(token.text.encode()),
+        "top_logprobs": [{"token": text, "logprob": _log(p), "bytes": list(text.encode())} for text, p in rivals],
+    }
+
+
+def _log(p: float) -> float:
+    return round(math.log(max(p, 1e-30)), 6)
+
+
+def _token_id(token: str) -> int:
+    return int.from_bytes(blake2b(token.encode(), digest_size=2).digest(), "big")
+
 
 Json = dict[str, Any]
-WriteLogprobs = Callable[[Sequence[Token], int], Any]
+WriteLogprobs = Callable[[Sequence[SimulatedToken], int], Any]
 
 _CREATED = 1_767_225_600
 _CONTEXT = 32_768
@@ -29,7 +100,7 @@ _OPENAI_FIELDS = frozenset({
 })  # fmt: skip
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The service refuses a request: an error status, and the error's type or code in its own words."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
@@ -42,24 +113,24 @@ def _top(body: Mapping[str, Any], default: int = 0) -> int | None:
     """OpenAI's ``logprobs`` and ``top_logprobs``: how many alternatives are wanted, None for no log-probabilities."""
     wanted, top = body.get("logprobs"), body.get("top_logprobs")
     if wanted is not None and not isinstance(wanted, bool):
-        raise Refused(400, "Invalid type for 'logprobs': expected a boolean.")
+        raise RequestRefused(400, "Invalid type for 'logprobs': expected a boolean.")
     if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20):
-        raise Refused(400, "Invalid value for 'top_logprobs': expected an integer from 0 to 20.")
+        raise RequestRefused(400, "Invalid value for 'top_logprobs': expected an integer from 0 to 20.")
     if top is not None and not wanted:
-        raise Refused(400, "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
+        raise RequestRefused(400, "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
     return (default if top is None else top) if wanted else None
 
 
 def _top_llamacpp(body: Mapping[str, Any]) -> int | None:
     if body.get("logprobs") and body.get("stream") and body.get("tools"):
-        raise Refused(400, "logprobs is not supported with tools + stream")
+        raise RequestRefused(400, "logprobs is not supported with tools + stream")
     return _top(body, 20)
 
 
 def _top_together(body: Mapping[str, Any]) -> int | None:
     wanted = body.get("logprobs")
     if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= 20):
-        raise Refused(
+        raise RequestRefused(
             422, "Input validation error: logprobs must be an integer between 0 and 20", "invalid_request_error"
         )
     return wanted or None
@@ -133,7 +204,7 @@ class Dialect:
     """One kind of service.
 
     Attributes:
-        top: how many alternatives a request wants with each token; None: no log-probabilities. Raises `Refused`.
+        top: how many alternatives a request wants with each token; None: no log-probabilities. Raises `RequestRefused`.
         logprobs: writes log-probabilities; None: it never does.
         chunk_logprobs: the same for a chunk of a stream, where that differs.
         end: the token that ends a reply, where it stands among those with log-probabilities; empty: it does not.
@@ -156,7 +227,7 @@ class Dialect:
     """
 
     top: Callable[[Mapping[str, Any]], int | None] = _top
-    logprobs: WriteLogprobs | None = forms.openai
+    logprobs: WriteLogprobs | None = _logprobs_openai
     chunk_logprobs: WriteLogprobs | None = None
     end: str = ""
     silent: float = 0.0
@@ -190,8 +261,8 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
     ),
     "together": Dialect(
         top=_top_together,
-        logprobs=forms.together,
-        chunk_logprobs=forms.together_chunk,
+        logprobs=_logprobs_together,
+        chunk_logprobs=_logprobs_together_chunk,
         structured=frozenset({"json_schema", "regex"}),
         stream_usage="last",
         usage_null=True,
@@ -200,7 +271,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
     ),
     "deepinfra": Dialect(
         top=_top_deepinfra,
-        logprobs=forms.sampled_only,
+        logprobs=_logprobs_sampled_only,
         max_n=4,
         structured=frozenset({"json_schema", "regex"}),
         stream_usage="always",
@@ -209,7 +280,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
         models=lambda models: _models(models, _about_deepinfra),
     ),
     "vllm": Dialect(
-        logprobs=forms.vllm,
+        logprobs=_logprobs_vllm,
         end="<|im_end|>",
         structured=frozenset({"json_schema", "regex", "choice"}),
         usage=lambda cost, luck: {"prompt_tokens_details": None},
@@ -220,7 +291,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
     ),
     "llamacpp": Dialect(
         top=_top_llamacpp,
-        logprobs=forms.llamacpp,
+        logprobs=_logprobs_llamacpp,
         usage=lambda cost, luck: {"prompt_tokens_details": {"cached_tokens": 0}},
         head={"system_fingerprint": "b0-simulated"},
         any_model=True,

@@ -18,9 +18,8 @@ import anyio.to_thread
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
-from focalroute.sim.faults import Fault
+from focalroute.sim.faults import Fault, ModelStats
 from focalroute.sim.models import SimulatedModel, default_models
-from focalroute.sim.served import ModelStats
 
 #: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output.
 DialectName = Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal"]

@@ -30,7 +30,7 @@ _GRADED = '{"conversation"'
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ProsePoint:
     """One thing that a reply says.
 
     Attributes:
@@ -57,10 +57,10 @@ class Brief:
     request: str
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[ProsePoint, ...]:
         """What a reply should say, the right option of each known."""
         return tuple(
-            point if point.right is not None else Point(point.wordings, point.options, self._drawn(number))
+            point if point.right is not None else ProsePoint(point.wordings, point.options, self._drawn(number))
             for number, point in enumerate(_POINTS[self.axis])
         )
 
@@ -144,12 +144,12 @@ def _json_line(text: str, start: str) -> object:
     return None
 
 
-def _open(first: str, second: str, third: str, *options: str) -> Point:
-    return Point((first, second, third), options, None)
+def _open(first: str, second: str, third: str, *options: str) -> ProsePoint:
+    return ProsePoint((first, second, third), options, None)
 
 
-def _set(first: str, second: str, third: str, *options: str) -> Point:
-    return Point((first, second, third), options, 0)
+def _set(first: str, second: str, third: str, *options: str) -> ProsePoint:
+    return ProsePoint((first, second, third), options, 0)
 
 
 _SYLLABLES = ("Ar", "Bel", "Cor", "Dun", "El", "Far", "Gal", "Hol", "Ist", "Kem"), ("a", "e", "i", "o", "u", "en", "or")

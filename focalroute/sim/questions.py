@@ -1,21 +1,162 @@
-"""Procedurally generated questions with true labels, and the reading of such a question out of any prompt."""
+"""Procedurally generated questions with true labels, and the reading of such a question out of any prompt.
+
+Beside the plain topics of `focalroute.sim.families` there are topics of several steps. Stories are sums of several
+steps in the manner of grade-school mathematics (GSM8K, arXiv 2110.14168). In a question of two hops, such as "Call X
+the answer to this: Which number comes next: 2, 4, 6, 8? What is X * 7 + 3?", the second can only be solved with the
+answer to the first: a model may be good at one hop and bad at the other, and one that is shown the right X needs only
+the second.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from random import Random
+from types import MappingProxyType
 
 from focalroute.core.errors import ConfigError
-from focalroute.sim.families import FAMILIES, Family
-from focalroute.sim.hops import HOPPED
+from focalroute.sim.families import FAMILIES, Family, Match, calculate, near, yes_no
 from focalroute.sim.passages import PASSAGES
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
-from focalroute.sim.stories import STORIES
+
+#: The topic of questions of two hops.
+TWO_HOPS = "multi-hop"
+
+#: The families that a first hop is of: their answers are whole numbers.
+_FIRST = ("counting", "sequences")
+_INTO: Mapping[str, str] = MappingProxyType({
+    "hours": "minutes", "minutes": "seconds", "days": "hours", "kilometres": "metres", "kilograms": "grams",
+    "feet": "inches", "pounds": "ounces",
+})  # fmt: skip
+_TWO = re.compile(
+    r"\bCall X the answer to this: ([^\n?]{1,300}\?) "
+    r"(What is X [+*-] \d{1,9}(?: [+-] \d{1,9})?\?|How many \w+ are X \w+\?)"
+)
+_CLAIM = re.compile(r"\bIs it true that (-?\d{1,9}) ([+*-]) (\d{1,9})()() is (more|less) than (-?\d{1,9})\?")
+
+
+def hops(question: str, x: str) -> tuple[str, str]:
+    """The two hops of such a question, the second with this for X."""
+    match = _TWO.search(question)
+    if match is None:
+        raise ValueError("not a question of two hops")
+    return match[1], match[2].replace("X", x)
+
+
+def _make_two(rng: Random) -> str:
+    first = FAMILIES[rng.choice(_FIRST)].make(rng)
+    if rng.random() < 0.5:
+        of = rng.choice(list(_INTO))
+        return f"Call X the answer to this: {first} How many {_INTO[of]} are X {of}?"
+    tail = f" {rng.choice('+-')} {rng.randint(3, 99)}" if rng.random() < 0.5 else ""
+    return f"Call X the answer to this: {first} What is X * {rng.randint(3, 29)}{tail}?"
+
+
+def _answer(text: str) -> str | None:
+    for family in FAMILIES.values():
+        match = family.pattern.search(text)
+        if match is not None:
+            return family.solve(match)
+    return None
+
+
+def _solve_two(match: Match) -> str | None:
+    x = _answer(match[1])
+    return None if x is None or not x.isdigit() else _answer(match[2].replace("X", x))
+
+
+def _wrong_two(match: Match, right: str, rng: Random) -> Iterator[str]:
+    """What comes of a slip in the first hop, and slips in the second."""
+    x = _answer(match[1]) or "0"
+    slips = near(match, x, rng)
+    slipped = near(match, right, rng)
+    while True:
+        found = _answer(match[2].replace("X", next(slips)))
+        if found is not None:
+            yield found
+        yield next(slipped)
+
+
+def _make_claim(rng: Random) -> str:
+    sign = rng.choice("+-*")
+    a, b = (rng.randint(3, 29), rng.randint(3, 19)) if sign == "*" else (rng.randint(11, 480), rng.randint(11, 480))
+    value = {"+": a + b, "-": a - b, "*": a * b}[sign]
+    than = value + rng.choice((-1, 1)) * rng.randint(1, max(3, abs(value) // 8))
+    return f"Is it true that {a} {sign} {b} is {rng.choice(('more', 'less'))} than {than}?"
+
+
+def _judge_claim(match: Match) -> str:
+    value, than = int(calculate(match)), int(match[7])
+    return "Yes" if (value > than if match[6] == "more" else value < than) else "No"
+
+
+#: By name, as `focalroute.sim.families.FAMILIES`; looked for before these, whose questions they contain.
+HOPPED: Mapping[str, Family] = MappingProxyType({
+    family.topic: family
+    for family in (
+        Family(TWO_HOPS, _TWO, _make_two, _solve_two, _wrong_two),
+        Family("yes-no", _CLAIM, _make_claim, _judge_claim, yes_no, most=2),
+    )
+})  # fmt: skip
+
+
+_NAMES = ("Ann", "Ben", "Cid", "Dora", "Eli", "Fay", "Gus", "Hana")
+_THINGS = ("apples", "pencils", "stamps", "marbles", "coins", "stickers")
+_STEP = re.compile(r"Then (?:buys (\d+) bags of (\d+)|gives (\d+) away|finds (\d+) more|(sells half))\.")
+
+
+def _story(rng: Random) -> str:
+    name, things = rng.choice(_NAMES), rng.choice(_THINGS)
+    steps = [
+        rng.choice((
+            f"Then buys {rng.randint(2, 9)} bags of {rng.randint(3, 12)}.",
+            f"Then gives {rng.randint(2, 30)} away.",
+            f"Then finds {rng.randint(2, 40)} more.",
+            "Then sells half.",
+        ))
+        for _ in range(rng.randint(2, 4))
+    ]  # fmt: skip
+    return f"{name} has {rng.randint(4, 60)} {things}. {' '.join(steps)} How many {things} does {name} have now?"
+
+
+def _end(match: re.Match[str], without: int | None = None) -> str | None:
+    """How many there are in the end, one of the steps left out or none; None where the story cannot be."""
+    left = int(match["start"])
+    for at, (bags, each, given, found, half) in enumerate(_STEP.findall(match["steps"])):
+        if at == without:
+            continue
+        if half and left % 2:
+            return None
+        left = left // 2 if half else left + int(bags or 0) * int(each or 0) - int(given or 0) + int(found or 0)
+        if left < 0:
+            return None
+    return str(left)
+
+
+def _slips(match: re.Match[str], right: str, rng: Random) -> Iterator[str]:
+    """First those that forget a step."""
+    steps = range(len(_STEP.findall(match["steps"])))
+    forgetful = (end for step in steps if (end := _end(match, step)) is not None)
+    return chain(forgetful, FAMILIES["arithmetic"].wrong(match, right, rng))
+
+
+#: Kept apart from `FAMILIES`: a stream mixes them in only where they are named.
+STORIES: Mapping[str, Family] = MappingProxyType({
+    "stories": Family(
+        "stories",
+        re.compile(
+            r"\b(?P<name>[A-Z][a-z]+) has (?P<start>\d{1,6}) (?P<things>\w+)\. "
+            r"(?P<steps>(?:Then (?:buys \d{1,6} bags of \d{1,6}|gives \d{1,6} away|finds \d{1,6} more|sells half)\. )+)"
+            r"How many (?P=things) does (?P=name) have now\?"
+        ),
+        _story, _end, _slips,
+    )
+})  # fmt: skip
+
 
 #: The topics that a stream mixes where none are named.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)
@@ -48,7 +189,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundQuestion:
     """A question found in a text: its own words, its right answer, and where in the text it ends."""
 
     topic: str
@@ -112,11 +253,11 @@ def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -
         yield generate(rng.choices(topics, weights)[0], rng)
 
 
-def find(text: str) -> Found | None:
+def find(text: str) -> FoundQuestion | None:
     """The first question of a known family in a text, or None; where a text shows a reply to be graded, which grade."""
     graded = grade_in(text)
     if graded is not None:
-        return Found(JUDGING, *graded)
+        return FoundQuestion(JUDGING, *graded)
     for family in _ALL.values():
         found = _found(family, text)
         if found is not None:
@@ -135,7 +276,7 @@ def solve(text: str) -> tuple[str, str] | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def alternatives(found: Found, n: int) -> tuple[str, ...]:
+def alternatives(found: FoundQuestion, n: int) -> tuple[str, ...]:
     """The right answer and up to ``n - 1`` plausible wrong ones, always the same for the same question."""
     if found.topic == JUDGING:
         return (found.answer, *[grade for grade in GRADES if grade != found.answer][: n - 1])
@@ -149,13 +290,13 @@ def _family(topic: str) -> Family:
     return _ALL[topic]
 
 
-def _found(family: Family, text: str) -> Found | None:
+def _found(family: Family, text: str) -> FoundQuestion | None:
     match = family.pattern.search(text)
     answer = None if match is None else family.solve(match)
-    return None if match is None or answer is None else Found(family.topic, match[0], answer, match.end())
+    return None if match is None or answer is None else FoundQuestion(family.topic, match[0], answer, match.end())
 
 
-def _wrong(family: Family, found: Found, rng: Random, n: int) -> list[str]:
+def _wrong(family: Family, found: FoundQuestion, rng: Random, n: int) -> list[str]:
     match = family.pattern.search(found.question)
     if not isinstance(match, re.Match):
         return []

@@ -1,17 +1,176 @@
-"""What a simulated model says: a reply as tokens, each with its probability and that of the tokens it competed with."""
+"""What a simulated model says: its options with their probabilities, and a reply as tokens with theirs.
+
+An answer shown to a model of one hop moves mass to that answer (`focalroute.sim.models.swayed`). Of two hops it goes
+through both: its X, by its skill at the first hop; then what follows from that X, by its skill at the second. A reply
+states X, and an X that it is shown sways it in the first hop; so does the result in the second, wherever it fits its
+own X. Of a summary it answers each question behind it by itself, and is swayed in each by what it is shown.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, product
+from math import prod
 
-from focalroute.sim.models import SimulatedModel, sample, uniforms
-from focalroute.sim.prompt import Prompt
+from focalroute.sim.models import SimulatedModel, distribution, sample, swayed, uniforms
+from focalroute.sim.passages import FACTS, SUMMARY, fact_in, questions_behind, summed_up
+from focalroute.sim.prompt import Prompt, same
 from focalroute.sim.prose import Brief
-from focalroute.sim.thinking import options
-from focalroute.sim.writing import write
+from focalroute.sim.questions import TWO_HOPS, FoundQuestion, alternatives, find, hops
+
+_GREETING = "Hello! I am a simulated model. How can I help you?"
+_FREE_CHOICES = 4  # answers a model wavers between where none are offered
+_HOP_CHOICES = 3  # and in each of two hops, or of a summary's facts
+_STATED = re.compile(r"\banswer is:? +(.+?)[.\s]*$", re.IGNORECASE)
+_STATED_X = re.compile(r"\bX is (\S+?)[.,;]?(?=\s|$)")
+_LETTER = re.compile(r"\(?([A-Z])(?:[).:]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What can be said.
+
+    Attributes:
+        spoken: each reply; empty where the model says what it is told to.
+        p: the probability of each.
+        right: index of a right one; None: there is none, or none is known.
+        seen: what the earlier answer in the prompt says, in its own words; empty without one. With the question it is
+            all that a reply depends on.
+    """
+
+    spoken: tuple[str, ...]
+    p: tuple[float, ...]
+    right: int | None
+    seen: str
+
+
+def options(
+    model: SimulatedModel,
+    prompt: Prompt,
+    allowed: Sequence[tuple[str, str]] | None,
+    *,
+    drifted: bool,
+    right: int | None = None,
+) -> Options:
+    """What this model could say.
+
+    Args:
+        allowed: the only replies the request admits, as (value the model chooses, text to send); None: any.
+        drifted: whether the skills after the drift switch hold.
+        right: which of the allowed replies is right; None: the one that is the question's answer.
+    """
+    found = prompt.found
+    behind = dict(zip(prompt.letters, prompt.texts, strict=True))
+    if allowed is not None:
+        spoken, texts = [text for _, text in allowed], [behind.get(value, value) for value, _ in allowed]
+    elif prompt.letters:
+        spoken, texts = list(prompt.letters), list(prompt.texts)
+    elif found and found.topic == TWO_HOPS:
+        return _two_hops(model, found, prompt.earlier, drifted)
+    elif found and found.topic == SUMMARY:
+        return _summary(model, found.question, prompt.earlier, drifted)
+    elif found:
+        texts = list(alternatives(found, _FREE_CHOICES))
+        spoken = [model.ending.replace("{}", text) for text in texts]
+    else:
+        return Options((prompt.told or _GREETING,), distribution(model, prompt.key, None, [""], None), None, "")
+    if right is None and found is not None:
+        right = _at(texts, found.answer)
+    skill = found.topic if found else None
+    p = distribution(model, prompt.key, skill, texts, right, drifted=drifted) if texts else ()
+    shown = _shown(prompt.earlier, prompt.letters, texts)
+    said = "" if prompt.earlier is None else "?" if shown is None else texts[shown]
+    return Options(tuple(spoken), swayed(model, p, shown, right), right, said)
+
+
+def _two_hops(model: SimulatedModel, found: FoundQuestion, earlier: str | None, drifted: bool) -> Options:
+    first = find(hops(found.question, "0")[0])
+    x_shown = _STATED_X.search(earlier or "")
+    y_shown = _STATED.search(earlier or "")
+    xs, px = _hop(model, first, x_shown and x_shown[1], drifted)
+    spoken, p = [], []
+    for x, mass in zip(xs, px, strict=True):
+        ys, py = _hop(model, find(hops(found.question, x)[1]), y_shown and y_shown[1], drifted)
+        spoken += [f" X is {x}. The answer is {y}." for y in ys]
+        p += [mass * share for share in py]
+    said = [match[1] for match in (x_shown, y_shown) if match]
+    return Options(tuple(spoken), tuple(p), 0, " ".join(said) if said or earlier is None else "?")
+
+
+def _summary(model: SimulatedModel, request: str, earlier: str | None, drifted: bool) -> Options:
+    shown = {fact: fact_in(earlier or "", fact) for fact in FACTS}
+    asked = questions_behind(request)
+    each = [zip(*_hop(model, find(asked[fact]), shown[fact], drifted), strict=True) for fact in FACTS]
+    combined = [zip(*combination, strict=True) for combination in product(*each)]
+    spoken, p = [], []
+    for texts, masses in combined:
+        spoken.append(summed_up(request, dict(zip(FACTS, texts, strict=True))))
+        p.append(prod(masses))
+    said = [text for text in shown.values() if text is not None]
+    return Options(tuple(spoken), tuple(p), 0, ", ".join(said) if said or earlier is None else "?")
+
+
+def _hop(
+    model: SimulatedModel, found: FoundQuestion | None, shown: str | None, drifted: bool
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """The answers that a model wavers between in one hop, the right one first, and its probabilities."""
+    if found is None:
+        return ("0",), (1.0,)
+    texts = alternatives(found, _HOP_CHOICES)
+    p = distribution(model, found.question, found.topic, texts, 0, drifted=drifted)
+    return texts, swayed(model, p, None if shown is None else _at(texts, shown), 0)
+
+
+def _shown(earlier: str | None, letters: Sequence[str], texts: Sequence[str]) -> int | None:
+    """Which of the answers somebody else gave, by its words or by its letter."""
+    if earlier is None:
+        return None
+    stated = _STATED.search(earlier)
+    said = (stated[1] if stated else earlier).strip()
+    lettered = _LETTER.match(said)
+    if lettered and lettered[1] in letters:
+        return letters.index(lettered[1])
+    return _at(texts, said)
+
+
+def _at(texts: Sequence[str], answer: str) -> int | None:
+    return next((i for i, text in enumerate(texts) if same(text, answer)), None)
+
+
+def write(
+    model: SimulatedModel,
+    brief: Brief,
+    drafts: Sequence[str] = (),
+    *,
+    drifted: bool = False,
+    temperature: float = 1.0,
+    index: int = 0,
+    seed: object = None,
+) -> str:
+    """The model's reply to a request for prose; the same arguments give the same reply.
+
+    Args:
+        drafts: replies of others that it was shown: on each point it says what most of them and it itself would say, of
+            equals what it would say itself, else what comes first.
+        drifted: whether the skills after the drift switch hold.
+        temperature: of its draws; 0: always its most probable option.
+        index: of the sample; ``seed``: of the request.
+    """
+    others = [brief.said(draft) for draft in drafts]
+    sentences = []
+    for number, point in enumerate(brief.points):
+        topic = f"{number} {brief.request}"
+        draws = uniforms("prose", model.seed, model.name, topic, index, seed)
+        p = distribution(model, topic, brief.axis, point.options, point.right, drifted=drifted)
+        own = sample(p, draws[0], temperature)
+        votes = Counter([own, *(said for draft in others if (said := draft[number]) is not None)])
+        said, _ = votes.most_common(1)[0]  # of equals the first, which is its own
+        sentences.append(point.wordings[int(draws[1] * len(point.wordings))].format(point.options[said]))
+    return " ".join(sentences)
+
 
 _TOKEN = re.compile(r" ?[A-Za-z]{1,9}| ?\d{1,3}|\s+|.", re.DOTALL)
 _THOUGHT = " Let us work through this carefully step by step and check each part of it once more before we go on and"
@@ -23,7 +182,7 @@ _STRAY = (("The", 0.01), ("I", 0.004), ("**", 0.003), ("\n", 0.002), ("Answer", 
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SimulatedToken:
     """One generated token.
 
     Attributes:
@@ -37,10 +196,10 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SimulatedReply:
     """One sample; ``cut``: it ran into the token limit."""
 
-    tokens: tuple[Token, ...]
+    tokens: tuple[SimulatedToken, ...]
     cut: bool
 
     @property
@@ -91,7 +250,7 @@ class Voice:
         self._spoken, self._p, self._right = self._options.spoken, self._options.p, self._options.right
         self._words = [tokenise(spoken) for spoken in self._spoken]
 
-    def say(self, index: int, temperature: float, seed: object = None) -> Reply:
+    def say(self, index: int, temperature: float, seed: object = None) -> SimulatedReply:
         """Sample number ``index``; the same arguments give the same reply."""
         key = f"{self._prompt.key}\x1f{self._options.seen}" if self._options.seen else self._prompt.key
         draws = uniforms("sample", self._model.seed, self._model.name, key, index, seed)
@@ -100,13 +259,13 @@ class Voice:
         else:
             tokens = self._tokens(sample(self._p, draws[0], temperature), draws[1])
         room = len(tokens) if self._room is None else max(1, self._room)
-        return Reply(tuple(tokens[:room]), cut=room < len(tokens))
+        return SimulatedReply(tuple(tokens[:room]), cut=room < len(tokens))
 
     def _prose(self, brief: Brief, index: int, temperature: float, seed: object) -> str:
         drafts, drifted = self._prompt.drafts, self._drifted
         return write(self._model, brief, drafts, drifted=drifted, temperature=temperature, index=index, seed=seed)
 
-    def _tokens(self, picked: int, u: float) -> list[Token]:
+    def _tokens(self, picked: int, u: float) -> list[SimulatedToken]:
         prompt, model = self._prompt, self._model
         if self._constrained or len(self._spoken) == 1:
             return _spell(self._words, self._p, picked)
@@ -136,13 +295,13 @@ def _stripped_all(options: list[list[str]]) -> list[list[str]]:
     return [_stripped(words) for words in options]
 
 
-def _certain(words: Sequence[str]) -> list[Token]:
-    return [Token(word, _CERTAIN, ((word, _CERTAIN),)) for word in words]
+def _certain(words: Sequence[str]) -> list[SimulatedToken]:
+    return [SimulatedToken(word, _CERTAIN, ((word, _CERTAIN),)) for word in words]
 
 
-def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) -> list[Token]:
+def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) -> list[SimulatedToken]:
     """The picked option token by token: each token's probability is the mass of the options that share it so far."""
-    tokens: list[Token] = []
+    tokens: list[SimulatedToken] = []
     alive = list(range(len(options)))
     for at, word in enumerate(options[picked]):
         mass: dict[str, float] = {}
@@ -151,16 +310,16 @@ def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) ->
             mass[following] = mass.get(following, 0.0) + p[i]
         total = sum(mass.values())
         rivals = sorted(((text, m / total) for text, m in mass.items() if text), key=lambda rival: -rival[1])
-        tokens += [Token(word, mass[word] / total, tuple(rivals))] if len(rivals) > 1 else _certain([word])
+        tokens += [SimulatedToken(word, mass[word] / total, tuple(rivals))] if len(rivals) > 1 else _certain([word])
         alive = [i for i in alive if at < len(options[i]) and options[i][at] == word]
     return tokens
 
 
-def _letter(letters: Sequence[str], p: Sequence[float], picked: int) -> Token:
+def _letter(letters: Sequence[str], p: Sequence[float], picked: int) -> SimulatedToken:
     """A letter alone: its mass is spread over its spellings, and a little of the whole goes to other tokens."""
     rivals = [
         (spell(letter), share * mass) for letter, mass in zip(letters, p, strict=True) for spell, share in _SPELLINGS
     ]
     rivals += _STRAY
     rivals.sort(key=lambda rival: -rival[1])
-    return Token(letters[picked], _SPELLINGS[0][1] * p[picked], tuple(rivals))
+    return SimulatedToken(letters[picked], _SPELLINGS[0][1] * p[picked], tuple(rivals))

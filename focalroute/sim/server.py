@@ -19,12 +19,10 @@ from typing import Any
 from aiohttp import web
 
 from focalroute.core.errors import ConfigError
-from focalroute.sim.dialects import DIALECTS, Dialect, Refused
-from focalroute.sim.direct import composed
-from focalroute.sim.embeddings import embeddings
-from focalroute.sim.faults import FIRST_ONLY, SPOILED, Fault
+from focalroute.sim.compose import composed, embeddings
+from focalroute.sim.dialects import DIALECTS, Dialect, RequestRefused
+from focalroute.sim.faults import FIRST_ONLY, SPOILED, Fault, ServedModel
 from focalroute.sim.models import SimulatedModel
-from focalroute.sim.served import Served
 
 _MAX_REQUEST = 16 * 2**20
 _DRIP_PIECES = 20
@@ -32,7 +30,7 @@ _FLOOD_PIECE = 2**16
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Answer = Callable[[web.Request, dict[str, Any], Served, Dialect], Awaitable[web.StreamResponse]]
+Answer = Callable[[web.Request, dict[str, Any], ServedModel, Dialect], Awaitable[web.StreamResponse]]
 
 
 class PoolServer:
@@ -49,7 +47,7 @@ class PoolServer:
         self._begin()
 
     def _begin(self) -> None:
-        self._served = {model.name: Served(model) for model in self._models_served}
+        self._served = {model.name: ServedModel(model) for model in self._models_served}
 
     @contextlib.asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[int]:
@@ -87,12 +85,12 @@ class PoolServer:
             body = _parsed(await request.read())
             served = self._find(body.get("model"), dialect)
             self._admit(request, (served.model.name,))
-        except Refused as refused:
+        except RequestRefused as refused:
             return _refusal(dialect, refused)
         served.enter()
         try:
             return await answer(request, body, served, dialect)
-        except Refused as refused:
+        except RequestRefused as refused:
             return _refusal(dialect, refused)
         except (asyncio.CancelledError, ConnectionResetError):
             served.cancelled += 1
@@ -104,16 +102,16 @@ class PoolServer:
         dialect = _dialect(request)
         try:
             self._admit(request, tuple(self._served))
-        except Refused as refused:
+        except RequestRefused as refused:
             return _refusal(dialect, refused)
         return web.json_response(dialect.models([served.model for served in self._served.values()]))
 
-    def _find(self, name: Any, dialect: Dialect) -> Served:
+    def _find(self, name: Any, dialect: Dialect) -> ServedModel:
         served = self._served.get(name) if isinstance(name, str) else None
         if served is None and dialect.any_model:
             return next(iter(self._served.values()))
         if served is None:
-            raise Refused(404, f"The model {name!r} does not exist.", "model_not_found")
+            raise RequestRefused(404, f"The model {name!r} does not exist.", "model_not_found")
         return served
 
     def _admit(self, request: web.Request, names: Sequence[str]) -> None:
@@ -121,7 +119,7 @@ class PoolServer:
         sent = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
         wanted = [self._keys.get(name) for name in names]
         if not any(key is None or hmac.compare_digest(key.encode(), sent) for key in wanted):
-            raise Refused(401, "Incorrect API key provided.", "invalid_api_key")
+            raise RequestRefused(401, "Incorrect API key provided.", "invalid_api_key")
 
     # the controls
 
@@ -136,14 +134,14 @@ class PoolServer:
             )
         try:
             served.switch(_parsed(await request.read()))
-        except (ConfigError, Refused) as error:
+        except (ConfigError, RequestRefused) as error:
             return _wrong(400, str(error))
         return web.json_response({})
 
     async def _drift(self, request: web.Request) -> web.Response:
         try:
             drifted = _parsed(await request.read()).get("drifted", True)
-        except Refused as error:
+        except RequestRefused as error:
             return _wrong(400, str(error))
         for served in self._served.values():
             served.switch({"drifted": drifted})
@@ -167,11 +165,11 @@ def _parsed(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise Refused(400, "We could not parse the body of your request: it is not a JSON object.")
+        raise RequestRefused(400, "We could not parse the body of your request: it is not a JSON object.")
     return parsed
 
 
-def _refusal(dialect: Dialect, refused: Refused) -> web.Response:
+def _refusal(dialect: Dialect, refused: RequestRefused) -> web.Response:
     return web.json_response(dialect.error(refused.status, str(refused), refused.kind), status=refused.status)
 
 
@@ -179,7 +177,9 @@ def _wrong(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status)
 
 
-async def _answer(request: web.Request, body: dict[str, Any], served: Served, dialect: Dialect) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, body: dict[str, Any], served: ServedModel, dialect: Dialect
+) -> web.StreamResponse:
     """One call to one model, from the request to the bill to the reply."""
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
@@ -202,7 +202,7 @@ async def _answer(request: web.Request, body: dict[str, Any], served: Served, di
 
 
 async def _embeddings(
-    request: web.Request, body: dict[str, Any], served: Served, dialect: Dialect
+    request: web.Request, body: dict[str, Any], served: ServedModel, dialect: Dialect
 ) -> web.StreamResponse:
     """One call for embeddings. Faults that spoil a completion alone leave it as it is."""
     fault = served.strike()
@@ -278,7 +278,7 @@ async def _hang(request: web.Request, fault: Fault) -> web.StreamResponse:
 
 async def _status(_: web.Request, fault: Fault, dialect: Dialect) -> web.StreamResponse:
     kind = "rate_limit_exceeded" if fault.status == 429 else "server_error"
-    response = _refusal(dialect, Refused(fault.status, f"A simulated failure with status {fault.status}.", kind))
+    response = _refusal(dialect, RequestRefused(fault.status, f"A simulated failure with status {fault.status}.", kind))
     if fault.retry_after_s is not None:
         response.headers["Retry-After"] = f"{fault.retry_after_s:g}"
     return response

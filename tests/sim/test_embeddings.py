@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from focalroute.sim import SimulatedPool
-from focalroute.sim.embeddings import vector
+from focalroute.sim.compose import vector
 
 
 def test_a_vector_is_that_of_the_words() -> None:

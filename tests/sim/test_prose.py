@@ -12,7 +12,7 @@ from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.sim.models import SimulatedModel as Model
 from focalroute.sim.prompt import read_prompt
 from focalroute.sim.prose import AXES, GRADES, JUDGING, find_brief, grade_in
-from focalroute.sim.writing import write
+from focalroute.sim.replies import write
 from tests.sim.conftest import Client
 
 BRIEFS = list(prose_requests(120, seed=1))

@@ -31,7 +31,7 @@ from focalroute.policy.der import flat
 from focalroute.policy.sequential import ANSWER, STEP, STEP_ENDPOINT, stacked
 from focalroute.serving.sync import Ensemble
 from focalroute.sim import SimulatedModel
-from focalroute.sim.direct import complete
+from focalroute.sim.compose import complete
 
 _JITTER = 0.25  # of the window's columns in training: in service they are never the same for long
 _AT_A_TIME = 16

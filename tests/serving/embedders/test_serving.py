@@ -25,7 +25,7 @@ from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.policy.publish import publish
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
-from focalroute.sim.embeddings import vector
+from focalroute.sim.compose import vector
 from tests.by_hand import linear_decider
 from tests.loopback import Server, json_reply, serving
 from tests.serving.embedders.encoder import write_encoder
