@@ -1,1 +1,1 @@
-"""The records that travel through focalroute, its errors, and its settings, checked once at the door."""
+"""Defines the records that travel through focalroute, its errors, and its settings, validated where they come in."""

@@ -1,4 +1,4 @@
-"""One look for every progress bar; rich is imported only when one is shown."""
+"""Shows progress bars; rich is imported only when one is shown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_TELL_EVERY_S = 0.2
+_REPORT_EVERY_S = 0.2
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Callable[[int], object]]:
-    """A bar on standard error, if that is a terminal and it is to be ``shown``; gives the function that moves it on."""
+    """Show a bar on standard error if that is a terminal and ``shown``; yield the function that advances it."""
     if not shown:
         yield lambda _: None
         return
@@ -27,15 +27,15 @@ def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Calla
 
 @contextmanager
 def gathered(advance: Callable[[int], object]) -> Iterator[Callable[[int], object]]:
-    """Steps added up, and told five times a second at the most, as each telling may have far to go; all in the end."""
-    steps, told = 0, time.monotonic()
+    """Add steps up and report them at most five times a second, as each report may be costly; the rest at the end."""
+    steps, reported_at = 0, time.monotonic()
 
     def add(more: int) -> None:
-        nonlocal steps, told
+        nonlocal steps, reported_at
         steps += more
-        if steps and time.monotonic() - told >= _TELL_EVERY_S:
+        if steps and time.monotonic() - reported_at >= _REPORT_EVERY_S:
             advance(steps)
-            steps, told = 0, time.monotonic()
+            steps, reported_at = 0, time.monotonic()
 
     try:
         yield add

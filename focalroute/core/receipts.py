@@ -177,7 +177,9 @@ class Answer:
     def made_of(self) -> tuple[str, ...]:
         """The members it is made of: those who gave it, or all whose replies it was put together from."""
         written = self.receipt.synthesis is not None and self.receipt.synthesis.error is None
-        said = self.value if self.tool_calls else self.text
-        given = self.candidates.index(said) if said in self.candidates and not written else None
-        backing = ((call.endpoint, call.candidate) for call in self.receipt.calls if call.candidate is not None)
-        return tuple(endpoint for endpoint, candidate in backing if given is None or candidate == given)
+        shown = self.value if self.tool_calls else self.text
+        backing = [call for call in self.receipt.calls if call.candidate is not None]
+        if shown in self.candidates and not written:
+            chosen = self.candidates.index(shown)
+            backing = [call for call in backing if call.candidate == chosen]
+        return tuple(call.endpoint for call in backing)
