@@ -61,7 +61,7 @@ class BudgetGuard:
         store: keeps what was spent and is reserved; needed only for such limits.
 
     Raises:
-        ConfigError: it is no budget, or it cannot be kept because a price is unknown.
+        ConfigError: it is not a budget, or it cannot be kept because a price is unknown.
     """
 
     def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], store: Store | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Usage x price -> money: what a call cost, and the most that it can cost.
+"""Costs of calls, by usage and price, and what was saved against asking differently.
 
 Money is exact: `decimal.Decimal` USD. What is not known is None, never zero.
 """
@@ -21,7 +21,7 @@ _MILLION = Decimal(1_000_000)
 
 
 def cost_of(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSource]:
-    """What the usage costs at this endpoint: the dearer of the provider's own figure and price x tokens.
+    """Price the usage at this endpoint: the dearer of the provider's own figure and price x tokens.
 
     A provider may leave out what another one bills (a key of your own at a gateway), or say less than it takes. Unknown
     where neither is there. The source of a price is where it was looked up.
@@ -64,7 +64,7 @@ def total(costs: Iterable[Decimal | None]) -> Decimal | None:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What one attempt at one endpoint consumed and cost."""
+    """The usage and cost of one attempt at one endpoint."""
 
     endpoint: str
     usage: Usage | None
@@ -81,7 +81,7 @@ class Bill:
 
 
 def bill_of(endpoint: Endpoint, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
-    """By its usage; where none came back by ``bound``, what was reserved for it, unless it surely cost nothing.
+    """Make an attempt's bill: by its usage, or without one by ``bound``, its reservation, unless it was surely free.
 
     A bill above its bound is not believed, since no allowed call costs so much: it counts as the bound, and a warning
     names the endpoint, whose prices may be out of date.
@@ -111,13 +111,13 @@ _NO_CALLS = LedgerSum("")
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Against one counterfactual, USD.
+    """The saving against one counterfactual, USD.
 
     Attributes:
         against: "all endpoints", or the name of the single one.
         asks: how many asks the ledger holds; those of pruned rows are not among them, nor is what they cost.
         cost: what they cost, as far as it is known.
-        otherwise: what they would have cost, None where unknown.
+        otherwise: what they would have cost; None: unknown.
         saved: the difference; below 0 where more was spent.
     """
 
@@ -129,7 +129,12 @@ class Saving:
 
 
 def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -> tuple[Saving, Saving]:
-    """Against asking all of the pool, and against the endpoint of the highest accuracy, the first of equals."""
+    """Estimate the savings against asking the whole pool, and against the most accurate endpoint, the first of equals.
+
+    Each ask on the ledger is counted with the mean cost of an endpoint's calls so far, or where it was never called
+    with its price for the tokens of a mean call. The cost paid is the ledger's own sum, with failed calls, retries and
+    exploration.
+    """
     found = store.totals()  # with endpoints that left the pool, and what an embedder was paid
     totals = {endpoint.name: found[endpoint.name] for endpoint in pool if endpoint.name in found}
     means = [_mean_cost(endpoint, totals) for endpoint in pool]

@@ -24,13 +24,13 @@ _NAME = "genai-prices"
 
 
 class LibraryPrice(NamedTuple):
-    """What the library says of a model.
+    """A model's price in the library.
 
     Attributes:
         price: None: there is none that holds for every call, and ``detail`` says why.
         source: the library and its version.
         as_of: the day from which on its data is; see above.
-        detail: which entry it is, where its name is not the model's; or why there is no price.
+        detail: the name of its entry, if it is not the model's; or why there is no price.
     """
 
     price: Price | None
@@ -70,7 +70,7 @@ def _price(entry: ModelInfo) -> tuple[Price | None, str]:
 
     conditions = [] if isinstance(entry.prices, ModelPrice) else entry.prices
     if any(isinstance(one.constraint, TimeOfDateConstraint) for one in conditions):
-        return None, "its price hangs on the time of day"
+        return None, "its price depends on the time of day"
     prices = entry.get_prices(datetime.now(UTC))
     if prices.requests_kcount:
         return None, "each call costs something beside its tokens"
@@ -78,7 +78,7 @@ def _price(entry: ModelInfo) -> tuple[Price | None, str]:
     if prompt is None or completion is None:
         return None, "it is not sold by the token"
     if not isinstance(prompt, Decimal) or not isinstance(completion, Decimal):
-        return None, "its price hangs on the length of the prompt"
+        return None, "its price depends on the length of the prompt"
     return Price(prompt, completion, cached if isinstance(cached, Decimal) else prompt), ""
 
 

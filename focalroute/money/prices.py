@@ -123,7 +123,7 @@ def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
 
 
 def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
-    """What the endpoint's service answers to ``GET /models``, read from its JSON, numbers exact.
+    """Fetch the service's answer to ``GET /models``, parsed from its JSON, numbers exact.
 
     Args:
         timeout_s: without a byte.

@@ -1,4 +1,4 @@
-"""Where answers, feedback, capabilities and the ledger are kept: `Store` is the narrow face, SQLite the default."""
+"""Keeps answers, feedback, capabilities and the ledger: `Store` is the narrow face, SQLite the default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Store", "display_name", "is_redis", "is_shared", "open_store", "requ
 
 
 def open_store(where: str | Path | None, *, durability: Literal["normal", "full"] = "normal") -> Store:
-    """The store at a path or at a ``redis://`` address, or in memory.
+    """Open the store at a path or at a ``redis://`` address, or in memory.
 
     Raises:
         ConfigError: it is a wrong address, or Redis lacks its client library.
@@ -33,13 +33,13 @@ def open_store(where: str | Path | None, *, durability: Literal["normal", "full"
 
 
 def is_shared(store: Store) -> TypeGuard[RedisStore]:
-    """Whether a fleet works on it. Asking loads nothing: there is no such store before its module is there."""
+    """Whether a fleet shares it. This loads nothing: without the module there is no such store."""
     module = sys.modules.get("focalroute.store.redis.store")
     return module is not None and isinstance(store, module.RedisStore)
 
 
 def require_existing(where: str) -> str:
-    """The same, if it is an address or a file that is there.
+    """Return it, if it is an address or a file that exists.
 
     Raises:
         ConfigError: there is no such file.
@@ -50,5 +50,5 @@ def require_existing(where: str) -> str:
 
 
 def display_name(where: str) -> str:
-    """As it may be printed: an address without its password."""
+    """Return it as it may be printed: an address without its password."""
     return RedisAddress.of(where).name if is_redis(where) else where

@@ -25,7 +25,7 @@ SYNTHESIS = "synthesis"
 
 @dataclass(frozen=True, slots=True)
 class StoredProbe:
-    """What an endpoint that was not asked says to an answered query: evidence about it, no part of the answer.
+    """The reply of an endpoint that was explored after the answer: evidence about it, not part of the answer.
 
     Attributes:
         key: the key of the candidate it backs (see `focalroute.answers.candidate_key`), which may be one that no
@@ -73,11 +73,11 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a call may cost, USD, held back before it is made. It stands until it is settled or released.
+    """The most that a call may cost, USD, held back before it is made, until it is settled or released.
 
     Attributes:
         timeout_s: the longest that the call can take. One that is not ended a minute after that is of a process that
-            died; whoever opens the store next settles it with its whole amount, as an estimate.
+            died; the next process to open the store settles it with its whole amount, as an estimate.
     """
 
     id: str
@@ -117,7 +117,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ReservationResult:
-    """What became of a reservation.
+    """The outcome of a reservation.
 
     Attributes:
         granted: whether it was made.
@@ -132,7 +132,7 @@ class ReservationResult:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityRow:
-    """What a probe of one endpoint measured, with its date; ``key`` names service, model and dialect."""
+    """The result of one endpoint's capability check, with its date; ``key`` names service, model and dialect."""
 
     key: str
     probed_at: float
@@ -180,7 +180,7 @@ class LedgerSum:
 
 
 Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | HealthRow | Release
-#: What became of each of some calls; None: it is done.
+#: The outcome of each of several calls; None: it is done.
 Outcomes = Sequence[BaseException | None]
 Grouping = Literal["endpoint", "tag", "day", "all"]
 #: Feedback with its answer, in the order in which it was committed.
@@ -199,7 +199,7 @@ class Store(Protocol):
 
         A `Feedback` fails with UnknownAnswer if its answer is not in the store and with FeedbackConflict if a different
         one from the same source is; an identical one is taken as done. A call that fails writes none of its rows; one
-        that fails for its rows fails alone. Nothing cancels a write: it is done whether or not anybody still waits.
+        that fails for its rows fails alone. Nothing cancels a write: it is done even if its caller stops waiting.
         """
 
     def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[Outcomes]:
@@ -234,10 +234,10 @@ class Store(Protocol):
         """The balances of open accounts now."""
 
     def capabilities(self, key: str) -> CapabilityRow | None:
-        """The latest probe under this key."""
+        """The latest capability check under this key."""
 
     def health(self) -> Future[Mapping[str, HealthRow]]:
-        """Of every endpoint whose breaker ever changed, what is known of it now, by its key."""
+        """The health of every endpoint whose breaker ever changed, by its key."""
 
     def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
         """The ledger summed by endpoint, tag ("": none) or day (UTC, ISO date), in that order; or all of it as one.
@@ -255,4 +255,4 @@ class Store(Protocol):
         """Check integrity; the problems found, in words (none: empty)."""
 
     def close(self) -> None:
-        """Commit what is queued and let go of every resource. Idempotent."""
+        """Commit what is queued and release every resource. Idempotent."""

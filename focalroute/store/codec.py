@@ -24,9 +24,9 @@ _HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of i
 
 
 def _json(value: object) -> bytes:
-    """As JSON, by pydantic's encoder, which writes numbers five times as fast as Python's own.
+    """Encode as JSON with pydantic's encoder, which writes numbers five times as fast as Python's own.
 
-    That one has what the other does not take, such as half of a surrogate pair, and refuses what is no JSON.
+    Python's takes what pydantic's does not, such as half of a surrogate pair, and refuses numbers that JSON lacks.
 
     Raises:
         ValueError: a number in it is not finite; TypeError: it cannot be written.
@@ -41,10 +41,10 @@ def _json(value: object) -> bytes:
 
 
 def _parsed(text: str | bytes) -> Any:
-    """What `_json` wrote, by pydantic's parser, which takes a third of the time; Python's own what that one does not.
+    """Parse JSON with pydantic's parser, in a third of the time of Python's own, which takes what pydantic's does not.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     try:
         return from_json(text, allow_inf_nan=False)
@@ -59,7 +59,7 @@ def write_tags(tags: tuple[str, ...]) -> str:
 
 
 def write_answer(answer: StoredAnswer) -> str:
-    """What is small and plain of an answer, as JSON."""
+    """An answer's small fields, as JSON."""
     members = {
         name: [m.round, m.candidate, m.completion_tokens, m.latency_s, None if m.usd is None else str(m.usd)]
         for name, m in answer.members.items()

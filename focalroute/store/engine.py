@@ -1,4 +1,4 @@
-"""What both engines share: reading through the queue, and telling subscribers about new feedback."""
+"""Shared by both engines: reads through the queue, and calls subscribers with new feedback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows on their way from an event loop to the store and back, in company.
+"""Batches store writes made in one event-loop iteration.
 
-What is written in one turn of the loop is committed together at its end; alone, where there is no company, and then at
-once. In the loop's own thread where the store can, else by the store's.
+They are committed together at its end. While there is one write per iteration, it is committed at once: in the loop's
+own thread where the store can, else by the store's.
 """
 
 from __future__ import annotations
@@ -18,60 +18,61 @@ Waiters = list[asyncio.Future[None]]
 
 
 class WriteBatcher:
-    """What the asks of an ensemble write, in any number of event loops."""
+    """Writes rows for the asks of an ensemble, in any number of event loops."""
 
     def __init__(self, store: Store) -> None:
-        self._lanes = PerLoop(lambda: _Lane(store))
+        self._loops = PerLoop(lambda: _LoopBatcher(store))
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
-        """Have the rows committed, whether or not somebody still waits for it then; fails as `Store.write` does."""
-        return self._lanes.here().write(rows)
+        """Commit rows, even if the caller stops waiting; the future fails as `Store.write`'s does."""
+        return self._loops.here().write(rows)
 
 
-class _Lane:
-    """The writes of one event loop."""
+class _LoopBatcher:
+    """Batches the writes of one event loop."""
 
     def __init__(self, store: Store) -> None:
         self._loop = asyncio.get_running_loop()
         self._store = store
-        self._going: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
-        self._written = 0  # in this turn of the loop
-        self._lone = True  # whether it was one write in the last turn that had any
+        self._pending: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
+        self._written = 0  # in this iteration of the loop
+        self._alone = True  # whether the last iteration with writes had a single one
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
         waiter = self._loop.create_future()
-        self._going.append((rows, waiter))
+        self._pending.append((rows, waiter))
         self._written += 1
         if self._written == 1:
-            self._loop.call_soon(self._end_turn)
-            if self._lone:
+            self._loop.call_soon(self._end_iteration)
+            if self._alone:
                 self._commit()
         return waiter
 
-    def _end_turn(self) -> None:
-        self._lone, self._written = self._written == 1, 0
-        if self._going:
+    def _end_iteration(self) -> None:
+        self._alone, self._written = self._written == 1, 0
+        if self._pending:
             self._commit()
 
     def _commit(self) -> None:
-        going, self._going = self._going, []
-        waiters = [waiter for _, waiter in going]
-        written = self._store.write_calls([rows for rows, _ in going])
+        pending, self._pending = self._pending, []
+        waiters = [waiter for _, waiter in pending]
+        written = self._store.write_calls([rows for rows, _ in pending])
         if written.done():
-            _tell(waiters, written)
+            _settle(waiters, written)
         else:
-            written.add_done_callback(partial(self._land, waiters))
+            written.add_done_callback(partial(self._on_commit, waiters))
 
-    def _land(self, waiters: Waiters, written: Future[Outcomes]) -> None:
-        """On the store's thread. A loop that is closed by now is not told."""
+    def _on_commit(self, waiters: Waiters, written: Future[Outcomes]) -> None:
+        """Settle the waiters in their loop, unless it is closed by now; called on the store's thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_tell, waiters, written)
+            self._loop.call_soon_threadsafe(_settle, waiters, written)
 
 
-def _tell(waiters: Waiters, written: Future[Outcomes]) -> None:
-    failed = written.exception()
-    for waiter, error in zip(waiters, [failed] * len(waiters) if failed else written.result(), strict=True):
-        if waiter.done():  # nobody waits for it any more
+def _settle(waiters: Waiters, written: Future[Outcomes]) -> None:
+    failure = written.exception()
+    outcomes = written.result() if failure is None else [failure] * len(waiters)
+    for waiter, error in zip(waiters, outcomes, strict=True):
+        if waiter.done():  # its caller was cancelled
             continue
         if error is None:
             waiter.set_result(None)

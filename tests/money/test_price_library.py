@@ -73,8 +73,8 @@ def data() -> Iterator[None]:
         ("cached", ("0.2", "0.4", "0.05"), ""),
         ("plain-2026-10", ("0.2", "0.4", "0.2"), "as fireworks's plain"),
         ("dated", ("1", "2", "1"), ""),
-        ("tiered", None, "its price hangs on the length of the prompt"),
-        ("nightly", None, "its price hangs on the time of day"),
+        ("tiered", None, "its price depends on the length of the prompt"),
+        ("nightly", None, "its price depends on the time of day"),
         ("search-pro", None, "as fireworks's search, each call costs something beside its tokens"),
         ("speech", None, "it is not sold by the token"),
         ("absent", None, "not in it"),
@@ -128,7 +128,7 @@ def test_services_without_a_listing_are_looked_up_in_it_and_all_others_on_reques
     }  # fmt: skip
     wanted = {one.endpoint: (one.state, one.detail) for one in listed_prices(pool, library=True)}
     assert wanted["listed"] == ("unlisted", "not in it")
-    assert wanted["tiered"] == ("unlisted", "its price hangs on the length of the prompt")
+    assert wanted["tiered"] == ("unlisted", "its price depends on the length of the prompt")
 
 
 @pytest.mark.usefixtures("data")

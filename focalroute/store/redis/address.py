@@ -1,4 +1,4 @@
-"""Where a Redis store is, and its settings: ``redis://[user[:password]@]host[:port][/db][?setting=value&...]``."""
+"""Parses a Redis store's address: ``redis://[user[:password]@]host[:port][/db][?setting=value&...]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet shares beside its rows: the files of its policy, who learns it, and the feedback no update was about."""
+"""The policy that a fleet shares: its files, its learner's lease, and the feedback that it has not learned from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORGET_S = 7 * 24 * 3600.0  # a writer that has said nothing for so long is dea
 
 @dataclass(frozen=True, slots=True)
 class FleetPolicyState:
-    """Where the policy of a fleet stands.
+    """The state of a fleet's policy.
 
     Attributes:
         current: the version that serves; 0: none was published yet.
@@ -43,7 +43,7 @@ class FleetPolicy:
         self._store = store
 
     def state(self) -> FleetPolicyState:
-        """Where it stands now."""
+        """Read the state."""
 
         def read(connection: RedisConnection) -> FleetPolicyState:
             kept = pairs(connection.command("HGETALL", connection.keys[POLICY]))
@@ -103,7 +103,7 @@ class FleetPolicy:
         Args:
             files: of the version; none: the update came to nothing, and only the feedback is noted.
             parent: the version that must still be current.
-            token: of the lease that must still be held; None: who publishes is no learner.
+            token: of the lease that must still be held; None: the publisher is not a learner.
             learned: entries that `unlearned` gave.
 
         Returns:
@@ -120,7 +120,7 @@ class FleetPolicy:
         return bool(self._store.run(lambda connection: connection.script("rollback", (), (version,))))
 
     def keep_archive(self, wanted: bool) -> None:
-        """Let workers keep more rows in Redis, as somebody puts them into an archive; or no more."""
+        """Have workers keep more rows in Redis until an archive has them, or no longer."""
         self._store.run(
             lambda connection: connection.command("HSET", connection.keys[POLICY], ARCHIVED, 1 if wanted else "")
         )

@@ -1,7 +1,7 @@
-"""Where writes wait while the store is away: files that only grow, one for each process, in a folder.
+"""Keeps writes in files while Redis is unavailable: append-only ones, of each process its own, in a folder.
 
-What is in a journal is acknowledged, so it outlives its process: whoever opens the folder next takes over the files of
-the dead. An entry that was cut off by the death of its process was not acknowledged, and is left out.
+Entries are acknowledged, so they outlive their process: the next process to open the folder takes over the files of
+dead ones. An entry that was cut off by the death of its process was not acknowledged, and is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Entry:
     words: Sequence[bytes]
 
     def to_bytes(self) -> bytes:
-        """As a journal holds it."""
+        """Encode the entry as a journal holds it."""
         parts = [self.writer.encode(), str(self.number).encode(), str(len(self.keys)).encode()]
         parts += [key.encode() for key in self.keys] + list(self.words)
         body = b"".join(_SIZE.pack(len(part)) + part for part in parts)
@@ -139,7 +139,7 @@ class Journal:
             self._waiting.pop(0)
 
     def close(self) -> None:
-        """Let go of the files; what waits in them stays."""
+        """Close the files; what waits in them stays."""
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()

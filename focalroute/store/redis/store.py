@@ -110,12 +110,12 @@ class RedisStore(QueuedStore[RedisConnection]):
 
     @property
     def name(self) -> str:
-        """Its address as it may be shown."""
+        """The address without its password."""
         return self._address.name
 
     @property
     def keep(self) -> int:
-        """How many of the latest answers stay in Redis."""
+        """The number of latest answers that stay in Redis."""
         return self._address.keep
 
     def write(self, *rows: Row) -> Future[None]:
