@@ -11,23 +11,23 @@ from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.replay import ReplayResult, Strategy
-from focalroute.evaluate.singles import First, LatestCorrect, RandomOf, RoundRobin, random_select
+from focalroute.evaluate.singles import First, RandomOf, ReplayedLatestCorrect, ReplayedRoundRobin, random_select
 from focalroute.evaluate.subsets import cascade, static_subset
 from focalroute.evaluate.table import I64, LogTable
 from focalroute.evaluate.textual import has_text, knn, threshold_pair
 from focalroute.evaluate.training import Training
-from focalroute.evaluate.votes import Mean, Vote, Weighted, log_linear_online
+from focalroute.evaluate.votes import MeanVote, Vote, Weighted, log_linear_online
 
 #: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "best-single-train": lambda training: First(training.rank),
     "random": lambda training: RandomOf(range(len(training.table.endpoints)), training.seed),
-    "round-robin": lambda training: RoundRobin(len(training.table.endpoints)),
+    "round-robin": lambda training: ReplayedRoundRobin(len(training.table.endpoints)),
     "plurality": lambda training: Vote(training.rank),
-    "mean": lambda training: Mean(training.rank),
+    "mean": lambda training: MeanVote(training.rank),
     "weighted-vote": Weighted,
     "log-linear-online": log_linear_online,
-    "latest-correct": LatestCorrect,
+    "latest-correct": ReplayedLatestCorrect,
     "random-select": random_select,
     "threshold-pair": threshold_pair,
     "static-subset": static_subset,

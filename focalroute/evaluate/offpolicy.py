@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback
-from focalroute.evaluate.crossfit import PARTS, cross_fitted
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.offpolicy import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
-from focalroute.learn.trajectory import Batch, batch, vocabulary
+from focalroute.learn.trajectory import Batch, Steps, batch, vocabulary
 from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy
 from focalroute.store.base import StoredAnswer
@@ -31,6 +30,11 @@ MEASURES = ("accuracy", "cost", "reward")
 ESTIMATORS = ("ips", "self-normalised", "doubly-robust")
 #: A mean ratio that is further from 1 says that the answers lack, or hold by chance, so much of what the policy does.
 UNTRIED = 0.05
+
+#: An episode's V is fitted on the other parts.
+PARTS = 5
+
+_RIDGE = 10.0  # as if so many episodes had shown no effect of a feature
 
 F64 = NDArray[np.float64]
 
@@ -254,3 +258,54 @@ def _estimates(values: F64) -> Estimates:
         measure: {how: Estimate(*interval(values[e, m])) for e, how in enumerate(ESTIMATORS)}
         for m, measure in enumerate(MEASURES)
     }
+
+
+def cross_fitted(steps: Steps, rewards: F64, ratio: F64, part: NDArray[np.int64]) -> F64:
+    """V at every step, (measure, B, T), fitted by least squares on parts that an episode is not in.
+
+    One linear function for each kind of step: the first decision, later ones, the Fusion's. An error of V costs
+    precision, never correctness, so a fit in closed form, with nothing to tune, will do. What stands at padding means
+    nothing.
+
+    What followed a step is weighted by the ratios of the decisions from there on, so that V is the policy's own and
+    not that of whoever decided.
+
+    Args:
+        steps: what was seen.
+        rewards: (measure, B, T).
+        ratio: (B, T) rho_1:t.
+        part: (B,) in 0..`PARTS` - 1.
+    """
+    returns = np.cumsum(rewards[:, :, ::-1], axis=2)[:, :, ::-1]
+    before = np.concatenate([np.ones_like(ratio[:, :1]), ratio[:, :-1]], axis=1)
+    weights = ratio[:, -1:] / before
+    value = np.zeros_like(rewards)
+    for kind in _kinds(steps.taken):
+        for number in range(PARTS):
+            own = kind & (part == number)[:, None]
+            rest = kind & (part != number)[:, None]
+            if own.any() and rest.any():
+                value[:, own] = _fitted(
+                    steps.states[rest].astype(np.float64), returns[:, rest], weights[rest], steps.states[own]
+                )
+    return value
+
+
+def _kinds(taken: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], ...]:
+    """First decisions, later ones, Fusion steps: (B, T) each."""
+    fusion = np.zeros_like(taken)
+    fusion[:, -1] = True
+    first = taken & (np.cumsum(taken, axis=1) == 1) & ~fusion
+    return first, taken & ~first & ~fusion, fusion
+
+
+def _fitted(states: F64, returns: F64, weights: F64, wanted: NDArray[np.float32]) -> F64:
+    """Weighted ridge regression of ``returns`` (measure, n) on ``states`` (n, Ds), at the states ``wanted``."""
+    weights = weights / weights.mean()
+    total = weights.sum()
+    centre, level = weights @ states / total, returns @ weights / total
+    x = (states - centre) * weights[:, None]
+    gram = x.T @ (states - centre) + _RIDGE * np.eye(states.shape[1])
+    slopes = np.linalg.solve(gram, x.T @ (returns - level[:, None]).T)
+    found: F64 = ((wanted - centre) @ slopes + level).T
+    return found

@@ -50,7 +50,7 @@ class RandomOf:
         """Nothing to learn."""
 
 
-class RoundRobin:
+class ReplayedRoundRobin:
     """``round-robin``: everyone in turn, in pool order."""
 
     def __init__(self, size: int) -> None:
@@ -70,7 +70,7 @@ class RoundRobin:
         """Nothing to learn."""
 
 
-class LatestCorrect:
+class ReplayedLatestCorrect:
     """``latest-correct`` (the paper's greedy control): the member that was right most recently.
 
     Ranked by `focalroute.policy.baselines.RecencyRanking` among those that were asked; it starts from the training

@@ -117,7 +117,7 @@ def focal_diversities(failed: NDArray[np.bool_], chosen: F64) -> F64:
     return focal
 
 
-class Cascade:
+class TrainedCascade:
     """``cascade``, FrugalGPT's shape: ask one by one from cheap to dear, stop when the answer is sure enough.
 
     Sure is the naive Bayes posterior of the leading candidate over the votes so far: over the K choices, or the answers
@@ -163,8 +163,8 @@ def _sureness(scores: dict[int, float], choices: int) -> float:
     return 1 / total
 
 
-def cascade(training: Training) -> Cascade:
+def cascade(training: Training) -> TrainedCascade:
     """``cascade`` with its settings chosen on the training part's last fifth."""
     n = len(training.table.endpoints)
     settings = [(size, t) for size in sorted({min(s, n) for s in (2, 3, 4, 6)}) for t in (0.7, 0.8, 0.9, 0.95, 0.99)]
-    return Cascade(training, best_setting(training, settings, Cascade))
+    return TrainedCascade(training, best_setting(training, settings, TrainedCascade))

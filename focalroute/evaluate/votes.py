@@ -89,7 +89,7 @@ class Vote:
         return 1.0
 
 
-class Mean(Vote):
+class MeanVote(Vote):
     """``mean``: the mean of the members' probabilities; a member that gave none counts as sure of its answer."""
 
     def _scores(self, turn: Turn) -> dict[int, float]:

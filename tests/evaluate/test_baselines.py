@@ -11,12 +11,12 @@ import pytest
 
 from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Turn, play
-from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
+from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin
 from focalroute.evaluate.subsets import focal_diversities, plurality_accuracies
 from focalroute.evaluate.table import F64, LogTable
 from focalroute.evaluate.textual import Rerank, TextVectors, knn, threshold_pair
 from focalroute.evaluate.training import Training, best_setting
-from focalroute.evaluate.votes import LogLinear, Mean, Vote, log_linear_online
+from focalroute.evaluate.votes import LogLinear, MeanVote, Vote, log_linear_online
 from focalroute.observe.diversity import focal_diversity
 from tests.evaluate.logs import Line, closed, output, stream, table_of
 
@@ -66,13 +66,13 @@ def test_the_best_single_is_that_of_the_part_it_may_look_at(tmp_path: Path) -> N
 
 def test_round_robin_takes_turns(tmp_path: Path) -> None:
     table = table_of(tmp_path, stream(6, SKILLS), PRICES)
-    assert play(RoundRobin(3), table, np.arange(6)).asked.argmax(axis=1).tolist() == [0, 1, 2, 0, 1, 2]
+    assert play(ReplayedRoundRobin(3), table, np.arange(6)).asked.argmax(axis=1).tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_latest_correct_moves_on_when_its_member_was_wrong(tmp_path: Path) -> None:
     right, wrong = {"a": 0, "b": 0, "c": 1}, {"a": 1, "b": 1, "c": 0}
     training = _training(tmp_path, [closed(n, r) for n, r in enumerate([right, wrong, wrong, right])], n=1)
-    asked = play(LatestCorrect(training), training.table, np.arange(1, 4)).asked.argmax(axis=1)
+    asked = play(ReplayedLatestCorrect(training), training.table, np.arange(1, 4)).asked.argmax(axis=1)
     assert asked.tolist() == [0, 1, 2]  # once all were wrong, the one whose failure is longest ago
 
 
@@ -94,7 +94,7 @@ def test_plurality_counts_and_mean_adds_probabilities(tmp_path: Path) -> None:
     }
     table = table_of(tmp_path, [line], PRICES)
     assert _answer(Vote((0, 1, 2)), table) == 0
-    assert _answer(Mean((0, 1, 2)), table) == 1
+    assert _answer(MeanVote((0, 1, 2)), table) == 1
 
 
 def test_log_linear_follows_the_gradient_of_the_log_likelihood(tmp_path: Path) -> None:

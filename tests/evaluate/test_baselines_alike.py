@@ -11,11 +11,11 @@ import pytest
 from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Strategy, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.singles import First, LatestCorrect, RoundRobin
-from focalroute.evaluate.subsets import Cascade
+from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin
+from focalroute.evaluate.subsets import TrainedCascade
 from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.training import Training
-from focalroute.evaluate.votes import LogLinear, Mean, Vote, Weighted
+from focalroute.evaluate.votes import LogLinear, MeanVote, Vote, Weighted
 from focalroute.policy.baselines import (
     LOG_LINEAR_RATE,
     NEED_A_LOG,
@@ -70,9 +70,9 @@ def test_every_baseline_serves_or_says_why_not() -> None:
     ("name", "make"),
     [
         ("plurality", lambda training: Vote(training.rank)),
-        ("mean", lambda training: Mean(training.rank)),
+        ("mean", lambda training: MeanVote(training.rank)),
         ("best-single", lambda training: First(training.rank)),
-        ("round-robin", lambda training: RoundRobin(len(training.table.endpoints))),
+        ("round-robin", lambda training: ReplayedRoundRobin(len(training.table.endpoints))),
     ],
 )
 def test_they_ask_and_answer_alike_ties_included(tmp_path: Path, name: str, make: Make) -> None:
@@ -96,7 +96,7 @@ def test_the_latest_correct_is_the_same_member_from_nothing_known_on(tmp_path: P
     table = table_of(tmp_path, stream(300, SKILLS), dict.fromkeys(SKILLS, 1.0))
     rows = np.arange(300)
     serving = Serving(named("latest-correct", table), table.endpoints, seed=0)
-    theirs = play(LatestCorrect(Training(table, rows[:0], seed=0)), table, rows)
+    theirs = play(ReplayedLatestCorrect(Training(table, rows[:0], seed=0)), table, rows)
     ours = play(serving, table, rows)
     assert ours.asked.tolist() == theirs.asked.tolist()
     assert (ours.asked.sum(axis=0) > 0).all()
@@ -137,7 +137,7 @@ def test_log_linear_takes_from_a_bare_reward_what_it_tells(tmp_path: Path) -> No
 def test_the_cascade_asks_as_the_baseline_does_with_the_same_settings(tmp_path: Path) -> None:
     """But where the counts, with slightly different priors, fall on the two sides of the threshold."""
     table = table_of(tmp_path, stream(500, SKILLS), PRICES)
-    ours, theirs = both("cascade", lambda training: Cascade(training, (2, SURE_ENOUGH)), table)
+    ours, theirs = both("cascade", lambda training: TrainedCascade(training, (2, SURE_ENOUGH)), table)
     assert (ours.asked == theirs.asked).all(axis=1).mean() > 0.95
     assert (ours.worth == theirs.worth).mean() > 0.95
     assert not ours.asked[:, [0, 3]].any()

@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback
-from focalroute.evaluate.crossfit import PARTS, cross_fitted
-from focalroute.evaluate.offpolicy import ESTIMATORS, MEASURES, UNTRIED, PolicyComparison, compare_policies
+from focalroute.evaluate.offpolicy import (
+    ESTIMATORS,
+    MEASURES,
+    PARTS,
+    UNTRIED,
+    PolicyComparison,
+    compare_policies,
+    cross_fitted,
+)
 from focalroute.learn.critic import STATE
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
