@@ -25,7 +25,7 @@ from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
 from focalroute.evaluate.replay import ReplayResult, Strategy, play
 from focalroute.evaluate.table import LogTable, Split, join, split
 from focalroute.evaluate.training import Training
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy
 
 if TYPE_CHECKING:

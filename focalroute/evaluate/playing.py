@@ -18,8 +18,7 @@ from focalroute.evaluate.replay import ReplayResult, Strategy, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import F64, I64, Bools, LogTable, Split
 from focalroute.evaluate.training import PRICE_OF_MONEY, Training
-from focalroute.learn.offline.reinforce import GRID
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import GRID, OfflineSettings
 from focalroute.observe.drift import Change
 from focalroute.policy.bundle import Policy, load
 

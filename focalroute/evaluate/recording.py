@@ -17,8 +17,8 @@ from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
 from focalroute.learn.offline.checkpoint import Checkpoint, made_for
-from focalroute.learn.offline.recorded import F32, Recorded
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.recorded import F32, RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained, train
 from focalroute.learn.state import pack
 from focalroute.money.cost import typical_cost
@@ -45,7 +45,7 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
         return replace(table, embed=embed_log(texts, embedder, advance))
 
 
-def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded:
+def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> RecordedLog:
     """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
     if not len(rows):
         raise ConfigError("settings.validation: a log of 0 queries leaves none to train on")
@@ -59,7 +59,7 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
     prices = [typical_cost(endpoint) for endpoint in table.endpoints]
     there = table.there[rows]
     mass = table.masses(rows, worth.shape[1])
-    return Recorded(
+    return RecordedLog(
         names=table.names,
         prices=np.array([np.nan if price is None else price for price in prices]),
         there=there,
@@ -94,7 +94,7 @@ class TrainingJob:
         ConfigError: the log is too short.
     """
 
-    log: Recorded
+    log: RecordedLog
     settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - immutable
     backend: Backend = NUMPY
     folder: Path | None = None

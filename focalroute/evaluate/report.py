@@ -26,7 +26,7 @@ from focalroute.evaluate.replay import FeedbackKind
 from focalroute.evaluate.report_page.page import check_extra, html
 from focalroute.evaluate.table import SplitKind, join, learning_order, split
 from focalroute.evaluate.training import Training
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file

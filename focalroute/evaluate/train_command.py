@@ -26,7 +26,7 @@ from focalroute.evaluate.recording import (
 )
 from focalroute.evaluate.table import SplitKind, join, learning_order
 from focalroute.learn.backend import Backend, BackendName, passes
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained
 from focalroute.serving.embedders import embedder_from_pool_file
 

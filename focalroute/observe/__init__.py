@@ -1,9 +1,9 @@
-"""Observing: a sliding window of outcomes, what it says of the pool, and one ask as the policies see it.
+"""Outcomes of past queries become what the policies see of the next one.
 
-    outcome -> Window -> Reading ─┐
-    query -> text features ───────┴─> Sight -> Observation (to the Decider), Evidence (to the Fusion)
+    outcome -> Window -> PoolStats ─┐
+    query -> text features ─────────┴─> AskView -> Observation (to the Decider), Evidence (to the Fusion)
 
-`layout` names every number in them; `diversity` holds the measures of how differently models fail.
+`layout` names every number in them; `observation` and `pool_stats` compute them, for serving and for training.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ENDPOINT: Layout = {
     "asked": 1,
     "replied": 1,
     "agrees": 1,  # +1 backs the leading fused candidate, -1 another one (of open texts: as far as not alike), 0 none
-    "accuracy": 1,  # windowed accuracy, shrunk (see `reading.rows_of`), minus the pool's level, times 4
+    "accuracy": 1,  # windowed accuracy, shrunk (see `pool_stats.rows_of`), minus the pool's level, times 4
     "relative_skill": 1,  # accuracy beside those asked the same queries, minus the mean over endpoints, times 4
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
     "similar": 1,  # its accuracy on queries of similar text, minus the pool's on them, times 4
@@ -52,8 +52,9 @@ MEMBER: Layout = {
     "vote": 1,  # 1 if this is its most probable candidate; of open texts how alike that one is (see `agreement`)
     "probability": 1,  # its mass on the candidate; the vote where it gave none
     "log_probability": 1,  # ln(max(mass, e^-30)) / 8; 0 where it gave none; of free-form samples half a sample or more
-    "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + standing; K = 8 if open;
-    # the less, the more is known of its probabilities; of several free-form samples the share in place of the vote
+    "evidence": 1,  # vote times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level + relative skill, K = 8
+    # if open; the less, the more is known of its probabilities; of several free-form samples the share in place of
+    # the vote
     "calibrated": 1,  # log-likelihood ratio by its probabilities (see `calibration`); 0 where it gave none
     "relative_skill": 1,  # as in ENDPOINT, and so the next
     "similar": 1,

@@ -1,8 +1,8 @@
 """From outcomes and queries to what the policies see: one `Observer` a pool, one `AskView` an ask.
 
-learn(outcome) -> window -> reading (renewed when the window changed) ─┐
-learn(outcome) -> memory of texts -> estimate for a text ──────────────┼─> begin(query) -> Sight
-learn(outcome) -> book of probabilities -> corrections for a task ─────┘
+learn(outcome) -> window -> pool stats (renewed when the window changed) ─┐
+learn(outcome) -> memory of texts -> estimate for a text ─────────────────┼─> begin(query) -> AskView
+learn(outcome) -> calibration stats -> corrections for a task ────────────┘
 """
 
 from __future__ import annotations

@@ -21,13 +21,12 @@ from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gae import gae
 from focalroute.learn.likelihood import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
-from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.recorded import F32, I64, Recorded
-from focalroute.learn.offline.reinforce import PolicyGradient, improved, score_of
-from focalroute.learn.offline.rollout import Played, Seen
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.recorded import F32, I64, RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, score_of
+from focalroute.learn.offline.rollout import LogView, Rollout
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
 from focalroute.learn.offline.train import (
     _one_of,
@@ -97,7 +96,7 @@ class Variant:
 
         return Backend(decider, fusion_pass, critic_pass)
 
-    def hidden(self, seen: Seen) -> Seen:
+    def hidden(self, seen: LogView) -> LogView:
         """What the Fusion may see of it."""
         if not self.fusion and self.weighed_by == "relative_skill":
             return seen
@@ -134,7 +133,7 @@ class Windows(Views):
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: RecordedLog,
         prior: LongRun,
         variant: Variant,
         masks: Sequence[Masks],
@@ -150,7 +149,7 @@ class Windows(Views):
         )
         self._everyone = self._everyone[since:]
 
-    def at(self, view: int, rows: I64) -> Seen:
+    def at(self, view: int, rows: I64) -> LogView:
         """What the networks may see before these queries, in this view."""
         return self._variant.hidden(super().at(view, rows))
 
@@ -163,13 +162,13 @@ class Windows(Views):
             super()._put(view, mask)
 
 
-def train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Policy]:
+def train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, Policy]:
     """The policy before, and after, it learned from the validation part; on one thread, as the product trains."""
     with threadpool_limits(1, "blas"):
         return _train(recorded, variant, seed)
 
 
-def _train(recorded: Recorded, variant: Variant, seed: int) -> tuple[Policy, Policy]:
+def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, Policy]:
     settings, rng = variant.settings, np.random.default_rng(seed)
     everyone = np.arange(len(recorded))
     held = everyone[len(recorded) - int(len(recorded) * settings.validation) :]
@@ -340,17 +339,17 @@ class _Criticised(PolicyGradient):
         length = taken.sum(axis=1)
         total: Gradients = {}
         for number, step in enumerate(played.steps):
-            law = likelihood(step.logits, step.heads)
+            distribution = likelihood(step.logits, step.heads)
             # centred, since a young critic may be off for all alike
             column = taken.shape[1] - length[step.rows] + number
             good = (advantages[step.rows, column] - advantages[taken].mean()) / scale
-            d = -(good[:, None] * law.d_log_pi + self.settings.entropy * law.d_entropy) / len(rewards)
+            d = -(good[:, None] * distribution.d_log_pi + self.settings.entropy * distribution.d_entropy) / len(rewards)
             for name, gradient in step.pull(d.astype(step.logits.dtype)).items():
                 total[name] = total[name] + gradient if name in total else gradient
         return total
 
 
-def _episodes(played: Played, price: float) -> tuple[F32, F32, NDArray[np.bool_]]:
+def _episodes(played: Rollout, price: float) -> tuple[F32, F32, NDArray[np.bool_]]:
     """States (R, T, Ds), rewards (R, T) and which steps were taken (R, T), each rollout's last in the last column."""
     length = np.zeros(len(played.answer), np.int64)
     for step in played.steps:

@@ -37,9 +37,9 @@ from focalroute.evaluate.metrics import BLOCK
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import join
-from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.rollout import roll
-from focalroute.learn.offline.settings import OfflineSettings
 from focalroute.learn.offline.views import long_run, nearest, random_masks
 from tests.benchmarks.ablated import Policy, Variant, Windows, train
 
@@ -136,7 +136,7 @@ class Curve:
         return mixed
 
 
-def measured(log: Recorded, known: int, start: int, variant: Variant, policy: Policy, seed: int) -> Curve:
+def measured(log: RecordedLog, known: int, start: int, variant: Variant, policy: Policy, seed: int) -> Curve:
     """The greedy policy on the rows from ``start`` on.
 
     Args:
@@ -175,7 +175,7 @@ def measured(log: Recorded, known: int, start: int, variant: Variant, policy: Po
     return Curve(np.array(worth, np.float64), np.array(usd, np.float64), np.array(calls, np.float64), full)
 
 
-def played(log: Recorded, variant: Variant, seed: int) -> dict[str, Curve]:
+def played(log: RecordedLog, variant: Variant, seed: int) -> dict[str, Curve]:
     """By part: what came of one training."""
     size = int(len(log) * TRAINING + 1e-9)
     training = log.take(slice(0, size))
@@ -235,7 +235,7 @@ def show(part: str, curves: Mapping[str, Sequence[Curve]], bases: Mapping[str, s
             print(f"| {name} - {bases[name]} | {' | '.join(row)} | {cheapest:.3f} | {seeds} |", flush=True)
 
 
-def _kept(path: Path | None, log: Recorded, variant: Variant, seed: int) -> dict[str, Curve]:
+def _kept(path: Path | None, log: RecordedLog, variant: Variant, seed: int) -> dict[str, Curve]:
     """As `played`, from the file if there is one."""
     if path is not None and path.exists():
         with np.load(path) as arrays:
@@ -249,7 +249,7 @@ def _kept(path: Path | None, log: Recorded, variant: Variant, seed: int) -> dict
 
 
 def _run(
-    shared: tuple[Recorded, Path | None], one: tuple[str, Variant, int], tell: Callable[[str], object]
+    shared: tuple[RecordedLog, Path | None], one: tuple[str, Variant, int], tell: Callable[[str], object]
 ) -> dict[str, Curve]:
     """One variant with one seed, as a job of an engine."""
     (log, keep), (name, variant, seed) = shared, one

@@ -24,7 +24,7 @@ from focalroute.evaluate.recording import TrainingJob, recorded, train_each
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.table import join
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from tests.benchmarks.harness import machine
 from tests.evaluate.logs import stream, write_log, write_pool
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from focalroute import AsyncEnsemble, Budget
 from focalroute.core.pool import load_pool
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.bundle import CURRENT, current, load
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream

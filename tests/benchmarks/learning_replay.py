@@ -18,8 +18,8 @@ from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.serving import Serving, feedback_on
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import fusion_model, fusion_net
-from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
-from focalroute.learn.offline.rollout import Seen
+from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
+from focalroute.learn.offline.rollout import LogView
 from focalroute.learn.offline.stacking import Sets, fit
 from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
@@ -131,7 +131,7 @@ class Refitted(_Learning):
         )
 
 
-def seen_of(episodes: Sequence[Episode], ids: I64) -> Seen:
+def seen_of(episodes: Sequence[Episode], ids: I64) -> LogView:
     """The episodes as `focalroute.learn.offline.stacking.fit` needs them; what only a Decider would look at is zero.
 
     Args:
@@ -150,7 +150,7 @@ def seen_of(episodes: Sequence[Episode], ids: I64) -> Seen:
         candidate[row, who] = members[..., _MEMBER["vote"].start].argmax(axis=0)
         if one.right is not None:
             worth[row, one.right] = 1
-    return Seen(
+    return LogView(
         recorded=_recorded(names, candidate, worth, [len(one.trajectory.evidence.candidates) for one in episodes]),
         columns=_none(size, n, layout.width(layout.ENDPOINT)),
         shares=_none(size, n),
@@ -177,11 +177,11 @@ def asked_of(episodes: Sequence[Episode]) -> Sets:
     return asked
 
 
-def _recorded(names: tuple[str, ...], candidate: I64, worth: F32, sizes: Sequence[int]) -> Recorded:
+def _recorded(names: tuple[str, ...], candidate: I64, worth: F32, sizes: Sequence[int]) -> RecordedLog:
     size, n = candidate.shape
     there: Bools = candidate >= 0
     right = np.take_along_axis(worth, np.maximum(candidate, 0), axis=1) * there
-    return Recorded(
+    return RecordedLog(
         names=names,
         prices=np.full(n, np.nan),
         there=there,

@@ -36,7 +36,7 @@ from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import I64, LogTable, join, split
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import load
 from tests.benchmarks.learning_replay import Online, Refitted
 

@@ -33,7 +33,7 @@ from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import ReplayResult, Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import I64, LogTable, join
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.money.pacing import Pacer
 from focalroute.policy.bundle import Policy, load
 

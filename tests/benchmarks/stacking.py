@@ -29,7 +29,7 @@ from focalroute.evaluate.serving import Shuffled
 from focalroute.evaluate.table import LogTable, Split, learning_order, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline.prior_stats import log_masses
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy, cold
 from tests.benchmarks.stackers import Task, multinomial, nested
 

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from focalroute.cli.app import main
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml

@@ -21,7 +21,7 @@ from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private,
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.train_command import train_command
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import folder_of
 from focalroute.sim import SimulatedPool, stream
 from tests.cli.test_cli import focalroute

@@ -20,12 +20,11 @@ from focalroute.evaluate.table import LogTable
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import PriorStats, calibration, look_back
-from focalroute.learn.offline.recorded import Bools, Recorded
-from focalroute.learn.offline.rollout import Played, Seen, roll, seen_by
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.prior_stats import PriorStats, calibration, compute_prior_stats
+from focalroute.learn.offline.recorded import Bools, RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings, valued
+from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.stacking import gathered
-from focalroute.learn.offline.valuation import valued
 from focalroute.learn.offline.views import long_run
 from focalroute.learn.state import unpack
 from focalroute.observe.experience import Experience
@@ -86,15 +85,15 @@ def _line(number: int, rng: random.Random) -> Line:
 class Both:
     """One policy served over a log, and what training computes from whom it asked."""
 
-    log: Recorded
+    log: RecordedLog
     asked: tuple[tuple[tuple[int, ...], ...], ...]
     steps: tuple[Trajectory, ...]
     answers: tuple[int, ...]
     probabilities: tuple[tuple[float, ...], ...]
     candidates: tuple[tuple[int, ...], ...]  # of the log, in the order in which serving met them
-    hindsight: PriorStats
-    seen: Seen
-    played: Played
+    prior_stats: PriorStats
+    seen: LogView
+    played: Rollout
     fusion: FusionNet
 
 
@@ -165,12 +164,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     )
     stored, answers, steps, met = _served(table, serving)
     first, later = _masks(serving.history, 5)
-    hindsight = look_back(log, first, later, prior, window=WINDOW, every=1)
+    prior_stats = compute_prior_stats(log, first, later, prior, window=WINDOW, every=1)
     similar = np.array([one.decisions[0][0].endpoints[:, _ENDPOINT["similar"].start] / 4 for one in steps])
     assert log.mass is not None
     asked_mass = np.where((first | later)[:, :, None], log.mass, np.nan)
     book = calibration(replace(log, mass=asked_mass))  # serving learns only from whom it asked
-    seen = seen_by(log, hindsight, similar, everyone, np.arange(1, 6), book)
+    seen = log_view(log, prior_stats, similar, everyone, np.arange(1, 6), book)
     played = roll(
         decider,
         fusion,
@@ -183,7 +182,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     )
     probabilities = tuple(one.probabilities for one in stored)
     history = tuple(serving.history)
-    return Both(log, history, tuple(steps), tuple(answers), probabilities, tuple(met), hindsight, seen, played, fusion)
+    return Both(
+        log, history, tuple(steps), tuple(answers), probabilities, tuple(met), prior_stats, seen, played, fusion
+    )
 
 
 def test_the_log_has_all_that_makes_a_difference(both: Both) -> None:

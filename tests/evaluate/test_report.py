@@ -13,7 +13,7 @@ import pytest
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.report import EvalOptions, Report, cost_ratios, evaluate, evaluate_command, show
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import cold, load
 from focalroute.policy.names import named
 from tests.evaluate.logs import stream, write_log, write_pool

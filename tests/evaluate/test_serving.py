@@ -17,7 +17,7 @@ from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import LogTable, join
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import publish

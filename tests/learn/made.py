@@ -17,7 +17,7 @@ from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.trajectory import batch, grown
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.policy.decider import decide

@@ -101,20 +101,20 @@ def test_the_surrogates_gradient_is_that_of_finite_differences_and_zero_where_cl
     old = likelihood(z, heads).log_pi + rng.uniform(-0.5, 0.5, s)
 
     def objective(z: Floats) -> float:
-        law = likelihood(z, heads)
-        loss = surrogate_loss(law, old, weights, goodness, clip=0.2, entropy=0.01).loss
-        return loss - 0.01 * float(law.entropy.mean())
+        distribution = likelihood(z, heads)
+        loss = surrogate_loss(distribution, old, weights, goodness, clip=0.2, entropy=0.01).loss
+        return loss - 0.01 * float(distribution.entropy.mean())
 
-    law = likelihood(z, heads)
-    found = surrogate_loss(law, old, weights, goodness, clip=0.2, entropy=0.01)
+    distribution = likelihood(z, heads)
+    found = surrogate_loss(distribution, old, weights, goodness, clip=0.2, entropy=0.01)
     for row in range(s):
         step = np.zeros((s, 3))
         step[row] = h
         expected = (objective(z + step) - objective(z - step)) / (2 * h)
         assert abs(found.d_logits[row].sum() - expected) < 1e-8
-    ratio = np.exp(law.log_pi - old)
+    ratio = np.exp(distribution.log_pi - old)
     stuck = ((ratio > 1.2) & (goodness > 0)) | ((ratio < 0.8) & (goodness < 0))
     assert stuck.any()
-    assert not surrogate_loss(law, old, weights, goodness, clip=0.2, entropy=0).d_logits[stuck].any()
+    assert not surrogate_loss(distribution, old, weights, goodness, clip=0.2, entropy=0).d_logits[stuck].any()
     assert found.clip_fraction == np.mean(np.abs(ratio - 1) > 0.2)
     assert found.approx_kl > 0

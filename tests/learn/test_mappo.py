@@ -55,11 +55,11 @@ def test_the_diagnostics_are_what_they_say() -> None:
     played = batch(episodes_of(play(learner, 200, 5)), NAMES)
     after, found = update(learner, played, SETTINGS, np.random.default_rng(0))
     made = played.decisions
-    law = likelihood(decider_pass(after.decider, made.context, made.endpoints, made.ids)[0], made.heads)
-    log_ratio = law.log_pi - made.log_mu  # the policy that decided is the one at the start: w = 1
+    distribution = likelihood(decider_pass(after.decider, made.context, made.endpoints, made.ids)[0], made.heads)
+    log_ratio = distribution.log_pi - made.log_mu  # the policy that decided is the one at the start: w = 1
     assert found.approx_kl == pytest.approx(np.mean(np.exp(log_ratio) - 1 - log_ratio), abs=1e-5)
     assert found.clip_fraction == pytest.approx(np.mean(np.abs(np.exp(log_ratio) - 1) > 0.2), abs=0.01)
-    assert found.entropy == pytest.approx(law.entropy.mean())
+    assert found.entropy == pytest.approx(distribution.entropy.mean())
     assert found.effective_sample_size == pytest.approx(200, rel=1e-3)
     assert (found.episodes, found.decisions) == (200, 200)
     assert found.fusion_loss_after < found.fusion_loss

@@ -106,12 +106,12 @@ def joint(torch: Any, z: Any, heads: Heads) -> tuple[Any, Any]:
     far = torch.logit(1 - least)
     odds = torch.where(torch.from_numpy(heads.visited), z, -torch.inf).logsumexp(1)
     z = z - torch.where(torch.from_numpy(heads.must_pick), odds.clamp(max=0), 0)[:, None]
-    law = torch.distributions.Bernoulli(logits=z + (z.clamp(-far, far) - z).detach())
+    distribution = torch.distributions.Bernoulli(logits=z + (z.clamp(-far, far) - z).detach())
     eligible = torch.from_numpy(heads.eligible)
-    nobody = torch.where(torch.from_numpy(heads.visited), 1 - law.probs, 1).prod(1)
+    nobody = torch.where(torch.from_numpy(heads.visited), 1 - distribution.probs, 1).prod(1)
     somebody = torch.where(torch.from_numpy(heads.must_pick), 1 - nobody, 1)
-    log_pi = (law.log_prob(torch.from_numpy(heads.picked).to(z.dtype)) * eligible).sum(1) - somebody.log()
-    return log_pi, (law.entropy() * eligible).sum(1)
+    log_pi = (distribution.log_prob(torch.from_numpy(heads.picked).to(z.dtype)) * eligible).sum(1) - somebody.log()
+    return log_pi, (distribution.entropy() * eligible).sum(1)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1.0, -1.5), (6.0, 0.0)])
@@ -121,9 +121,9 @@ def test_the_surrogate_is_that_of_torchs_distributions(torch: Any, scale: float,
     z = scale * rng.standard_normal(heads.picked.shape) + shift
     assert (np.abs(z - shift) > np.log(119)).any() == (scale > 1)
     weights, advantages = rng.uniform(0.2, 2, len(z)), rng.standard_normal(len(z))
-    law = likelihood(z, heads)
-    old = law.log_pi + rng.normal(0, 0.3, len(z))
-    mine = surrogate_loss(law, old, weights, advantages, clip=0.2, entropy=0.01)
+    distribution = likelihood(z, heads)
+    old = distribution.log_pi + rng.normal(0, 0.3, len(z))
+    mine = surrogate_loss(distribution, old, weights, advantages, clip=0.2, entropy=0.01)
 
     leaf = torch.from_numpy(z).requires_grad_()
     log_pi, entropy = joint(torch, leaf, heads)
@@ -131,8 +131,8 @@ def test_the_surrogate_is_that_of_torchs_distributions(torch: Any, scale: float,
     ratio = log_ratio.exp()
     loss = -(torch.from_numpy(weights) * torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)).mean()
     (loss - 0.01 * entropy.mean()).backward()
-    close(law.log_pi, log_pi.detach())
-    close(law.entropy, entropy.detach())
+    close(distribution.log_pi, log_pi.detach())
+    close(distribution.entropy, entropy.detach())
     close(mine.loss, loss.item())
     close(mine.d_logits, leaf.grad)
     close(mine.approx_kl, (ratio - 1 - log_ratio).mean().item())

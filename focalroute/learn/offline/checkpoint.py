@@ -17,9 +17,8 @@ from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Moments
 from focalroute.learn.critic import CriticNet, critic_parameters
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.offline.recorded import Recorded
-from focalroute.learn.offline.reinforce import Point
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings, ValidationPoint
 from focalroute.learn.offline.views import Masks
 from focalroute.policy import _files
 
@@ -56,7 +55,7 @@ class Progress:
     decider: DeciderNet
     moments: Moments
     best: DeciderNet
-    curve: tuple[Point, ...]
+    curve: tuple[ValidationPoint, ...]
     score: float
     critic: CriticNet
 
@@ -74,7 +73,7 @@ class Progress:
             **{f"{net}.{name}": np.asarray(array) for net, arrays in nets.items() for name, array in arrays.items()},
             "counts": np.array([self.phase, self.done, self.moments.steps]),
             "figures": np.array([self.trust, self.score]),
-            "curve": np.array([astuple(point) for point in self.curve]).reshape(-1, len(fields(Point))),
+            "curve": np.array([astuple(point) for point in self.curve]).reshape(-1, len(fields(ValidationPoint))),
             "masks": np.array(self.masks, np.bool_),
             "rng": np.array(json.dumps(self.rng)),
         }
@@ -100,7 +99,7 @@ class Progress:
             decider=DeciderNet(**decider),
             moments=Moments(steps, first, second),
             best=DeciderNet(**{name: arrays[f"best.{name}"] for name in _names(DeciderNet)}),
-            curve=tuple(Point(*row) for row in arrays["curve"].tolist()),
+            curve=tuple(ValidationPoint(*row) for row in arrays["curve"].tolist()),
             score=score,
             critic=CriticNet(**{name: arrays[f"critic.{name}"] for name in _names(CriticNet)}),
         )
@@ -110,7 +109,7 @@ def _names(net: type[DeciderNet | FusionNet | CriticNet]) -> list[str]:
     return [field.name for field in fields(net)]
 
 
-def made_for(recorded: Recorded, *, seed: int, settings: OfflineSettings, engine: str) -> dict[str, str]:
+def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, engine: str) -> dict[str, str]:
     """What training hangs on, by what a user may have changed: only with the same can it go on."""
     digest = hashlib.sha256()
     for field in fields(recorded):

@@ -22,7 +22,7 @@ from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
 from focalroute.learn.offline.recorded import F32, I64, Bools
-from focalroute.learn.offline.rollout import Seen, fused, members_of, observed
+from focalroute.learn.offline.rollout import LogView, fused, members_of, observed
 from focalroute.learn.offline.views import PRICES, Views
 from focalroute.observe import layout
 from focalroute.observe.pool_stats import COST_PENALTIES
@@ -33,7 +33,7 @@ _KAPPA = 20.0  # logits per reward
 _ONE_AT_FIRST = 6.0  # logits taken off in round 1: there somebody must be picked, and it shall be few
 
 
-def gains(fusion: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[F32, F32, Bools]:
+def gains(fusion: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[F32, F32, Bools]:
     """What asking each endpoint next adds to the worth of the answer, (B, N), in [-1, 1].
 
     Returns:
@@ -97,7 +97,7 @@ def look_ahead(
     return _decider(net)
 
 
-def _asked(seen: Seen, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
+def _asked(seen: LogView, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
     """Sets such as a policy would have asked by now, leaning to the accurate; and the number of the round, from 0."""
     shape = seen.recorded.there.shape
     size = rng.choice((0, 1, 1, 2, 2, 3, 4), shape[0])
@@ -109,7 +109,7 @@ def _asked(seen: Seen, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
     return asked & ~later, later, number
 
 
-def _before(seen: Seen, asked: Bools, number: I64, posterior: F32, offered: Bools) -> tuple[F32, F32]:
+def _before(seen: LogView, asked: Bools, number: I64, posterior: F32, offered: Bools) -> tuple[F32, F32]:
     """The observations without anything that depends on the cost weight."""
     b, n = asked.shape
     context = np.zeros((b, layout.width(layout.CONTEXT)), np.float32)

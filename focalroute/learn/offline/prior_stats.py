@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
+from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
 from focalroute.observe.calibration import (
     MOST_CHOICES,
     Corrections,
@@ -60,7 +60,7 @@ class PriorStats:
         rows: see `focalroute.observe.pool_stats.EndpointRows`, (T, N, ...).
         length: (T, N) the layout's "length" of the recorded reply.
         pairs: (ceil(T / every), N, N) focal diversity of pairs, 0 on the diagonal; row t has that of t // every.
-        every: see `look_back`.
+        every: see `compute_prior_stats`.
     """
 
     rows: EndpointRows
@@ -74,8 +74,8 @@ class PriorStats:
         return found
 
 
-def look_back(
-    recorded: Recorded, first: Bools, later: Bools, long_run: LongRun, *, window: int, every: int = _EVERY
+def compute_prior_stats(
+    recorded: RecordedLog, first: Bools, later: Bools, long_run: LongRun, *, window: int, every: int = _EVERY
 ) -> PriorStats:
     """Look back from every query on the ``window`` queries before it.
 
@@ -112,7 +112,7 @@ def look_back(
     return PriorStats(rows, _lengths(recorded, seen), pairs, every)
 
 
-def similar(recorded: Recorded) -> F32:
+def similar(recorded: RecordedLog) -> F32:
     """(T, N) how much more than the pool each endpoint is right, as a memory of the queries before each estimates."""
     told = np.asarray(recorded.vectors.any(axis=1))
     known = (recorded.replied & told[:, None]).astype(np.float32)
@@ -153,14 +153,14 @@ def _remembered(size: int) -> Iterator[I64]:
         rows[rng.integers(len(rows), size=len(later))] = later
 
 
-def log_masses(recorded: Recorded) -> F64:
+def log_masses(recorded: RecordedLog) -> F64:
     """(T, N, K) centred logs of the masses, see `centred_log_mass`; 0 where there is none."""
     if recorded.mass is None:
         return np.zeros((*recorded.there.shape, recorded.worth.shape[1]))
     return centred_log_mass(recorded.mass, recorded.size)
 
 
-def _totals(recorded: Recorded) -> Totals:
+def _totals(recorded: RecordedLog) -> Totals:
     """What each query adds to the book once its label is known, (T, ...)."""
     logs = log_masses(recorded)[..., :MOST_CHOICES]
     told = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
@@ -170,7 +170,7 @@ def _totals(recorded: Recorded) -> Totals:
     return totals_of(logs, given, recorded.worth.argmax(axis=1), recorded.size)
 
 
-def calibration(recorded: Recorded) -> Corrections | None:
+def calibration(recorded: RecordedLog) -> Corrections | None:
     """What the book says before each query, (T, ...), had everyone been asked before it; None: nobody gave any mass."""
     if recorded.mass is None:
         return None
@@ -184,7 +184,7 @@ def calibration(recorded: Recorded) -> Corrections | None:
     return corrections_of(own, shared)
 
 
-def book(recorded: Recorded) -> dict[str | None, Totals]:
+def book(recorded: RecordedLog) -> dict[str | None, Totals]:
     """The book after the whole log, by task; None: over all tasks. Empty where nobody gave any mass."""
     if recorded.mass is None:
         return {}
@@ -196,7 +196,7 @@ def book(recorded: Recorded) -> dict[str | None, Totals]:
     return found
 
 
-def _tasks(recorded: Recorded) -> list[str]:
+def _tasks(recorded: RecordedLog) -> list[str]:
     return [] if recorded.tasks is None else np.unique(recorded.tasks[recorded.tasks != ""]).tolist()
 
 
@@ -213,13 +213,13 @@ def _windowed(array: F64, window: int) -> F64:
     return sums
 
 
-def _lengths(recorded: Recorded, seen: dict[str, F64]) -> F32:
+def _lengths(recorded: RecordedLog, seen: dict[str, F64]) -> F32:
     mean, deviation = length_moments(seen["lengths"], seen["tokens"], seen["squares"])
     length = standardised_length(recorded.tokens, mean, deviation)
     return np.where(recorded.tokens > 0, length, 0).clip(-4, 4).astype(np.float32)
 
 
-def _pairs(recorded: Recorded, known: Bools, window: int, every: int) -> tuple[F32, F64, F64]:
+def _pairs(recorded: RecordedLog, known: Bools, window: int, every: int) -> tuple[F32, F64, F64]:
     """Of all pairs, every so many rows; no value between right and wrong counts.
 
     Returns:

@@ -16,7 +16,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedLog:
     """T queries and what each endpoint answered.
 
     Attributes:
@@ -63,7 +63,7 @@ class Recorded:
         """(T, N) whether there is an answer in the endpoint's reply, if it is asked."""
         return self.candidate >= 0
 
-    def take(self, rows: NDArray[Any] | slice) -> Recorded:
+    def take(self, rows: NDArray[Any] | slice) -> RecordedLog:
         """Only these queries."""
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         of_pool = ("names", "prices", "embedder")

@@ -1,7 +1,8 @@
-"""The Decider by the policy gradient, over whole recorded queries, several samples a query, each the others' baseline.
+"""Trains the Decider by the policy gradient on recorded queries; each sample of a query is the others' baseline.
 
 REINFORCE (Williams 1992) with the leave-one-out baseline (Kool et al. 2019). Lambda is drawn anew for every batch, so
-that one policy serves every price.
+that one policy serves every price. `fit_critic` then leaves online updates a central critic to start from, fitted by
+least squares to what rollouts were rewarded.
 """
 
 from __future__ import annotations
@@ -14,19 +15,74 @@ from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
+from focalroute.learn.critic import STATE, CriticNet, critic_parameters
 from focalroute.learn.likelihood import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.offline.recorded import I64
-from focalroute.learn.offline.rollout import Played, roll
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.recorded import F32, I64
+from focalroute.learn.offline.rollout import LogView, Rollout, roll
+from focalroute.learn.offline.stacking import gathered
 from focalroute.learn.offline.views import Views, drawn_price, nearest
+from focalroute.observe import layout
+
+_OBSERVED = layout.width(layout.CONTEXT) + layout.width(layout.ENDPOINT)
+_MEMBERS = layout.width(layout.MEMBER)
+_BATCHES = 24  # batches of rollouts, each at a cost weight of its own
+_SAMPLES = 2  # rollouts of a query
+_MINIBATCH, _RATE = 256, 5e-3
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineSettings:
+    """How to train.
+
+    Attributes:
+        rounds: the most rounds a query may take.
+        window: T of the observer.
+        validation: share of the log, its end, that is held out to choose by; then it is learned from as well.
+        fusion_epochs: over random sets.
+        fusion_rate: of Adam; likewise ``decider_rate``.
+        lookahead_steps: of the regression that gives the Decider another start; ``lookahead_rate``: of its Adam.
+        iterations: of the policy gradient.
+        queries: in a batch of the policy gradient.
+        samples: rollouts of each of these.
+        entropy: weight of the Decider's entropy bonus.
+        renew: iterations after which windows are renewed and the policy is measured.
+        probed: share of queries on which an endpoint that was not asked is looked at all the same.
+        finish: iterations at the end, with the validation part.
+        finish_epochs: of the Fusion at the end, on the sets that are asked.
+        critic_steps: of the regression that leaves online updates a critic.
+    """
+
+    rounds: int = 3
+    window: int = 500
+    validation: float = 0.2
+    fusion_epochs: int = 12
+    fusion_rate: float = 3e-3
+    decider_rate: float = 1.5e-3
+    lookahead_steps: int = 300
+    lookahead_rate: float = 3e-3
+    iterations: int = 400
+    queries: int = 128
+    samples: int = 16
+    entropy: float = 0.003
+    renew: int = 80
+    probed: float = 0.01
+    finish: int = 40
+    finish_epochs: int = 2
+    critic_steps: int = 300
+
+    @property
+    def steps(self) -> int:
+        """Units of progress in all."""
+        return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps
+
 
 #: The cost weights at which a policy is measured.
 GRID = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ValidationPoint:
     """A policy at one cost weight, on queries that it was not trained on.
 
     Attributes:
@@ -76,15 +132,16 @@ class PolicyGradient:
         advantage /= max(float(advantage.std()), 1e-6)
         total: dict[str, NDArray[np.floating]] = {}
         for step in played.steps:
-            law = likelihood(step.logits, step.heads)
-            d = -(advantage[step.rows, None] * law.d_log_pi + self.settings.entropy * law.d_entropy) / len(reward)
+            distribution = likelihood(step.logits, step.heads)
+            gain = advantage[step.rows, None] * distribution.d_log_pi
+            d = -(gain + self.settings.entropy * distribution.d_entropy) / len(reward)
             for name, gradient in step.pull(d.astype(step.logits.dtype)).items():
                 total[name] = total[name] + gradient if name in total else gradient
         return total
 
     def roll(
         self, decider: DeciderNet, view: int, rows: I64, price: float, samples: int, rng: np.random.Generator | None
-    ) -> Played:
+    ) -> Rollout:
         """These queries answered at one cost weight; without ``rng`` greedily."""
         return roll(
             decider,
@@ -98,7 +155,7 @@ class PolicyGradient:
             passes=self.passes,
         )
 
-    def curve(self, decider: DeciderNet, rows: I64) -> tuple[Point, ...]:
+    def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
         """The greedy policy on these queries at every price of `GRID`."""
         everything = float(self.views.recorded.usd[rows].sum())
         points = []
@@ -107,7 +164,7 @@ class PolicyGradient:
             paid = float(played.shares.sum()) * self.everybody
             calls = float((played.first | played.later).sum(axis=1).mean())
             cost_ratio = paid / everything if everything else 0.0
-            points.append(Point(price, float(played.worth.mean()), cost_ratio, calls))
+            points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls))
         return tuple(points)
 
 
@@ -144,9 +201,76 @@ def improved(
     return decider, adam.moments
 
 
-def score_of(curve: tuple[Point, ...]) -> float:
+def score_of(curve: tuple[ValidationPoint, ...]) -> float:
     """Mean over prices of the reward, (u - lambda c / C) / (1 + lambda)."""
     rewards = [
         (2 * point.accuracy - 1 - point.cost_weight * point.cost_ratio) / (1 + point.cost_weight) for point in curve
     ]
     return float(np.mean(rewards))
+
+
+def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32]:
+    """States (S, Ds) of all steps of the rollouts that have an answer, and their rewards to go (S,).
+
+    Args:
+        played: the rollouts.
+        seen: what they were rolled out on.
+        cost_weight: lambda, the same for all.
+    """
+    answered = played.answer >= 0
+    size = len(played.answer)
+    rewards = -cost_weight * played.shares
+    to_go = rewards[::-1].cumsum(axis=0)[::-1] + (2 * played.worth - 1)
+    states, targets = [], []
+    last = np.zeros((size, STATE), np.float32)
+    for number, step in enumerate(played.steps):
+        free = step.heads.eligible.any(axis=1)  # a forced STOP is no step
+        rows = step.rows[free]
+        last[rows, :_OBSERVED] = np.concatenate([step.context, step.endpoints.mean(axis=1)], axis=1)[free]
+        states.append(last[rows[answered[rows]]])
+        targets.append(to_go[number, rows[answered[rows]]])
+    rows = np.flatnonzero(answered)
+    states.append(_fused(last[rows], played, seen, rows))
+    targets.append(2 * played.worth[rows] - 1)
+    return np.concatenate(states), np.concatenate(targets).astype(np.float32)
+
+
+def _fused(last: F32, played: Rollout, seen: LogView, rows: I64) -> F32:
+    """As `focalroute.learn.critic.fusion_state`."""
+    of = rows // (len(played.answer) // len(seen.recorded))
+    members, candidates, _, offered = gathered(seen, of, played.first[rows], played.later[rows])
+    count = ((played.first | played.later)[rows] & seen.recorded.usable[of]).sum(axis=1) * offered.sum(axis=1)
+    states = last.copy()
+    shown = (members * offered[:, :, None, None]).sum(axis=(1, 2)) / np.maximum(count, 1)[:, None]
+    states[:, _OBSERVED : _OBSERVED + _MEMBERS] = shown
+    states[:, _OBSERVED + _MEMBERS : -1] = candidates.max(axis=1)
+    states[:, -1] = 1
+    return states
+
+
+def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng: np.random.Generator) -> CriticNet:
+    """The critic after some steps of Adam, its rate falling along a cosine, on rollouts of a policy at random prices.
+
+    Args:
+        net: where to start.
+        learner: rolls out, and says how many steps to take.
+        decider: the policy's.
+        rng: chance.
+    """
+    parts = []
+    for _ in range(_BATCHES):
+        rows = learner.rows
+        at = rng.choice(rows, min(learner.settings.queries, len(rows)), replace=False)
+        view, price = drawn_price(rng)
+        parts.append(valued(learner.roll(decider, view, at, price, _SAMPLES, rng), learner.views.at(view, at), price))
+    states, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    total = learner.settings.critic_steps if len(states) else 0  # of a log to which nobody has an answer: nothing
+    adam = Adam(critic_parameters(net), Moments.zero(critic_parameters(net)), learning_rate=_RATE, max_norm=1.0)
+    for step in range(total):
+        some = rng.integers(len(states), size=_MINIBATCH)
+        values, pull = learner.passes.critic(net, states[some])
+        adam.learning_rate = _RATE * (0.05 + 0.475 * (1 + np.cos(np.pi * step / total)))
+        adam.step(pull((values - targets[some]) / np.float32(_MINIBATCH)))
+        net = replace(net, **adam.parameters)
+        learner.advance(1)
+    return net

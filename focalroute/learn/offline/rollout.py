@@ -16,7 +16,7 @@ from focalroute.learn.backward import Pull
 from focalroute.learn.likelihood import Heads, raised
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline.prior_stats import PriorStats, log_masses
-from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
+from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
 from focalroute.observe import layout, observation
 from focalroute.observe.calibration import MOST_CHOICES, Corrections
 from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties, level_column
@@ -29,7 +29,7 @@ _STEEP = 80  # logits beyond it are far beyond the clip of the probabilities, an
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LogView:
     """B recorded queries with all that would have been known before each.
 
     Attributes:
@@ -43,7 +43,7 @@ class Seen:
         ids: (N,) the endpoints' rows in the nets' tables.
     """
 
-    recorded: Recorded
+    recorded: RecordedLog
     columns: F32
     shares: F32
     level: F32
@@ -53,7 +53,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RolloutStep:
     """The decisions of one round.
 
     Attributes:
@@ -72,7 +72,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Rollout:
     """R rollouts.
 
     Attributes:
@@ -84,7 +84,7 @@ class Played:
         posterior: (R, K) of the Fusion, at the end.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[RolloutStep, ...]
     shares: F32
     first: Bools
     later: Bools
@@ -93,14 +93,14 @@ class Played:
     posterior: F32
 
 
-def seen_by(
-    recorded: Recorded,
+def log_view(
+    recorded: RecordedLog,
     prior: PriorStats,
     similar: F32,
     rows: I64,
     ids: I64,
     calibration: Corrections | None = None,
-) -> Seen:
+) -> LogView:
     """What is known before the queries ``rows`` of a log, given what would have been known before each of all of it."""
     part = recorded.take(rows)
     columns = prior.rows.columns[rows].copy()
@@ -114,10 +114,10 @@ def seen_by(
         given = ~np.isnan(part.mass[..., 0]) & apt[:, None]
         observation.calibrate(features, log_masses(part)[..., :MOST_CHOICES], known, given)
     shares = prior.rows.shares[rows].astype(np.float32)
-    return Seen(part, columns, shares, level, prior.pairs_at(rows), features, ids)
+    return LogView(part, columns, shares, level, prior.pairs_at(rows), features, ids)
 
 
-def _features(part: Recorded, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
+def _features(part: RecordedLog, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
     weights = observation.vote_weights(skill, np.where(part.closed, part.size, observation.OPEN_CHOICES)[:, None])
     relative_skill, similar = (columns[..., _ENDPOINT[name].start] for name in ("relative_skill", "similar"))
     rows = observation.member_rows(weights, relative_skill, similar, level[:, None], length)
@@ -145,7 +145,7 @@ class Members:
     mass: F32
 
 
-def members_of(net: FusionNet, seen: Seen) -> Members:
+def members_of(net: FusionNet, seen: LogView) -> Members:
     """Every member's part of the Fusion, which does not depend on who else was asked."""
     x = seen.features
     b, k, n, _ = x.shape
@@ -171,7 +171,7 @@ def _by_member(x: F32) -> F32:
     return np.ascontiguousarray(x.transpose(0, 2, 1))
 
 
-def evidence(seen: Seen, votes: F32, mass: F32, count: F32) -> tuple[F32, Bools]:
+def evidence(seen: LogView, votes: F32, mass: F32, count: F32) -> tuple[F32, Bools]:
     """Candidate features (B, S, K, Fc) and which candidates are offered (B, S, K), from sums over the members asked.
 
     Args:
@@ -191,7 +191,7 @@ def evidence(seen: Seen, votes: F32, mass: F32, count: F32) -> tuple[F32, Bools]
     return features, offered
 
 
-def fused(net: FusionNet, seen: Seen, members: Members, first: F32, later: F32) -> tuple[F32, Bools]:
+def fused(net: FusionNet, seen: LogView, members: Members, first: F32, later: F32) -> tuple[F32, Bools]:
     """The posterior (B, S, K) and who is offered, given who answered: (B, S, N) of round 1 and of later ones."""
     b, s, _ = first.shape
     both = first + later
@@ -211,7 +211,7 @@ def fused(net: FusionNet, seen: Seen, members: Members, first: F32, later: F32) 
 def roll(
     decider: DeciderNet,
     fusion: FusionNet,
-    seen: Seen,
+    seen: LogView,
     *,
     cost_weight: F32,
     everybody: float,
@@ -219,7 +219,7 @@ def roll(
     samples: int,
     rng: np.random.Generator | None,
     passes: Backend = NUMPY,
-) -> Played:
+) -> Rollout:
     """Answer every query ``samples`` times.
 
     Args:
@@ -243,7 +243,7 @@ def roll(
     k = seen.recorded.worth.shape[1]
     posterior, offered = np.zeros((size, k), np.float32), np.zeros((size, k), np.bool_)
     active = np.arange(size)
-    steps: list[Step] = []
+    steps: list[RolloutStep] = []
     while len(active):
         number = len(steps)
         asked = (first | later)[active]
@@ -256,7 +256,7 @@ def roll(
         must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
         picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
         heads = Heads(eligible, eligible, picked, must, np.full(len(active), n))
-        steps.append(Step(active, context, endpoints, logits, heads, pull))
+        steps.append(RolloutStep(active, context, endpoints, logits, heads, pull))
         (first if number == 0 else later)[active] |= picked
         shares.append(np.zeros(size, np.float32))
         shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (everybody or 1.0)
@@ -270,11 +270,11 @@ def roll(
             active = active[~((first | later) & usable)[active].any(axis=1)]
     answer = np.where(offered.any(axis=1), posterior.argmax(axis=1), -1)
     worth = np.where(answer >= 0, seen.recorded.worth[of, np.maximum(answer, 0)], 0).astype(np.float32)
-    return Played(tuple(steps), np.array(shares), first, later, answer, worth, posterior)
+    return Rollout(tuple(steps), np.array(shares), first, later, answer, worth, posterior)
 
 
 def observed(
-    seen: Seen,
+    seen: LogView,
     of: I64,
     number: int,
     cost_weight: F32,

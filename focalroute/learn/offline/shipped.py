@@ -20,13 +20,11 @@ from focalroute.learn.adam import Moments
 from focalroute.learn.backend import NUMPY
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
-from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.reinforce import PolicyGradient, improved
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved
 from focalroute.learn.offline.stacking import Lesson, descend, random_sets
-from focalroute.learn.offline.synthetic_pools import world
+from focalroute.learn.offline.synthetic_pools import synthetic_pool
 from focalroute.learn.offline.views import PRICES, Views, random_masks
 from focalroute.learn.trajectory import unlimited
 from focalroute.observe import layout
@@ -51,7 +49,7 @@ class ShippedSettings:
         renewals: how many times the windows are renewed before and while it runs.
     """
 
-    worlds: int = 120
+    pools: int = 120
     queries: int = 1200
     fusion_steps: int = 2500
     lookahead_steps: int = 1200
@@ -64,22 +62,35 @@ def shipped(settings: ShippedSettings | None = None, seed: int = _SEED) -> tuple
     settings = settings or ShippedSettings()
     with threadpool_limits(1, "blas"):
         rng = np.random.default_rng(seed)
-        worlds = [views_of(rng, settings.queries) for _ in range(settings.worlds)]
+        pools = [synthetic_views(rng, settings.queries) for _ in range(settings.pools)]
         fusion = descend(
-            cold_fusion(), _lessons(worlds, settings.fusion_steps, rng), steps=settings.fusion_steps, rate=3e-3
+            cold_fusion(), _lessons(pools, settings.fusion_steps, rng), steps=settings.fusion_steps, rate=3e-3
         )
         decider = look_ahead(
             _untimed(DeciderNet.initial(rng)),
             fusion,
-            [(views, np.arange(settings.queries)) for views in worlds],
+            [(views, np.arange(settings.queries)) for views in pools],
             steps=settings.lookahead_steps,
             rate=3e-3,
             batch=_BATCH,
             rng=rng,
             passes=NUMPY,
-            advance=_quietly,
+            advance=_ignore_progress,
         )
-        return unlimited(_improved(worlds, decider, fusion, settings, rng)), fusion
+        return unlimited(_improved(pools, decider, fusion, settings, rng)), fusion
+
+
+def cold_fusion() -> FusionNet:
+    """Naive Bayes over votes, that is plurality while no accuracy is known, and a quarter of the mass given.
+
+    Where probabilities are known well, their log-likelihood ratio takes the place of the vote's weight.
+
+    A feature that is equal for all candidates, such as a member's accuracy, has no effect here: it is in ``evidence``.
+    """
+    weights = np.zeros(layout.width(layout.MEMBER), np.float32)
+    for name, weight in (("evidence", 1.0), ("probability", 0.25), ("calibrated", 1.0)):
+        weights[layout.slices(layout.MEMBER)[name]] = weight
+    return replace(FusionNet.initial(np.random.default_rng(_SEED)), skip_member=weights)
 
 
 def _untimed(net: DeciderNet) -> DeciderNet:
@@ -87,9 +98,9 @@ def _untimed(net: DeciderNet) -> DeciderNet:
     return replace(net, hidden_endpoint=zeroed(net.hidden_endpoint, layout.slices(layout.ENDPOINT)["latency"]))
 
 
-def views_of(rng: np.random.Generator, queries: int) -> Views:
+def synthetic_views(rng: np.random.Generator, queries: int) -> Views:
     """A new world as the cold start would see it: nothing is known of the long run but prices."""
-    log = world(rng, queries)
+    log = synthetic_pool(rng, queries)
     n = len(log.names)
     unknown = LongRun(np.zeros(n), np.full(n, float(PRIOR_ASKS)), log.prices)
     settings = OfflineSettings()
@@ -97,17 +108,17 @@ def views_of(rng: np.random.Generator, queries: int) -> Views:
     return Views(log, unknown, np.zeros(n, np.int64), masks, window=settings.window, probed=settings.probed)
 
 
-def _lessons(worlds: Sequence[Views], steps: int, rng: np.random.Generator) -> Iterator[Lesson]:
-    sets = [random_sets(views.recorded.usable) for views in worlds]
+def _lessons(pools: Sequence[Views], steps: int, rng: np.random.Generator) -> Iterator[Lesson]:
+    sets = [random_sets(views.recorded.usable) for views in pools]
     for _ in range(steps):
-        which = int(rng.integers(len(worlds)))
-        views = worlds[which]
+        which = int(rng.integers(len(pools)))
+        views = pools[which]
         rows = rng.choice(len(views.recorded), min(_BATCH, len(views.recorded)), replace=False)
         yield views.at(int(rng.integers(len(PRICES))), rows), np.arange(len(rows)), sets[which](rows, rng)
 
 
 def _improved(
-    worlds: Sequence[Views],
+    pools: Sequence[Views],
     decider: DeciderNet,
     fusion: FusionNet,
     settings: ShippedSettings,
@@ -122,9 +133,9 @@ def _improved(
             float(views.recorded.usd.sum() / settings.queries),
             OfflineSettings(),
             NUMPY,
-            _quietly,
+            _ignore_progress,
         )
-        for views in worlds
+        for views in pools
     ]
     moments = Moments.zero(parameters(decider))
     for steps in np.array_split(np.arange(settings.iterations), settings.renewals):
@@ -142,7 +153,7 @@ def _improved(
     return decider
 
 
-def _quietly(_: int) -> None:
+def _ignore_progress(_: int) -> None:
     """No progress is shown."""
 
 

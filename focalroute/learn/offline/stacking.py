@@ -16,7 +16,7 @@ from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import FusionNet, parameters
 from focalroute.learn.offline.recorded import F32, I64, Bools
-from focalroute.learn.offline.rollout import Seen, evidence
+from focalroute.learn.offline.rollout import LogView, evidence
 from focalroute.observe import layout
 
 _LATER = layout.slices(layout.MEMBER)["later"].start
@@ -28,7 +28,7 @@ _MASS = layout.slices(layout.MEMBER)["probability"].start
 Sets = Callable[[I64, np.random.Generator], tuple[Bools, Bools]]
 
 #: A batch to learn from: queries, which of them (B,), and who was asked of these in round 1 and later, two (B, N).
-Lesson = tuple[Seen, I64, tuple[Bools, Bools]]
+Lesson = tuple[LogView, I64, tuple[Bools, Bools]]
 
 
 def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
@@ -45,7 +45,7 @@ def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
     return draw
 
 
-def gathered(seen: Seen, at: I64, first: Bools, later: Bools) -> tuple[F32, F32, I64, Bools]:
+def gathered(seen: LogView, at: I64, first: Bools, later: Bools) -> tuple[F32, F32, I64, Bools]:
     """Members (B, K, m, Fm), candidates (B, K, Fc), ids (B, m) and who is offered (B, K), as the Fusion sees sets."""
     answered = (first | later) & seen.recorded.usable[at]
     width = max(int(answered.sum(axis=1).max(initial=0)), 1)
@@ -63,7 +63,7 @@ def gathered(seen: Seen, at: I64, first: Bools, later: Bools) -> tuple[F32, F32,
 
 def fit(
     net: FusionNet,
-    seen: Seen,
+    seen: LogView,
     sets: Sets,
     *,
     epochs: int,
@@ -116,7 +116,7 @@ def descend(
     return net
 
 
-def log_loss(net: FusionNet, seen: Seen, first: Bools, later: Bools) -> tuple[float, float]:
+def log_loss(net: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[float, float]:
     """Mean negative log-likelihood of the right candidate where it was offered, and accuracy over all rows."""
     everyone = np.arange(len(seen.recorded))
     members, candidates, ids, offered = gathered(seen, everyone, first, later)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
+from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
 
 F64 = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class _Questions:
     hard: F64
 
 
-def world(rng: np.random.Generator, size: int) -> Recorded:
+def synthetic_pool(rng: np.random.Generator, size: int) -> RecordedLog:
     """A log of ``size`` queries; everything in it is drawn by ``rng``."""
     n = int(rng.integers(3, 17))
     questions = _questions(rng, size)
@@ -60,7 +60,7 @@ def world(rng: np.random.Generator, size: int) -> Recorded:
         candidate, worth, sizes = _graded(rng, candidate)
     usd, tokens, prices = _costs(rng, questions, skill, there)
     value = np.where(candidate >= 0, np.take_along_axis(worth, np.maximum(candidate, 0), axis=1), 0)
-    return Recorded(
+    return RecordedLog(
         names=tuple(f"m{i}" for i in range(n)),
         prices=prices,
         there=there,

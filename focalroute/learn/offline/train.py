@@ -35,11 +35,16 @@ from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
 from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import book
-from focalroute.learn.offline.recorded import I64, Recorded
-from focalroute.learn.offline.reinforce import Point, PolicyGradient, improved, score_of
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.recorded import I64, RecordedLog
+from focalroute.learn.offline.reinforce import (
+    OfflineSettings,
+    PolicyGradient,
+    ValidationPoint,
+    fit_critic,
+    improved,
+    score_of,
+)
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
-from focalroute.learn.offline.valuation import fit_critic
 from focalroute.learn.offline.views import PRICES, Masks, Views, long_run, random_masks
 from focalroute.learn.trajectory import neutral, unlimited
 from focalroute.observe.experience import Experience
@@ -72,12 +77,12 @@ class Trained:
     experience: Experience
     usd_per_query: float
     trust: float
-    curve: tuple[Point, ...]
+    curve: tuple[ValidationPoint, ...]
     score: float
 
 
 def train(
-    recorded: Recorded,
+    recorded: RecordedLog,
     *,
     seed: int = 0,
     settings: OfflineSettings | None = None,
@@ -123,7 +128,7 @@ def train(
     )
 
 
-def _begun(recorded: Recorded, seed: int, rng: np.random.Generator) -> Progress:
+def _begun(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progress:
     """Nothing learned yet: the nets are those that are shipped, and random members were asked."""
     masks = random_masks(recorded, rng)
     shipped = bundle.cold()
@@ -161,7 +166,7 @@ class _Training:
         everybody: C, mean USD of asking all.
     """
 
-    recorded: Recorded
+    recorded: RecordedLog
     rows: I64
     held: I64
     views: Views
@@ -184,14 +189,14 @@ class _Training:
         """What the Decider learns from beside this Fusion."""
         return PolicyGradient(self.views, rows, fusion, self.everybody, self.settings, self.passes, self.advance)
 
-    def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[Point, ...]:
+    def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[ValidationPoint, ...]:
         """What a Decider does on the queries to choose by, in windows of what it asks, which stay."""
         self.views.renew(decider, fusion, self.everybody, self.settings.rounds, rng)
         return self.gradient(fusion, self.rows).curve(decider, self.judges)
 
 
 def _training(
-    recorded: Recorded,
+    recorded: RecordedLog,
     progress: Progress,
     settings: OfflineSettings,
     passes: Backend,
@@ -330,7 +335,7 @@ def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Mask
     return draw
 
 
-def _experience(recorded: Recorded) -> Experience:
+def _experience(recorded: RecordedLog) -> Experience:
     """The long run, and queries that have a text."""
     accuracy, prior = long_run(recorded, np.arange(len(recorded)))
     values = np.where(recorded.replied, recorded.value, np.nan).astype(np.float32)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, look_back, similar
-from focalroute.learn.offline.recorded import F32, I64, Bools, Recorded
-from focalroute.learn.offline.rollout import Seen, roll, seen_by
+from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, similar
+from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
+from focalroute.learn.offline.rollout import LogView, log_view, roll
 from focalroute.observe.pool_stats import PRIOR_LONG_RUN
 
 #: The cost weights (lambda) that windows are kept for.
@@ -29,7 +29,7 @@ _SPREAD = 0.45  # powers of ten by which a price that is drawn may differ from t
 Masks = tuple[Bools, Bools]
 
 
-def long_run(recorded: Recorded, rows: I64) -> tuple[F32, LongRun]:
+def long_run(recorded: RecordedLog, rows: I64) -> tuple[F32, LongRun]:
     """(N,) accuracy of each endpoint over these rows, and the priors that follow from them."""
     replied = recorded.replied[rows]
     right, count = (replied * recorded.value[rows]).sum(axis=0), replied.sum(axis=0)
@@ -41,7 +41,7 @@ def long_run(recorded: Recorded, rows: I64) -> tuple[F32, LongRun]:
     return accuracy, LongRun(accuracy - float(accuracy.mean()), strengths, usd.astype(np.float64))
 
 
-def random_masks(recorded: Recorded, rng: np.random.Generator) -> tuple[Masks, ...]:
+def random_masks(recorded: RecordedLog, rng: np.random.Generator) -> tuple[Masks, ...]:
     """For each view random members, as many as a policy might ask at its price."""
     masks = []
     for rate in _RATES:
@@ -69,7 +69,7 @@ class Views:
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: RecordedLog,
         prior: LongRun,
         ids: I64,
         masks: Sequence[Masks],
@@ -85,7 +85,7 @@ class Views:
         self._calibration = calibration(recorded)
         self._everyone = np.arange(len(recorded))
         self.masks: list[Masks] = []
-        self._hindsight: list[PriorStats] = []
+        self._prior_stats: list[PriorStats] = []
         self.see(masks)
 
     def see(self, masks: Sequence[Masks]) -> None:
@@ -93,9 +93,9 @@ class Views:
         for view, mask in enumerate(masks):
             self._put(view, mask)
 
-    def at(self, view: int, rows: I64) -> Seen:
+    def at(self, view: int, rows: I64) -> LogView:
         """What is known before these queries, in this view."""
-        return seen_by(self.recorded, self._hindsight[view], self._similar, rows, self.ids, self._calibration)
+        return log_view(self.recorded, self._prior_stats[view], self._similar, rows, self.ids, self._calibration)
 
     def renew(
         self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
@@ -122,12 +122,12 @@ class Views:
 
     def _put(self, view: int, mask: Masks) -> None:
         first, later = (asked & self.recorded.there for asked in mask)
-        hindsight = look_back(self.recorded, first, later, self._prior, window=self._window)
+        prior_stats = compute_prior_stats(self.recorded, first, later, self._prior, window=self._window)
         if view == len(self.masks):
             self.masks.append((first, later))
-            self._hindsight.append(hindsight)
+            self._prior_stats.append(prior_stats)
         else:
-            self.masks[view], self._hindsight[view] = (first, later), hindsight
+            self.masks[view], self._prior_stats[view] = (first, later), prior_stats
 
 
 def nearest(cost_weight: float) -> int:

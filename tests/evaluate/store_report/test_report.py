@@ -27,7 +27,7 @@ from focalroute.evaluate.store_report.history import History, read_history
 from focalroute.evaluate.store_report.store_page import FEW, store_page
 from focalroute.evaluate.store_report.updates import MEANINGS, updates_section
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.cold import cold_fusion
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.update_report import Diagnostics
 from focalroute.policy.publish import publish
 from focalroute.sim import Question, SimulatedPool, stream

@@ -11,8 +11,8 @@ import pytest
 
 from focalroute.evaluate.recording import recorded
 from focalroute.learn.nets import DeciderNet, parameters
-from focalroute.learn.offline.recorded import Recorded
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import (
     train,
 )
@@ -28,12 +28,12 @@ TRUNK = "branching-trunk"
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Recorded:
+def log(tmp_path: Path) -> RecordedLog:
     """A short log."""
     return recorded(table_of(tmp_path, LINES, PRICES), np.arange(len(LINES)))
 
 
-def test_the_default_is_what_offline_training_gives(log: Recorded) -> None:
+def test_the_default_is_what_offline_training_gives(log: RecordedLog) -> None:
     """Array by array, from the same seed."""
     expected = train(log, seed=3, settings=SHORT)
     _, found = ablated.train(log, ablated.Variant(settings=SHORT), 3)
@@ -42,7 +42,7 @@ def test_the_default_is_what_offline_training_gives(log: Recorded) -> None:
             np.testing.assert_array_equal(array, getattr(other, name), name)
 
 
-def test_what_is_hidden_makes_no_difference(log: Recorded) -> None:
+def test_what_is_hidden_makes_no_difference(log: RecordedLog) -> None:
     """Neither to the Decider nor to what the Fusion sees, while what is not hidden does."""
     variant = ablation.VARIANTS["no-standing"]
     rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def test_what_is_hidden_makes_no_difference(log: Recorded) -> None:
     assert changed == {"relative_skill", "evidence"}
 
 
-def test_votes_weighed_by_the_standing_are_those_of_the_product(log: Recorded) -> None:
+def test_votes_weighed_by_the_standing_are_those_of_the_product(log: RecordedLog) -> None:
     """The weights are worked out again where another accuracy is to weigh them; with the same one they are the same."""
     rng, rows = np.random.default_rng(0), np.arange(100, 240)
     _, prior = long_run(log, rows)

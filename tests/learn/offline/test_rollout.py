@@ -12,21 +12,21 @@ import pytest
 
 from focalroute.learn.likelihood import Heads, likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import look_back, similar
-from focalroute.learn.offline.recorded import Recorded
-from focalroute.learn.offline.rollout import Played, Seen, roll, seen_by
+from focalroute.learn.offline.prior_stats import compute_prior_stats, similar
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.views import long_run
 from focalroute.policy.decider import decide
-from tests.learn.histories import random_history
 from tests.learn.made import randomised
+from tests.learn.offline.histories import random_history
 
 
-def _seen(log: Recorded, seed: int = 5) -> Seen:
+def _seen(log: RecordedLog, seed: int = 5) -> LogView:
     rng = np.random.default_rng(seed)
     first = rng.random(log.there.shape) < 0.5
     _, prior = long_run(log, np.arange(len(log)))
-    hindsight = look_back(log, first & log.there, np.zeros_like(first), prior, window=40)
-    return seen_by(log, hindsight, similar(log), np.arange(len(log)), np.arange(1, len(log.names) + 1))
+    prior_stats = compute_prior_stats(log, first & log.there, np.zeros_like(first), prior, window=40)
+    return log_view(log, prior_stats, similar(log), np.arange(len(log)), np.arange(1, len(log.names) + 1))
 
 
 def _nets(n: int, seed: int = 0, scale: float = 0.4) -> tuple[DeciderNet, FusionNet]:
@@ -36,19 +36,19 @@ def _nets(n: int, seed: int = 0, scale: float = 0.4) -> tuple[DeciderNet, Fusion
 
 
 def _rolled(
-    seen: Seen,
+    seen: LogView,
     nets: tuple[DeciderNet, FusionNet],
     *,
     rounds: int = 3,
     samples: int = 1,
     rng: np.random.Generator | None = None,
     everybody: float = 2.0,
-) -> Played:
+) -> Rollout:
     prices = np.full(len(seen.recorded), 0.1, np.float32)
     return roll(*nets, seen, cost_weight=prices, everybody=everybody, rounds=rounds, samples=samples, rng=rng)
 
 
-def _one(log: Recorded, row: int) -> Seen:
+def _one(log: RecordedLog, row: int) -> LogView:
     seen = _seen(log)
     one = np.array([row])
     return replace(
@@ -92,8 +92,8 @@ def test_the_log_probability_is_that_of_the_decider() -> None:
             made = decide(logits, round=1, must_pick=must, order=order, eligible=lambda *_: True, explore=True, rng=rng)
             picked = np.isin(np.arange(n), made.picked)[None]
             everyone = np.ones((1, n), np.bool_)
-            law = likelihood(logits[None], Heads(everyone, everyone, picked, np.array([must]), np.full(1, n)))
-            assert made.log_mu == pytest.approx(law.log_pi[0], abs=1e-6)
+            distribution = likelihood(logits[None], Heads(everyone, everyone, picked, np.array([must]), np.full(1, n)))
+            assert made.log_mu == pytest.approx(distribution.log_pi[0], abs=1e-6)
 
 
 @pytest.mark.parametrize("shift", [0.0, -30.0])

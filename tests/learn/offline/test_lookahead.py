@@ -8,14 +8,14 @@ import numpy as np
 
 from focalroute.learn.backend import NUMPY
 from focalroute.learn.nets import DeciderNet, parameters
-from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.offline.lookahead import gains, look_ahead
 from focalroute.learn.offline.rollout import roll
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.stacking import gathered
 from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.learn.trajectory import grown
-from tests.learn.histories import Kind, history, random_history
-from tests.learn.test_stacking import fusion, seen_of
+from tests.learn.offline.histories import Kind, history, random_history
+from tests.learn.offline.test_stacking import fusion, seen_of
 
 
 def test_gains_are_what_asking_one_more_adds() -> None:

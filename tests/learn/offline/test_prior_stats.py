@@ -7,28 +7,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.offline import prior_stats as hindsight
-from focalroute.learn.offline.prior_stats import LongRun, look_back, similar
-from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline import prior_stats as prior_stats
+from focalroute.learn.offline.prior_stats import LongRun, compute_prior_stats, similar
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.views import long_run
 from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.memory import MEAN_PRIOR, SHRINK, Memory
 from focalroute.observe.pool_stats import relative_skills, rows_of, table_of
-from tests.learn.histories import random_history
+from tests.learn.offline.histories import random_history
 
 WINDOW = 20
 _ENDPOINT = slices(ENDPOINT)
 
 
-def _asked(log: Recorded, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def _asked(log: RecordedLog, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     asked = (rng.random(log.there.shape) < 0.6) & log.there
     later = asked & (rng.random(asked.shape) < 0.4)
     return asked & ~later, later
 
 
-def _sums(log: Recorded, first: np.ndarray, later: np.ndarray, t: int, i: int) -> list[float]:
+def _sums(log: RecordedLog, first: np.ndarray, later: np.ndarray, t: int, i: int) -> list[float]:
     """The six sums of `table_of` for one endpoint before row t, added up one by one."""
     sums = [0.0] * 6
     for r in range(max(t - WINDOW, 0), t):
@@ -40,7 +40,7 @@ def _sums(log: Recorded, first: np.ndarray, later: np.ndarray, t: int, i: int) -
     return sums
 
 
-def _compared(log: Recorded, first: np.ndarray, later: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray]:
+def _compared(log: RecordedLog, first: np.ndarray, later: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows in common, and how much more of them each got right, before row t."""
     together, wins = np.zeros((4, 4)), np.zeros(4)
     for r in range(max(t - WINDOW, 0), t):
@@ -56,7 +56,7 @@ def test_rows_are_those_of_the_window_added_up_one_by_one() -> None:
     log = random_history(70)
     first, later = _asked(log)
     _, prior = long_run(log, np.arange(70))
-    found = look_back(log, first, later, prior, window=WINDOW)
+    found = compute_prior_stats(log, first, later, prior, window=WINDOW)
     focal = np.repeat(found.pairs.sum(axis=2) / 3, 20, axis=0)[:70]
     for t in range(70):
         table = table_of(prior.usd, np.array([_sums(log, first, later, t, i) for i in range(4)]))
@@ -71,7 +71,7 @@ def test_rows_are_those_of_the_window_added_up_one_by_one() -> None:
 def test_lengths_are_standardised_over_each_endpoints_own_replies() -> None:
     log = random_history(60)
     first, later = _asked(log)
-    found = look_back(log, first, later, LongRun(np.zeros(4), np.ones(4), np.ones(4)), window=WINDOW)
+    found = compute_prior_stats(log, first, later, LongRun(np.zeros(4), np.ones(4), np.ones(4)), window=WINDOW)
     some = 0
     for t in range(60):
         for i in range(4):
@@ -93,7 +93,7 @@ def test_pairs_are_renewed_every_20_rows_from_the_whole_chunks_before() -> None:
     log = random_history(130, seed=3)
     first, later = _asked(log)
     window = 60
-    found = look_back(log, first, later, LongRun(np.zeros(4), np.ones(4), np.ones(4)), window=window)
+    found = compute_prior_stats(log, first, later, LongRun(np.zeros(4), np.ones(4), np.ones(4)), window=window)
     assert len(found.pairs) == 7
     enough = 0
     for t in range(130):
@@ -113,7 +113,7 @@ def test_graded_values_count_in_the_accuracy_and_not_in_the_pairs() -> None:
     log = random_history(60)
     graded = replace(log, value=np.where(log.replied, 0.5, 0).astype(np.float32))
     first, later = _asked(log)
-    found = look_back(graded, first, later, LongRun(np.zeros(4), np.full(4, 10.0), np.ones(4)), window=WINDOW)
+    found = compute_prior_stats(graded, first, later, LongRun(np.zeros(4), np.full(4, 10.0), np.ones(4)), window=WINDOW)
     np.testing.assert_allclose(found.rows.accuracy, 0.5, atol=1e-6)
     assert found.pairs[2, 0, 1] == pytest.approx(1 / 3)
 
@@ -122,8 +122,8 @@ def test_nothing_hangs_on_what_comes_later() -> None:
     log = random_history(60)
     first, later = _asked(log)
     prior = LongRun(np.zeros(4), np.ones(4), np.ones(4))
-    whole = look_back(log, first, later, prior, window=WINDOW)
-    part = look_back(log.take(slice(0, 31)), first[:31], later[:31], prior, window=WINDOW)
+    whole = compute_prior_stats(log, first, later, prior, window=WINDOW)
+    part = compute_prior_stats(log.take(slice(0, 31)), first[:31], later[:31], prior, window=WINDOW)
     np.testing.assert_allclose(whole.rows.columns[:31], part.rows.columns, atol=1e-6)
     np.testing.assert_array_equal(whole.length[:31], part.length)
 
@@ -131,7 +131,7 @@ def test_nothing_hangs_on_what_comes_later() -> None:
 # --- similar queries -------------------------------------------------------------------------------------
 
 
-def _topical(size: int = 40) -> Recorded:
+def _topical(size: int = 40) -> RecordedLog:
     """Two topics with orthogonal texts, in turn, so that the typical sum of weights is what each query has."""
     log = random_history(size)
     vectors = np.zeros((size, 6), np.float32)
@@ -173,9 +173,9 @@ def test_in_a_stream_only_the_queries_before_count() -> None:
 
 def test_a_long_stream_is_remembered_as_by_a_memory_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever came before fills it; then each query takes the place of another one."""
-    monkeypatch.setattr(hindsight, "CAPACITY", 8)
-    monkeypatch.setattr(hindsight, "_BLOCK", 5)
-    blocks = list(hindsight._remembered(42))
+    monkeypatch.setattr(prior_stats, "CAPACITY", 8)
+    monkeypatch.setattr(prior_stats, "_BLOCK", 5)
+    blocks = list(prior_stats._remembered(42))
     assert len(blocks) == 9
     for number, rows in enumerate(blocks):
         at = 5 * number

@@ -7,28 +7,28 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from focalroute.learn.offline.recorded import Recorded
-from focalroute.learn.offline.synthetic_pools import world
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.synthetic_pools import synthetic_pool
 
 SIZE = 120
 
 
 @pytest.fixture(scope="module")
-def worlds() -> list[Recorded]:
+def pools() -> list[RecordedLog]:
     """Many of them."""
     rng = np.random.default_rng(0)
-    return [world(rng, SIZE) for _ in range(60)]
+    return [synthetic_pool(rng, SIZE) for _ in range(60)]
 
 
 def test_the_same_chance_makes_the_same_world() -> None:
-    one, same, other = (world(np.random.default_rng(seed), SIZE) for seed in (1, 1, 2))
-    for field in fields(Recorded):
+    one, same, other = (synthetic_pool(np.random.default_rng(seed), SIZE) for seed in (1, 1, 2))
+    for field in fields(RecordedLog):
         np.testing.assert_array_equal(getattr(one, field.name), getattr(same, field.name), field.name)
     assert one.candidate.shape != other.candidate.shape or not np.array_equal(one.candidate, other.candidate)
 
 
-def test_an_answer_is_worth_what_its_candidate_is(worlds: list[Recorded]) -> None:
-    for log in worlds:
+def test_an_answer_is_worth_what_its_candidate_is(pools: list[RecordedLog]) -> None:
+    for log in pools:
         assert (log.candidate < log.size[:, None]).all()
         assert not log.usable[~log.there].any()
         found = np.take_along_axis(log.worth, np.maximum(log.candidate, 0), axis=1)
@@ -38,8 +38,8 @@ def test_an_answer_is_worth_what_its_candidate_is(worlds: list[Recorded]) -> Non
         assert ((log.usd > 0) == log.there).all()
 
 
-def test_masses_are_probabilities_over_the_choices_of_those_who_answer(worlds: list[Recorded]) -> None:
-    some = [log for log in worlds if log.mass is not None]
+def test_masses_are_probabilities_over_the_choices_of_those_who_answer(pools: list[RecordedLog]) -> None:
+    some = [log for log in pools if log.mass is not None]
     assert some
     for log in some:
         assert log.mass is not None
@@ -49,27 +49,27 @@ def test_masses_are_probabilities_over_the_choices_of_those_who_answer(worlds: l
         np.testing.assert_array_equal(given.argmax(axis=1), log.candidate[log.usable])
 
 
-def test_they_are_of_many_kinds(worlds: list[Recorded]) -> None:
-    sizes = {len(log.names) for log in worlds}
+def test_they_are_of_many_kinds(pools: list[RecordedLog]) -> None:
+    sizes = {len(log.names) for log in pools}
     assert min(sizes) == 3
     assert max(sizes) >= 14
-    best = np.array([log.value.mean(axis=0).max() for log in worlds])
+    best = np.array([log.value.mean(axis=0).max() for log in pools])
     assert best.min() < 0.6
     assert best.max() > 0.9
-    closed = [bool(log.closed.all()) for log in worlds]
+    closed = [bool(log.closed.all()) for log in pools]
     assert 0.4 < np.mean(closed) < 0.9
-    assert {bool(log.vectors.any()) for log in worlds} == {False, True}
-    assert {bool(log.there.all()) for log in worlds} == {False, True}
-    assert any(((log.value > 0) & (log.value < 1)).any() for log in worlds)  # graded
-    assert any(not log.closed.any() and (log.size < len(log.names)).any() for log in worlds)  # the same free answer
+    assert {bool(log.vectors.any()) for log in pools} == {False, True}
+    assert {bool(log.there.all()) for log in pools} == {False, True}
+    assert any(((log.value > 0) & (log.value < 1)).any() for log in pools)  # graded
+    assert any(not log.closed.any() and (log.size < len(log.names)).any() for log in pools)  # the same free answer
 
 
-def test_the_dearer_tend_to_be_better_and_errors_to_be_shared(worlds: list[Recorded]) -> None:
-    ranks = [np.corrcoef(np.log(log.prices), log.value.mean(axis=0))[0, 1] for log in worlds if len(log.names) > 4]
+def test_the_dearer_tend_to_be_better_and_errors_to_be_shared(pools: list[RecordedLog]) -> None:
+    ranks = [np.corrcoef(np.log(log.prices), log.value.mean(axis=0))[0, 1] for log in pools if len(log.names) > 4]
     assert 0.1 < np.mean(ranks) < 0.7
     assert min(ranks) < 0
     together = []
-    for log in worlds:
+    for log in pools:
         wrong = 1.0 - log.value[:, log.there.all(axis=0)]
         if 0.02 < wrong.mean() < 0.98:
             together.append(np.corrcoef(wrong, rowvar=False)[np.triu_indices(wrong.shape[1], 1)].mean())

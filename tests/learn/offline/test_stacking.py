@@ -11,18 +11,18 @@ import pytest
 from focalroute.learn.backend import NUMPY, passes
 from focalroute.learn.backward import Floats, Gradients, Pull, fusion_pass
 from focalroute.learn.nets import FusionNet, parameters
-from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.recorded import Recorded
-from focalroute.learn.offline.rollout import Seen
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.rollout import LogView
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.stacking import fit, gathered, log_loss, random_sets
 from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.learn.trajectory import grown
-from tests.learn.histories import Kind, history, random_history
 from tests.learn.made import check_gradients, randomised
+from tests.learn.offline.histories import Kind, history, random_history
 
 
-def seen_of(log: Recorded, *, blind: bool = False) -> Seen:
+def seen_of(log: RecordedLog, *, blind: bool = False) -> LogView:
     """Through windows that hold random members, or nobody."""
     everyone = np.arange(len(log))
     masks = random_masks(log, np.random.default_rng(0))
@@ -39,7 +39,7 @@ def fusion(n: int, seed: int = 1, dtype: type = np.float32) -> FusionNet:
     return randomised(FusionNet.initial(np.random.default_rng(0), vocabulary=n), seed, dtype, 0.3)
 
 
-def _told(seen: Seen, first: np.ndarray, later: np.ndarray) -> float:
+def _told(seen: LogView, first: np.ndarray, later: np.ndarray) -> float:
     """Share of the rows in which somebody in the set knew the answer."""
     *_, offered = gathered(seen, np.arange(len(first)), first, later)
     return float(((seen.recorded.worth * offered).sum(axis=1) > 0).mean())

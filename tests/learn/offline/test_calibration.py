@@ -11,8 +11,8 @@ from examples.paper.generated import MODELS, Shape, biased_log
 from focalroute.core.records import Masses, Outcome, Query, Reply
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import LogTable
-from focalroute.learn.offline.prior_stats import calibration, look_back, similar
-from focalroute.learn.offline.rollout import seen_by
+from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats, similar
+from focalroute.learn.offline.rollout import log_view
 from focalroute.learn.offline.views import long_run
 from focalroute.observe import Observer
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
@@ -65,8 +65,8 @@ def test_training_sees_what_serving_would(table: LogTable, show_task: bool) -> N
     log = recorded(table, rows, show_task=show_task)
     everyone = np.ones(log.there.shape, bool)
     _, prior = long_run(log, rows)
-    hindsight = look_back(log, everyone, ~everyone, prior, window=500)
-    seen = seen_by(log, hindsight, similar(log), rows, np.arange(1, 6), calibration(log))
+    prior_stats = compute_prior_stats(log, everyone, ~everyone, prior, window=500)
+    seen = log_view(log, prior_stats, similar(log), rows, np.arange(1, 6), calibration(log))
     for row in (0, 1, 2, 5, 40, 90, len(rows) - 1):
         endpoints, members = seen_in_service(
             fed(table, range(row), show_task=show_task), table, row, show_task=show_task

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.offline.cold import cold_fusion
-from focalroute.learn.offline.prior_stats import calibration, look_back
-from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
 from focalroute.learn.trajectory import grown
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.observation import signal_column
 from tests.by_hand import linear_decider
-from tests.learn.histories import random_history
+from tests.learn.offline.histories import random_history
 
 _SIGNAL, _TOLL = (slices(ENDPOINT)[name].start for name in ("signal", "cost_penalty"))
 
 
-def _views(log: Recorded, *, probed: float = 0.0, seed: int = 0) -> Views:
+def _views(log: RecordedLog, *, probed: float = 0.0, seed: int = 0) -> Views:
     _, prior = long_run(log, np.arange(len(log)))
     masks = random_masks(log, np.random.default_rng(seed))
     return Views(log, prior, np.arange(1, 5), masks, window=30, probed=probed)
@@ -59,7 +59,7 @@ def test_a_view_is_the_hindsight_of_its_masks() -> None:
     assert not log.closed[rows].all()
     for view, (first, later) in enumerate(views.masks):
         assert not ((first | later) & ~log.there).any()
-        expected = look_back(log, first, later, prior, window=30).rows.columns[rows]
+        expected = compute_prior_stats(log, first, later, prior, window=30).rows.columns[rows]
         found = views.at(view, rows).columns
         similar = slices(ENDPOINT)["similar"].start
         expected[..., similar] = found[..., similar]

@@ -17,22 +17,20 @@ from focalroute.learn.backend import NUMPY, passes
 from focalroute.learn.critic import CriticNet, critic_parameters, values
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
-from focalroute.learn.offline.cold import cold_fusion
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.recorded import Recorded
-from focalroute.learn.offline.reinforce import PolicyGradient
-from focalroute.learn.offline.rollout import Played, roll
-from focalroute.learn.offline.settings import OfflineSettings
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, valued
+from focalroute.learn.offline.rollout import Rollout, roll
+from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.train import (
     Trained,
     train,
 )
-from focalroute.learn.offline.valuation import valued
 from focalroute.learn.offline.views import Masks, Views, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
 from tests.by_hand import linear_decider
-from tests.learn.histories import Kind, history, random_history
 from tests.learn.made import randomised
+from tests.learn.offline.histories import Kind, history, random_history
 
 SMALL = OfflineSettings(
     window=40,
@@ -65,7 +63,7 @@ def same(one: Trained, other: Trained) -> bool:
     return all(np.array_equal(first[key], second[key]) for key in first) and figures[0] == figures[1]
 
 
-def asked_of(log: Recorded, decider: DeciderNet, fusion: FusionNet, price: float, prior: LongRun) -> Played:
+def asked_of(log: RecordedLog, decider: DeciderNet, fusion: FusionNet, price: float, prior: LongRun) -> Rollout:
     """The greedy policy on a log through a window of what it asks."""
     views = Views(
         log,
@@ -89,7 +87,7 @@ def asked_of(log: Recorded, decider: DeciderNet, fusion: FusionNet, price: float
     )
 
 
-def reward(played: Played, price: float) -> float:
+def reward(played: Rollout, price: float) -> float:
     """Mean u - lambda c / C."""
     return float((2 * played.worth - 1 - price * played.shares.sum(axis=0)).mean())
 
@@ -180,7 +178,7 @@ class _Stopped(Exception):
     pass
 
 
-def _checkpoint(folder: Path, log: Recorded, **changed: Any) -> Checkpoint:
+def _checkpoint(folder: Path, log: RecordedLog, **changed: Any) -> Checkpoint:
     given: dict[str, Any] = {"seed": 1, "settings": SMALL, "engine": "numpy"} | changed
     return Checkpoint(folder / "kept.npz", made_for(log, **given))
 
@@ -221,7 +219,7 @@ def keep(progress):
         os.kill(os.getpid(), signal.SIGKILL)
 train(log, seed=1, settings=SMALL, keep=keep)
 """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, check=False)
     assert done.returncode == -signal.SIGKILL
     log = random_history(80)
@@ -286,7 +284,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 # --- the gradient, and the critic ------------------------------------------------------------------------
 
 
-def _gradient(log: Recorded, **changed: Any) -> PolicyGradient:
+def _gradient(log: RecordedLog, **changed: Any) -> PolicyGradient:
     _, prior = long_run(log, np.arange(len(log)))
     n = len(log.names)
     masks: tuple[Masks, ...] = random_masks(log, np.random.default_rng(0))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from focalroute.learn.offline.recorded import Recorded
+from focalroute.learn.offline.recorded import RecordedLog
 
 __all__ = ["Kind", "history", "random_history"]
 
@@ -19,7 +19,7 @@ class Kind:
     usd: float
 
 
-def history(kinds: list[Kind], size: int, *, seed: int, choices: int = 4, texts: bool = True) -> Recorded:
+def history(kinds: list[Kind], size: int, *, seed: int, choices: int = 4, texts: bool = True) -> RecordedLog:
     """Closed questions whose topic changes at random; wrong answers fall anywhere. Everybody answers everything."""
     rng = np.random.default_rng(seed)
     n, topics = len(kinds), len(kinds[0].skill)
@@ -31,7 +31,7 @@ def history(kinds: list[Kind], size: int, *, seed: int, choices: int = 4, texts:
     vectors = np.zeros((size, 8), np.float32)
     if texts:
         vectors[np.arange(size), topic] = 1
-    return Recorded(
+    return RecordedLog(
         names=tuple(f"e{i}" for i in range(n)),
         prices=usd.copy(),
         there=np.ones((size, n), np.bool_),
@@ -49,7 +49,7 @@ def history(kinds: list[Kind], size: int, *, seed: int, choices: int = 4, texts:
     )
 
 
-def random_history(size: int = 60, n: int = 4, *, seed: int = 0, most: int = 5) -> Recorded:
+def random_history(size: int = 60, n: int = 4, *, seed: int = 0, most: int = 5) -> RecordedLog:
     """Closed and free-form questions, absent endpoints, unusable replies, masses of some, texts of some."""
     rng = np.random.default_rng(seed)
     closed = rng.random(size) < 0.6
@@ -67,7 +67,7 @@ def random_history(size: int = 60, n: int = 4, *, seed: int = 0, most: int = 5) 
     vectors = rng.random((size, 6)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors[rng.random(size) < 0.1] = 0
-    return Recorded(
+    return RecordedLog(
         names=tuple(f"e{i}" for i in range(n)),
         prices=rng.random(n),
         there=there,

@@ -7,20 +7,19 @@ import pytest
 
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.offline.cold import cold_fusion
-from focalroute.learn.offline.rollout import Played, roll
-from focalroute.learn.offline.shipped import ShippedSettings, shipped, views_of
+from focalroute.learn.offline.rollout import Rollout, roll
+from focalroute.learn.offline.shipped import ShippedSettings, cold_fusion, shipped, synthetic_views
 from focalroute.learn.offline.views import Views, nearest
 from focalroute.observe import layout
 from focalroute.policy.bundle import cold
 from tests.by_hand import linear_decider
 
-SHORT = ShippedSettings(worlds=2, queries=200, fusion_steps=3, lookahead_steps=3, iterations=4, renewals=2)
+SHORT = ShippedSettings(pools=2, queries=200, fusion_steps=3, lookahead_steps=3, iterations=4, renewals=2)
 QUERIES, WARM = 400, 150
 PRICES = (0.03, 0.3)
 
 
-def played(nets: tuple[DeciderNet, FusionNet], views: Views, price: float) -> Played:
+def played(nets: tuple[DeciderNet, FusionNet], views: Views, price: float) -> Rollout:
     """The queries of a world after the first ones, in windows of what these nets ask."""
     everybody, rng = float(views.recorded.usd.sum() / QUERIES), np.random.default_rng(0)
     rows = np.arange(WARM, QUERIES)
@@ -44,10 +43,10 @@ def nets() -> tuple[DeciderNet, FusionNet]:
 
 
 @pytest.fixture(scope="module")
-def worlds() -> list[Views]:
+def pools() -> list[Views]:
     """New ones, seen as in service from the first query on."""
     rng = np.random.default_rng(7)
-    return [views_of(rng, QUERIES) for _ in range(7)]
+    return [synthetic_views(rng, QUERIES) for _ in range(7)]
 
 
 def test_the_same_seed_gives_the_same_nets_and_another_one_others() -> None:
@@ -75,26 +74,26 @@ def test_it_takes_no_notice_of_what_no_made_up_log_has(nets: tuple[DeciderNet, F
 
 @pytest.mark.parametrize("price", PRICES)
 def test_it_does_better_on_new_worlds_than_nets_set_by_hand(
-    nets: tuple[DeciderNet, FusionNet], worlds: list[Views], price: float
+    nets: tuple[DeciderNet, FusionNet], pools: list[Views], price: float
 ) -> None:
-    def reward(found: Played) -> float:
+    def reward(found: Rollout) -> float:
         return float((2 * found.worth - 1 - price * found.shares.sum(axis=0)).mean())
 
     by_hand = linear_decider(), cold_fusion()
-    gains = np.array([reward(played(nets, one, price)) - reward(played(by_hand, one, price)) for one in worlds])
+    gains = np.array([reward(played(nets, one, price)) - reward(played(by_hand, one, price)) for one in pools])
     assert gains.mean() > 0
     assert (gains > 0).mean() > 0.5
 
 
-def test_the_dearer_money_the_less_is_spent(nets: tuple[DeciderNet, FusionNet], worlds: list[Views]) -> None:
-    for one in worlds[:2]:
+def test_the_dearer_money_the_less_is_spent(nets: tuple[DeciderNet, FusionNet], pools: list[Views]) -> None:
+    for one in pools[:2]:
         paid = [float(played(nets, one, price).shares.sum()) for price in (*PRICES, 2.0)]
         assert paid == sorted(paid, reverse=True)
 
 
-def test_it_asks_on_where_replies_disagree(nets: tuple[DeciderNet, FusionNet], worlds: list[Views]) -> None:
+def test_it_asks_on_where_replies_disagree(nets: tuple[DeciderNet, FusionNet], pools: list[Views]) -> None:
     asked_on: dict[bool, list[bool]] = {True: [], False: []}
-    for one in worlds:
+    for one in pools:
         found = played(nets, one, 0.05)
         candidate = one.recorded.candidate[WARM:]
         for row in np.flatnonzero(found.first.sum(axis=1) >= 2):
@@ -104,10 +103,10 @@ def test_it_asks_on_where_replies_disagree(nets: tuple[DeciderNet, FusionNet], w
     assert np.mean(asked_on[False]) > np.mean(asked_on[True]) + 0.15
 
 
-def test_its_confidence_is_about_right(nets: tuple[DeciderNet, FusionNet], worlds: list[Views]) -> None:
+def test_its_confidence_is_about_right(nets: tuple[DeciderNet, FusionNet], pools: list[Views]) -> None:
     """Over all worlds together, in three bands; a single world may be off, since nothing of it was known."""
     confidence, right = [], []
-    for one in worlds:
+    for one in pools:
         if one.recorded.closed.all():
             found = played(nets, one, 0.05)
             confidence.append(found.posterior.max(axis=1))
