@@ -19,39 +19,39 @@ from focalroute.money.budget import AskBudget
 
 
 class StreamSink:
-    """Where the pieces of one streamed answer go. Belongs to the running event loop.
+    """Takes the pieces of one streamed answer, from the first call that sends one. Belongs to the running event loop.
 
     Attributes:
-        begun: done once the first piece was said; from then on the answer is what its speaker goes on to say.
-        speaker: whose piece that was; None: nobody has said anything yet.
+        begun: done once the first piece came; from then on the answer is what its speaker streams.
+        speaker: the call that streamed the first piece; None: none has yet.
     """
 
-    def __init__(self, put: Callable[[str], None]) -> None:
+    def __init__(self, on_piece: Callable[[str], None]) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.speaker: object | None = None
-        self._put = put
+        self._on_piece = on_piece
         self._pieces: list[str] = []
 
     @property
     def said(self) -> str:
-        """All that was said so far."""
+        """All text so far."""
         return "".join(self._pieces)
 
     def say(self, speaker: object, piece: str) -> None:
-        """Pass a piece on, unless somebody else has begun."""
+        """Pass a piece on, unless another call has begun."""
         if self.speaker is None:
             self.speaker = speaker
             self.begun.set_result(None)
         if self.speaker is speaker:
             self._pieces.append(piece)
-            self._put(piece)
+            self._on_piece(piece)
 
 
 T = TypeVar("T")
 
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
-_LONGEST_ASKED_S = 60.0  # of a service's Retry-After; for one that asks for more nobody waits
+_LONGEST_ASKED_S = 60.0  # of a service's Retry-After; a longer one ends the retries
 
 
 @dataclass(slots=True)
@@ -60,9 +60,9 @@ class CallContext:
 
     Attributes:
         deadline: in the running loop's time.
-        retries: how many more calls may be repeated, or raced because they are late, whoever's they are: in an outage
-            an ask makes so many calls more than it has members, and not several times as many.
-        outlet: where a member that answers alone says its reply as it comes; None: replies are gathered.
+        retries: how many more calls may be repeated, or raced because they are late, over all members: an outage adds
+            this many calls to an ask, and does not multiply them.
+        stream_sink: where a member that answers alone streams its reply; None: replies are gathered.
     """
 
     query: Query
@@ -86,7 +86,7 @@ async def call_with_retries(
         CallFailed: the last one failed.
     """
     try:
-        return await call()  # most calls succeed at once, and need nobody who repeats them
+        return await call()  # most calls succeed at once, and need no retries
     except CallFailed as error:
         failed: CallFailed | None = error
 

@@ -25,7 +25,7 @@ _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of 
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
 #: As large as all calls of a capability check together, for an upper bound of its cost.
 CHECK = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
-#: Letters that the question does not offer: whoever answers with one of them was held to them.
+#: Letters that the question does not offer: an answer with one of them was held to them.
 _HELD = ("Q", "Z")
 #: The smallest useful call: a sign of life.
 TRIAL = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
@@ -156,7 +156,10 @@ class _CapabilityCheck:
 
     async def run(self) -> Capabilities:
         whole = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_HELD)
-        found = _seen(whole) if whole else await self._by_parts()
+        if whole:
+            found = _measured(whole, whole, whole, _MAX_TOP)
+        else:
+            found = await self._by_parts()
         return replace(found, stream_usage=await self._streams_usage())
 
     async def _by_parts(self) -> Capabilities:
@@ -167,7 +170,7 @@ class _CapabilityCheck:
         sampled, held = await self._try(n=2), await self._try(choices=_HELD)
         if not (scored or sampled or held):
             await self._complete()
-        return Capabilities(*_scored(scored, top), _sampled(sampled), _was_held(held), stream_usage=False)
+        return _measured(scored, sampled, held, top)
 
     async def _try(self, **features: Any) -> Completion | None:
         """One call; None if it was refused for what it asks."""
@@ -207,8 +210,10 @@ def _refused(error: CallFailed) -> bool:
     return error.failure.kind == "protocol" or error.failure.status in (400, 422, 500, 501)
 
 
-def _seen(completion: Completion) -> Capabilities:
-    return Capabilities(*_scored(completion, _MAX_TOP), _sampled(completion), _was_held(completion), stream_usage=False)
+def _measured(scored: Completion | None, sampled: Completion | None, held: Completion | None, top: int) -> Capabilities:
+    """What the replies to each request show; None: it was refused."""
+    several = sampled is not None and len(sampled.choices) > 1
+    return Capabilities(*_scored(scored, top), several, _was_held(held), stream_usage=False)
 
 
 def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
@@ -220,10 +225,6 @@ def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
     if tokens is None:
         return False, 0
     return True, asked if any(len(token.top) > 1 for token in tokens) else 0
-
-
-def _sampled(completion: Completion | None) -> bool:
-    return completion is not None and len(completion.choices) > 1
 
 
 def _was_held(completion: Completion | None) -> bool:

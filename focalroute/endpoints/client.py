@@ -13,7 +13,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure, Usage
-from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, Injected
+from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, OpenAITransport
 from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decode_scored, encode_scored, encode_texts
@@ -68,13 +68,13 @@ class EndpointClient:
     not followed.
 
     Args:
-        heed: is told the headers of every response; not those that a ready ``AsyncOpenAI`` keeps to itself.
+        on_headers: called with the headers of every response; not those that a ready ``AsyncOpenAI`` keeps to itself.
     """
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients, on_headers: OnHeaders | None = None) -> None:
         self.endpoint = endpoint
         self._on_headers = on_headers
-        self._transport: Http | Injected | None = None
+        self._transport: Http | OpenAITransport | None = None
         self._clients = clients
 
     async def complete(self, request: Request, *, timeout_s: float | None = None) -> Completion:
@@ -122,7 +122,7 @@ class EndpointClient:
 
         Args:
             timeout_s: as in `complete`.
-            decoder: a new one, for whoever wants to know the usage reported so far when the call is given up.
+            decoder: a new one, for a caller that needs the usage reported so far when the call is cancelled.
 
         Raises:
             CallFailed: as `complete`; also if the stream was cut, with the usage reported until then.
@@ -148,12 +148,14 @@ class EndpointClient:
         """Load what the first call needs, for which no time limit shall pay."""
         self._ready()
 
-    def _ready(self) -> Http | Injected:
+    def _ready(self) -> Http | OpenAITransport:
         if self._transport is None:
-            self._transport = Injected(self.endpoint) if self.endpoint.client is not None else self._http()
+            self._transport = self._make_transport()
         return self._transport
 
-    def _http(self) -> Http:
+    def _make_transport(self) -> Http | OpenAITransport:
+        if self.endpoint.client is not None:
+            return OpenAITransport(self.endpoint)
         from focalroute.endpoints.http import Http
 
         return Http(self.endpoint, self._clients.session, self._on_headers)

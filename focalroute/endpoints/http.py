@@ -43,7 +43,7 @@ from focalroute.endpoints.wire.stream import StreamDecoder
 
 _MAX_CONNECTIONS = 1000
 _MAX_ERROR_BYTES = 64 * 1024
-_CONNECT_S = 10.0  # all else is bounded by whoever calls
+_CONNECT_S = 10.0  # all else is bounded by the caller
 _KEEPALIVE_S = 30.0
 _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
@@ -89,7 +89,7 @@ class Http:
 
     Args:
         session: the running loop's.
-        heed: is told the headers of every response.
+        on_headers: called with the headers of every response.
 
     Raises:
         ConfigError: the endpoint has no address, its key or proxy is none, or its key is not set.

@@ -46,7 +46,7 @@ async def read_all(piece: Callable[[], Awaitable[bytes]], limit: int) -> bytearr
     return body
 
 
-class Injected:
+class OpenAITransport:
     """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only bytes cross this seam, piece by piece.
 
     Nor does it follow redirects for us: with some versions it would take an Azure key along, and always the prompt.

@@ -27,10 +27,10 @@ from focalroute.endpoints.wire.refusals import Feature
 from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.store.base import HealthRow, Store
 
-_TOKENS_UNDER_BUDGET = 1024  # for a free-form reply whose length nobody bounded: a budget needs a bound
-_STALE_S = 60.0  # who was to be probed longer ago is not known to be out: its process is gone
+_TOKENS_UNDER_BUDGET = 1024  # for a free-form reply of unbounded length: a budget needs a bound
+_STALE_S = 60.0  # a trial due longer ago than this was never made: its process is gone
 _SCORED = replace(capabilities.DEAREST, whole_choices=True)
-_REFRESH_EVERY_S = 1.0  # how often it is looked up what other processes know of the endpoints
+_REFRESH_EVERY_S = 1.0  # how often the states stored by other processes are fetched
 
 
 class Pool:
@@ -79,14 +79,14 @@ class Pool:
         return tuple(member.health for member in self._members)
 
     def _on_breaker_change(self, index: int, breaker: Breaker) -> None:
-        """Tell the other processes."""
+        """Store a breaker's state for the other processes."""
         left_s = None if breaker.allows else breaker.left_s
         now = time.time()
         until = None if left_s is None else now + left_s
         self._store.write(HealthRow(self._keys[index], until, breaker.ejections, now))
 
     def _refresh_health(self) -> None:
-        """Look up what others know, if it is time; that is heard when the store has it."""
+        """Fetch the states that other processes stored, if that is due; `_on_health` takes them over."""
         now = time.monotonic()
         if now >= self._refresh_at:
             self._refresh_at = now + _REFRESH_EVERY_S
@@ -106,7 +106,7 @@ class Pool:
         """The most one call to each endpoint can cost, USD, by the dearest way to put the query; None without a limit.
 
         An endpoint without a price counts 0: a budget that forbids them does not get here. Where not all of them fit
-        the purse together, it is made sure of what is left.
+        the ask's budget together, what is left is looked up again.
 
         Raises:
             ConfigError: a call has no upper bound.
@@ -160,7 +160,7 @@ class Pool:
         return self._closed
 
     async def aclose(self) -> None:
-        """Close the connections and probes of the running loop. Calls under way fail, and are not repeated."""
+        """Close the connections and background calls of the running loop. Calls under way fail for good."""
         self._closed = True
         await asyncio.gather(*(member.aclose() for member in self._members))
         await self._clients.aclose()

@@ -34,8 +34,8 @@ class Health:
     """How an endpoint does at one moment, as this process knows it.
 
     Attributes:
-        breaker: "closed", "open" (out of use), "half-open" (a probe is due or under way).
-        probe_in_s: seconds until it is probed; 0 where it is closed.
+        breaker: "closed", "open" (out of use), "half-open" (a trial call is due or under way).
+        probe_in_s: seconds until the next trial call; 0 where it is closed.
         ejections: how often it was put out, each time within a minute of its return.
         failure_share: of its latest calls, at most 64 since it was last put out, those that failed or were much too
             slow.
@@ -186,7 +186,7 @@ class Throttle:
             yield self._tokens, tokens
 
     async def enter(self, tokens: float, within_s: float) -> AdmittedCall:
-        """Wait for a turn; then `leave` must follow.
+        """Wait until the call may begin; then `leave` must follow.
 
         Args:
             tokens: that the call may use at the most.
@@ -290,20 +290,21 @@ def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -
     Resets come as "1s", "6m0s", "20ms" (OpenAI), seconds (Together), or Unix time in seconds or milliseconds
     (OpenRouter). What cannot be read asks for nothing.
     """
-    said: dict[str, str] | None = None
+    limits: dict[str, str] | None = None
     for name, value in headers:
         if name[:12].lower() == b"x-ratelimit-" and len(value) <= _LONGEST_VALUE:
-            said = {} if said is None else said
-            said[name[12:].decode("latin-1").lower()] = value.decode("latin-1").strip()
-    if said is None:
+            if limits is None:
+                limits = {}
+            limits[name[12:].decode("latin-1").lower()] = value.decode("latin-1").strip()
+    if limits is None:
         return 0.0
     spent = [
         name.removeprefix("remaining")
-        for name, left in said.items()
+        for name, left in limits.items()
         if name.startswith("remaining") and _number(left) == 0
     ]
     now = time.time() if now is None else now
-    return max((_span(said.get("reset" + which, ""), now) for which in spent), default=0.0)
+    return max((_span(limits.get("reset" + which, ""), now) for which in spent), default=0.0)
 
 
 def _number(text: str) -> float | None:

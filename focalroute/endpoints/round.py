@@ -18,18 +18,18 @@ from focalroute.endpoints.member import MemberCall, PoolMember
 from focalroute.endpoints.wire import Completion
 from focalroute.money.cost import Bill
 
-_INSIST_S = 0.1  # after the deadline: how often who does not let go is cancelled
+_INSIST_S = 0.1  # after the deadline: how often a member that does not end is cancelled
 
 
 class RoundController(Protocol):
-    """Whoever steers an ask through its rounds."""
+    """Decides, for the round under way, whether to ask another endpoint or to stop early."""
 
     @property
     def answered(self) -> bool:
         """Whether a member of an earlier round has answered."""
 
     def spare(self, asked: Sequence[int]) -> int | None:
-        """The next best endpoint besides those asked in this round; None: nobody is left, or affordable."""
+        """The next best endpoint besides those asked in this round; None: none is left, or affordable."""
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
         """Whether the answer is certain, whatever the pending endpoints say."""
@@ -62,15 +62,15 @@ class _AskedMember:
 class RoundCalls:
     """Asks the members of one round.
 
-    As long as nobody has answered and half of the time is gone, one more endpoint is asked, and again after half of
+    As long as none has answered and half of the time is gone, one more endpoint is asked, and again after half of
     the rest, or as soon as that one fails: a lone member that hangs shall not cost the answer. With ``hedge_after`` a
     member is raced that takes longer than that quantile of its own latencies, which counts as a retry. Who answers
     first wins, the others of its race are cancelled; where the answer is streamed, who first says something.
 
     Args:
-        seats: all endpoints of the pool.
-        plan: how to put the query to an endpoint that can do this much; ``probe``: whether that hangs on what it can.
-        helm: None: nobody is raced, and nobody given up early.
+        members: all endpoints of the pool.
+        plan: plans the query for an endpoint with these capabilities.
+        controller: None: no member is raced, and none cancelled early.
         closed: whether the pool was closed.
     """
 
@@ -89,10 +89,10 @@ class RoundCalls:
         self._plan = plan
         self._controller = controller
         self._closed = closed
-        self._stream_sink: StreamSink | None = None  # where a member that was picked alone says its reply as it comes
+        self._stream_sink: StreamSink | None = None  # where a member that was picked alone streams its reply
         self._asked: list[_AskedMember] = []
         self._wakeup: asyncio.Future[None] | None = None  # done when one of them may have decided something
-        self._rescue_s = math.inf  # when nobody has answered by this time left, somebody else is asked
+        self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
         """Their replies, failures included, in the order of asking."""
@@ -145,11 +145,11 @@ class RoundCalls:
 
     @property
     def _answer_begun(self) -> bool:
-        """Whether a member says its reply already: it is the answer, and nobody else's can be."""
+        """Whether a member streams its reply already: then it is the answer."""
         return self._stream_sink is not None and self._stream_sink.begun.done()
 
     def _without_late_reply(self, member: _AskedMember, reply: Reply) -> Reply:
-        """Its reply; who came through beside the one that is the answer already does not count."""
+        """Its reply; cancelled if another member is streaming the answer already."""
         if not self._answer_begun or not reply.ok or (self._stream_sink and member.call is self._stream_sink.speaker):
             return reply
         failure = Failure("cancelled", "another endpoint answered first")
@@ -178,7 +178,7 @@ class RoundCalls:
                 member.task.result()
 
     def _on_done(self, member: _AskedMember) -> None:
-        """A member is done: of those that race each other one is enough, else all are waited for."""
+        """Wake the round if this reply may decide it: of racing members one is enough, else all are waited for."""
         broke = member.reply is None
         racing = self._rules.early_stop or (self._stream_sink is not None and not self._answer_begun)
         if broke or racing or any(one.raced for one in self._asked) or all(one.reply for one in self._asked):
@@ -189,7 +189,7 @@ class RoundCalls:
             self._wakeup.set_result(None)
 
     def _late_in(self, member: _AskedMember) -> float:
-        """Seconds until it is late; infinite: it never is, or nobody may race it."""
+        """Seconds until it is late; infinite: it never is, or may not be raced."""
         share = self._rules.hedge_after
         if share is None or member.raced or self._controller is None or self._context.retries < 1 or self._answer_begun:
             return math.inf
@@ -197,7 +197,7 @@ class RoundCalls:
         return math.inf if usual is None else usual - (time.perf_counter() - member.call.started)
 
     def _hedge(self) -> None:
-        """Race who is late, and ask somebody else in time where nobody has answered."""
+        """Race late members, and ask one more endpoint in time where none has answered."""
         pending = [member for member in self._asked if member.reply is None]
         for member in pending:
             if self._late_in(member) <= 0 and self._race(member):
@@ -218,7 +218,7 @@ class RoundCalls:
         return spare is not None
 
     def _needless(self) -> list[_AskedMember]:
-        """Who has lost a race, or can change nothing any more."""
+        """The members that lost a race, or cannot change the answer any more."""
         pending = [member for member in self._asked if member.reply is None]
         speaker = self._stream_sink.speaker if self._stream_sink else None
         winners = {
@@ -236,7 +236,7 @@ class RoundCalls:
         return lost
 
     async def _cancel(self, members: Sequence[_AskedMember]) -> None:
-        """Until these have ended; who has not let go by the deadline is cancelled again then, and again."""
+        """Cancel these and wait until they have ended; after the deadline they are cancelled again and again."""
         pending = {member.task for member in members if not member.task.done()}
         for member in members:
             member.given_up = True
@@ -247,10 +247,10 @@ class RoundCalls:
                 task.cancel()
         for member in members:
             if not member.task.cancelled():
-                member.task.exception()  # somebody knows of it
+                member.task.exception()  # retrieved, so that asyncio does not warn
 
     async def _give_up(self, members: Sequence[_AskedMember], why: Failure | None = None) -> None:
-        """Cancel those still under way, down to their sockets; who replied at that very moment has replied."""
+        """Cancel those still under way, down to their sockets; a reply that came at that very moment counts."""
         pending = [member for member in members if member.reply is None]
         await self._cancel(pending)
         for member in pending:

@@ -107,7 +107,7 @@ def test_who_fails_in_its_place_is_followed_by_the_next_at_once(
         warm_up(ensemble)
         service.hanging.add("hangs")
         service.status |= dict.fromkeys(failing, 400)
-        answer = ensemble.ask("?", answer="number", deadline_s=6 * DEADLINE_S)
+        answer = ensemble.ask("?", answer="number", deadline_s=3 * DEADLINE_S)
     assert kinds(answer) == {"hangs": "cancelled", **dict.fromkeys(failing, "status"), "answers": "ok"}
 
 

@@ -50,7 +50,7 @@ _NOT_VALID = "the reply is no JSON that is valid against the schema"
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """What a reply says.
+    """The answer read from a reply.
 
     Attributes:
         text: the reply's text, of the first sample.
@@ -99,7 +99,7 @@ class Plan:
             CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
             ConfigError: the caller's own normaliser gives something else than a string or None.
         """
-        samples = completion.choices[: self.request.n]  # nobody has more votes than were asked for
+        samples = completion.choices[: self.request.n]  # an endpoint has no more votes than samples asked for
         if self.choices is None:
             return self._called(completion) or _free_form(completion, samples, self.kind)
         if self.method == "likelihood":
@@ -157,7 +157,7 @@ def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities
 
 
 def needs_capabilities(query: Query) -> bool:
-    """Whether the best way to put it hangs on what an endpoint can do."""
+    """Whether the best plan depends on what an endpoint can do."""
     return query.choices is not None or (query.samples or 1) > 1 or isinstance(query.answer, Structure)
 
 

@@ -51,7 +51,7 @@ _NOTHING = EmbeddedText(np.zeros(0, np.float32))
 class TextEmbedding:
     """Reads the texts of queries, and of the replies that are compared. Safe to use from several event loops.
 
-    After a failure nobody asks the embedder for a while: an outage must not make every ask wait.
+    After a failure the embedder is not asked for a while: an outage must not make every ask wait.
 
     Args:
         embedder: None: the built-in hashed features, which take no time and cannot fail.
@@ -80,7 +80,7 @@ class TextEmbedding:
         """The features of a text; none, and why, where the embedder does not give them in time.
 
         Args:
-            purse: what pays for it, before anything else.
+            ask_budget: what pays for it.
             deadline: of the ask, in the running loop's time.
 
         Raises:
@@ -94,7 +94,7 @@ class TextEmbedding:
             raise
 
     def reader(self, ask_budget: AskBudget, deadline: float) -> Reader | None:
-        """Reads several texts at once, on the terms of `read`; None: the built-in features do.
+        """Reads several texts at once, as `read` does; None: the built-in features do.
 
         The bills of what it raises are the ask's to write.
         """
@@ -217,7 +217,11 @@ async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable
 
     async def some(texts: Sequence[str]) -> None:
         async with places:
-            made.update(zip(texts, await _repeated(texts, source, ask_budget), strict=True))
+            context = CallContext(Query("embedding", ()), ask_budget, math.inf, _ATTEMPTS)
+            found = await call_with_retries(
+                lambda: source.vectors(texts, ask_budget, math.inf), context, _ATTEMPTS, lambda: False
+            )
+        made.update(zip(texts, found, strict=True))
         advance(len(texts))
 
     try:
@@ -235,8 +239,3 @@ async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable
     return StoredVectors(
         name_of(embedder), total(bill.cost for bill in ask_budget.bills), made, np.zeros(width, np.float32)
     )
-
-
-async def _repeated(texts: Sequence[str], source: VectorSource, ask_budget: AskBudget) -> list[F32]:
-    terms = CallContext(Query("embedding", ()), ask_budget, math.inf, _ATTEMPTS)
-    return await call_with_retries(lambda: source.vectors(texts, ask_budget, math.inf), terms, _ATTEMPTS, lambda: False)
