@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Each third-party engine (and the standard library's database) lives in one file, named here or yet to come.
 ENGINES = {
     "onnx": {"learn/export.py"},
-    "onnxruntime": {"policy/_onnx.py"},
+    "onnxruntime": {"policy/onnx_model.py"},
     "tokenizers": {"serving/embedders/onnx.py"},
     "openai": {"endpoints/openai_client.py"},
     "sqlite3": {"store/sqlite/database.py"},
@@ -40,7 +40,7 @@ ENGINES = {
         "serving/telemetry/__init__.py",
     },  # what records, and what sends it
     "prometheus_client": {"server/metrics.py"},
-    "torch": {"learn/_torch.py"},
+    "torch": {"learn/backend.py"},
     "datasets": {"evaluate/collect/dataset.py"},
     "genai_prices": {"money/price_library.py"},
     "matplotlib": {"evaluate/report_page/_engine.py"},

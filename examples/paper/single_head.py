@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32
 from focalroute.evaluate.presets.agents import BranchingHead
 from focalroute.evaluate.presets.networks import categorical, draw
-from focalroute.learn.backward import Floats
-from focalroute.learn.likelihood import Likelihood
+from focalroute.learn.losses import Likelihood
+from focalroute.learn.nets import Floats
 
 __all__ = ["LARGEST_SINGLE_HEAD", "SingleHead", "teams"]
 

@@ -205,7 +205,7 @@ def evaluate(
     if log is None or pool is None:
         raise ConfigError("eval: give a log and its --pool, or --live and --queries")
     from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate_command
-    from focalroute.policy.names import named
+    from focalroute.policy.references import load_reference
 
     options = EvalOptions(
         split_by=split,
@@ -215,7 +215,7 @@ def evaluate(
         feedback=feedback,
         show_task=show_task,
         operating_points=cost_ratios(operating_points),
-        policy=named(policy) if policy else None,
+        policy=load_reference(policy) if policy else None,
         presets=preset or (),
     )
     evaluate_command(log, pool, options, engine=engine, json_file=json_file, html_file=html_file)

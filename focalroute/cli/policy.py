@@ -67,13 +67,13 @@ def describe(reference: str) -> dict[str, Any]:
     """
     from focalroute.policy import bundle
     from focalroute.policy.der import load_served
-    from focalroute.policy.names import SHIPPED, parted
+    from focalroute.policy.references import SHIPPED, parse_reference
 
     kept: dict[str, Any] = {}
     if reference == SHIPPED:
         policy: Policy | Der = bundle.cold()
     else:
-        folder, wanted = parted(reference)
+        folder, wanted = parse_reference(reference)
         policy = load_served(folder, wanted)
         kept = {"folder": str(folder), "versions": list(bundle.versions(folder)), "current": bundle.current(folder)}
     shown = ("version", "parent", "created_at", "hyperparameters", "metrics")
@@ -89,7 +89,7 @@ def roll_back(
     as_json: JsonOption = False,
 ) -> None:
     """Make an earlier version serve again; processes that serve it, or the whole fleet, notice within a second."""
-    from focalroute.learn.fleet.rollback import rollback_fleet_command
+    from focalroute.learn.fleet.follower import rollback_fleet_command
     from focalroute.store import is_redis
 
     if is_redis(folder):
@@ -111,8 +111,8 @@ def roll_back_folder(folder: Path, version: int | None) -> int:
         PolicyError: it does not pass its checks; the current policy stays.
     """
     from focalroute.policy.der import load_served
-    from focalroute.policy.names import check_folder
     from focalroute.policy.publish import rollback
+    from focalroute.policy.references import check_folder
 
     check_folder(folder, version)
     if version is None:

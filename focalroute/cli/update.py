@@ -46,12 +46,12 @@ def update(
     from focalroute.learn.fleet.archive import Archive
     from focalroute.learn.fleet.learner import FleetLearner
     from focalroute.learn.online import update_policy
-    from focalroute.policy.catalogue import chosen
+    from focalroute.policy.references import resolve_policy
     from focalroute.serving.updates import learned_folder
     from focalroute.store import open_store, require_existing
     from focalroute.store.redis.store import RedisStore
 
-    folder = learned_folder(chosen(policy, ()))
+    folder = learned_folder(resolve_policy(policy, ()))
     require_existing(store)
     with ExitStack() as stack:
         opened = stack.enter_context(closing(open_store(store)))

@@ -19,7 +19,7 @@ from focalroute.evaluate.offpolicy import (
     compare_policies,
 )
 from focalroute.learn.update_report import ENOUGH
-from focalroute.policy.names import named
+from focalroute.policy.references import load_reference
 from focalroute.store import display_name, open_store, require_existing
 
 #: How many of a store's latest answers are looked at.
@@ -38,7 +38,7 @@ def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool 
         PolicyError: a policy does not pass its checks.
         StoreError: the store cannot be read.
     """
-    first, second = named(a), named(b)
+    first, second = load_reference(a), load_reference(b)
     with closing(open_store(require_existing(store))) as opened:
         found = compare_policies(opened.recent(LATEST), first, second, seed=seed)
     names = {"a": f"{a} (version {first.version})", "b": f"{b} (version {second.version})"}

@@ -1,6 +1,6 @@
 """What two policies would have been worth on answers that others gave, from the probabilities that were stored.
 
-Off-policy evaluation of whole queries: `focalroute.learn.offpolicy` has the formulas, which the gate of an update uses
+Off-policy evaluation of whole queries: `focalroute.learn.gate` has the formulas, which the gate of an update uses
 as well. A policy is valued as it serves with exploration, on queries like the ones stored, seen with the window as it
 was then.
 """
@@ -17,8 +17,8 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
-from focalroute.learn.offpolicy import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
-from focalroute.learn.trajectory import Batch, Steps, batch, vocabulary
+from focalroute.learn.gate import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
+from focalroute.learn.trajectory import Batch, StepBatch, batch, vocabulary
 from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy
 from focalroute.store.base import StoredAnswer
@@ -260,7 +260,7 @@ def _estimates(values: F64) -> Estimates:
     }
 
 
-def cross_fitted(steps: Steps, rewards: F64, ratio: F64, part: NDArray[np.int64]) -> F64:
+def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.int64]) -> F64:
     """V at every step, (measure, B, T), fitted by least squares on parts that an episode is not in.
 
     One linear function for each kind of step: the first decision, later ones, the Fusion's. An error of V costs

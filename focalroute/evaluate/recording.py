@@ -20,7 +20,7 @@ from focalroute.learn.offline.checkpoint import Checkpoint, made_for
 from focalroute.learn.offline.recorded import F32, RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained, train
-from focalroute.learn.state import pack
+from focalroute.learn.online import pack
 from focalroute.money.cost import typical_cost
 from focalroute.observe.features import name_of, unit_vector
 from focalroute.policy.publish import publish

@@ -25,7 +25,7 @@ from focalroute.evaluate.recording import (
     with_embedder,
 )
 from focalroute.evaluate.table import SplitKind, join, learning_order
-from focalroute.learn.backend import Backend, BackendName, passes
+from focalroute.learn.backend import Backend, BackendName, open_backend
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained
 from focalroute.serving.embedders import embedder_from_pool_file
@@ -114,7 +114,7 @@ def train_command(
         PolicyError: a policy cannot be published.
     """
     options = replace(options or TrainOptions(), **changes)
-    backend = passes(options.backend, options.device)
+    backend = open_backend(options.backend, options.device)
     keep = shares_files(engine)
     if options.resume and not keep:
         raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import RecordedReply, Revealed, Turn, play
 from focalroute.evaluate.training import Training, best_setting
-from focalroute.policy.fusion import posterior
+from focalroute.policy.decider import posterior
 
 F64 = NDArray[np.float64]
 _PRIOR = 10.0

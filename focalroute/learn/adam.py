@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from focalroute.learn.backward import Floats, Gradients
+from focalroute.learn.nets import Floats, Gradients
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 

@@ -1,18 +1,25 @@
-"""Which engine runs the networks while they learn: numpy, or torch where it is installed. All else is the same code."""
+"""Runs the networks while they learn, in numpy, or in torch and its autograd for long runs and large pools.
+
+The torch functions are the same mathematics as `focalroute.learn.nets` and `focalroute.learn.critic`, written once more
+without a single derivative, so that each checks the other. The only module that imports torch, and only when asked to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
-from focalroute.learn.backward import Floats, Pull, decider_pass, fusion_pass
-from focalroute.learn.critic import CriticNet, critic_pass
-from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.critic import CriticNet, critic_parameters, critic_pass
+from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients, Vjp, decider_pass, fusion_pass, parameters
+from focalroute.observe import layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BackendName: TypeAlias = Literal["numpy", "torch"]
 _Ids: TypeAlias = NDArray[np.int64]
@@ -23,22 +30,22 @@ class Backend:
     """One engine's passes, each from numpy arrays to logits and the function that pulls gradients back.
 
     Attributes:
-        decider: as `focalroute.learn.backward.decider_pass`.
-        fusion: as `focalroute.learn.backward.fusion_pass`.
+        decider: as `focalroute.learn.nets.decider_pass`.
+        fusion: as `focalroute.learn.nets.fusion_pass`.
         critic: as `focalroute.learn.critic.critic_pass`.
         name: the engine's, and where it computes.
     """
 
-    decider: Callable[[DeciderNet, Floats, Floats, _Ids], tuple[Floats, Pull]]
-    fusion: Callable[[FusionNet, Floats, Floats, _Ids], tuple[Floats, Pull]]
-    critic: Callable[[CriticNet, Floats], tuple[Floats, Pull]]
+    decider: Callable[[DeciderNet, Floats, Floats, _Ids], tuple[Floats, Vjp]]
+    fusion: Callable[[FusionNet, Floats, Floats, _Ids], tuple[Floats, Vjp]]
+    critic: Callable[[CriticNet, Floats], tuple[Floats, Vjp]]
     name: str = "numpy"
 
 
 NUMPY = Backend(decider_pass, fusion_pass, critic_pass)
 
 
-def passes(backend: BackendName = "numpy", device: str | None = None) -> Backend:
+def open_backend(backend: BackendName = "numpy", device: str | None = None) -> Backend:
     """The passes of an engine. On the same batch both give the same numbers, up to rounding.
 
     Args:
@@ -55,7 +62,95 @@ def passes(backend: BackendName = "numpy", device: str | None = None) -> Backend
         return NUMPY
     if backend != "torch":
         raise ConfigError(f"backend: must be 'numpy' or 'torch', not {backend!r}")
-    from focalroute.learn._torch import TorchBackend
 
     engine = TorchBackend(device or "cpu")
     return Backend(engine.decider, engine.fusion, engine.critic, f"torch on {device or 'cpu'}")
+
+
+_MEMBER = layout.slices(layout.MEMBER)
+
+
+class TorchBackend:
+    """The passes on one device; arrays go there and come back with each.
+
+    Everything works in the widest type of its inputs, as numpy's passes do.
+
+    Args:
+        device: as torch names it: "cpu", "cuda", "cuda:1".
+
+    Raises:
+        ConfigError: torch is not installed, or has no such device here.
+    """
+
+    def __init__(self, device: str) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise ConfigError("backend: torch is not installed; pip install 'focalroute[train]'") from None
+        try:
+            self._device = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
+            raise ConfigError(f"device: torch cannot use {device!r} here: {error}") from None
+
+    def decider(
+        self, net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArray[np.int64]
+    ) -> tuple[Floats, Vjp]:
+        """As `focalroute.learn.nets.decider_pass`."""
+        return self._run(_decider, parameters(net), (context, endpoints), ids)
+
+    def fusion(self, net: FusionNet, members: Floats, candidates: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
+        """As `focalroute.learn.nets.fusion_pass`."""
+        return self._run(_fusion, parameters(net), (members, candidates), ids)
+
+    def critic(self, net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:
+        """As `focalroute.learn.critic.critic_pass`."""
+        return self._run(_critic, critic_parameters(net), (states,))
+
+    def _run(
+        self,
+        forward: Callable[..., Tensor],
+        arrays: Mapping[str, Floats],
+        features: tuple[Floats, ...],
+        *ids: NDArray[np.int64],
+    ) -> tuple[Floats, Vjp]:
+        import torch
+
+        dtype = np.result_type(*arrays.values(), *features)
+
+        def tensor(array: NDArray[Any], dtype: Any = dtype) -> Tensor:
+            return torch.from_numpy(np.array(array, dtype, order="C")).to(self._device)
+
+        weights = {name: tensor(array).requires_grad_() for name, array in arrays.items()}
+        result = forward(weights, *map(tensor, features), *(tensor(rows, np.int64) for rows in ids))
+
+        def vjp(d: Floats) -> Gradients:
+            found = torch.autograd.grad(result, tuple(weights.values()), tensor(d), retain_graph=True)
+            return {name: gradient.cpu().numpy() for name, gradient in zip(weights, found, strict=True)}
+
+        return result.detach().cpu().numpy(), vjp
+
+
+def _decider(net: Mapping[str, Tensor], context: Tensor, endpoints: Tensor, ids: Tensor) -> Tensor:
+    from torch.nn.functional import embedding
+
+    names = embedding(ids, net["names"], padding_idx=0)
+    shared = context @ net["hidden_context"] + net["hidden_bias"]
+    hidden = (shared[:, None] + endpoints @ net["hidden_endpoint"] + names @ net["hidden_name"]).relu()
+    linear = (context @ net["skip_context"])[:, None] + endpoints @ net["skip_endpoint"] + names @ net["skip_name"]
+    return hidden @ net["out"] + linear + net["bias"]
+
+
+def _fusion(net: Mapping[str, Tensor], members: Tensor, candidates: Tensor, ids: Tensor) -> Tensor:
+    from torch.nn.functional import embedding
+
+    present, vote = members[..., _MEMBER["present"]], members[..., _MEMBER["vote"]]
+    names = embedding(ids, net["names"], padding_idx=0)
+    votes = embedding(ids, net["vote"][:, None], padding_idx=0)
+    phi = (members @ net["phi_member"] + present * (names @ net["phi_name"] + net["phi_bias"])[:, None]).relu()
+    hidden = (phi.sum(2) @ net["hidden_pool"] + candidates @ net["hidden_candidate"] + net["hidden_bias"]).relu()
+    linear = members @ net["skip_member"] + (vote * votes[:, None]).squeeze(-1)
+    return hidden @ net["out"] + linear.sum(2) + candidates @ net["skip_candidate"]
+
+
+def _critic(net: Mapping[str, Tensor], states: Tensor) -> Tensor:
+    return (states @ net["hidden"] + net["hidden_bias"]).tanh() @ net["out"] + net["bias"]

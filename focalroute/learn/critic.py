@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32, Evidence, Observation
-from focalroute.learn.backward import Floats, Gradients, Pull
+from focalroute.learn.nets import Floats, Gradients, Vjp
 from focalroute.observe import layout
 
 _OBSERVED = layout.width(layout.CONTEXT) + layout.width(layout.ENDPOINT)
@@ -53,11 +53,11 @@ def critic_parameters(net: CriticNet) -> dict[str, F32]:
     return {field.name: getattr(net, field.name) for field in fields(net)}
 
 
-def critic_pass(net: CriticNet, states: Floats) -> tuple[Floats, Pull]:
+def critic_pass(net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:
     """Values (B,) of ``states`` (B, Ds), and the function that pulls dL/dvalues (B,) back to the parameters."""
     hidden: Floats = np.tanh(states @ net.hidden + net.hidden_bias)
 
-    def pull(d: Floats) -> Gradients:
+    def vjp(d: Floats) -> Gradients:
         d_hidden = d[:, None] * net.out * (1 - hidden * hidden)
         return {
             "hidden": states.T @ d_hidden,
@@ -66,7 +66,7 @@ def critic_pass(net: CriticNet, states: Floats) -> tuple[Floats, Pull]:
             "bias": d.sum(keepdims=True),
         }
 
-    return hidden @ net.out + net.bias, pull
+    return hidden @ net.out + net.bias, vjp
 
 
 def decider_state(observation: Observation) -> F32:
@@ -86,7 +86,7 @@ def fusion_state(last: Observation | None, evidence: Evidence) -> F32:
 
 
 def values(
-    net: CriticNet, states: Floats, run: Callable[[CriticNet, Floats], tuple[Floats, Pull]] = critic_pass
+    net: CriticNet, states: Floats, run: Callable[[CriticNet, Floats], tuple[Floats, Vjp]] = critic_pass
 ) -> NDArray[np.floating[Any]]:
     """V of ``states`` (..., Ds), of their leading shape; ``run`` is the pass of the engine that computes it."""
     flat, _ = run(net, states.reshape(-1, states.shape[-1]))

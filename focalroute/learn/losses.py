@@ -1,4 +1,15 @@
-"""What the Decider and the Fusion minimise, as losses and their derivatives by the logits.
+"""Likelihoods of many decisions at once, and the losses of Decider and Fusion with their derivatives by the logits.
+
+The likelihood is that of `focalroute.policy.decider`, for arrays. Heads lie in visiting order. Where somebody must be
+picked, z is taken less ln(sum of e^z) over the heads visited, if that is negative. Since every head visited is eligible
+as long as nothing is picked, the chances h of "at least one" telescope: with p the heads' own probabilities
+
+    log pi(a) = sum over eligible heads of a_i log p_i + (1 - a_i) log(1 - p_i)
+                - [somebody must be picked] log(1 - prod over all heads of (1 - p_j)).
+
+Where exactly one was to be picked, ln(sum of e^z) is taken off whatever its sign, and with o = p / (1 - p)
+
+    log pi(a) = log o_i - log sum over all heads of o_j,  i the one picked.
 
 The Fusion's loss is a likelihood, not the expected reward sum over c of q(c) u(c) that design and policy gradients
 suggest: both are exact given a label, but maximising the expectation makes q as certain as it can be, which ruins the
@@ -13,12 +24,117 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.backward import Floats
-from focalroute.learn.likelihood import Likelihood
-from focalroute.learn.trajectory import Fusions
+from focalroute.learn.nets import Floats
+from focalroute.learn.trajectory import Bools, Fusions, HeadBatch
+from focalroute.policy.decider import EXPLORATION
 
 _FAR = -1e9
 _LEAST = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The law of S decisions under some logits z.
+
+    Attributes:
+        log_pi: (S,) log-probability of what was picked.
+        d_log_pi: (S, P) its derivative by z.
+        entropy: (S,) sum over eligible heads of their Bernoulli entropies, in nats; "never nobody" left out of account.
+            Where exactly one was to be picked, the entropy of that choice.
+        d_entropy: (S, P) its derivative by z.
+
+    The derivatives pass straight through the clip: they are those of the sigmoid at the clipped p, so a_i - p_i for a
+    free head. Exactly they would be zero there, and a head at the floor would never come back, however well its rare
+    picks did.
+    """
+
+    log_pi: Floats
+    d_log_pi: Floats
+    entropy: Floats
+    d_entropy: Floats
+
+
+def likelihood(logits: Floats, heads: HeadBatch) -> Likelihood:
+    """The law of the decisions under ``logits`` (S, P), in float64."""
+    if heads.one is None or not heads.one.any():
+        return _of_several(logits, heads)
+    one, several = _of_one(logits, heads), _of_several(logits, heads)
+    rows = heads.one[:, None]
+    return Likelihood(
+        log_pi=np.where(heads.one, one.log_pi, several.log_pi),
+        d_log_pi=np.where(rows, one.d_log_pi, several.d_log_pi),
+        entropy=np.where(heads.one, one.entropy, several.entropy),
+        d_entropy=np.where(rows, one.d_entropy, several.d_entropy),
+    )
+
+
+def _of_one(logits: Floats, heads: HeadBatch) -> Likelihood:
+    """Where exactly one is picked of the heads visited: the softmax of their clipped logits."""
+    far = np.log(heads.pool / EXPLORATION - 1)[:, None]
+    z = np.clip(logits.astype(np.float64) - _log_odds(logits.astype(np.float64), heads.visited), -far, far)
+    log_p = np.where(heads.visited, z - _log_odds(z, heads.visited), 0)
+    p = np.where(heads.visited, np.exp(log_p), 0)
+    entropy = -(p * log_p).sum(axis=1)
+    return Likelihood(
+        log_pi=np.where(heads.picked, log_p, 0).sum(axis=1),
+        d_log_pi=heads.picked - p,
+        entropy=entropy,
+        d_entropy=-p * (log_p + entropy[:, None]),
+    )
+
+
+def _log_odds(logits: Floats, visited: Bools) -> Floats:
+    """ln(sum of e^z) of the heads visited, (S, 1); 0 where there are none."""
+    log_sum = np.logaddexp.reduce(logits, axis=1, where=visited, initial=-np.inf)
+    found: Floats = np.where(visited.any(axis=1), log_sum, 0)[:, None]
+    return found
+
+
+def _of_several(logits: Floats, heads: HeadBatch) -> Likelihood:
+    least = (EXPLORATION / heads.pool)[:, None]
+    far = np.log((1 - least) / least)
+    z = np.clip(raised(logits.astype(np.float64), heads.visited, heads.must_pick), -far, far)
+    odds = np.exp(z)
+    p = odds / (1 + odds)
+    log_out = -np.log1p(odds)  # log(1 - p); log p is this + z
+    chosen = np.where(heads.eligible, heads.picked * z + log_out, 0).sum(axis=1)
+    log_nobody = np.where(heads.visited, log_out, 0).sum(axis=1)
+    somebody = np.where(heads.must_pick, -np.expm1(log_nobody), 1)
+    vjp = np.where(heads.must_pick, np.exp(log_nobody) / somebody, 0)[:, None]
+    entropy = np.where(heads.eligible, -p * z - log_out, 0)
+    d_log_pi = np.where(heads.eligible, heads.picked - p, 0) - np.where(heads.visited, vjp * p, 0)
+    d_entropy = np.where(heads.eligible, -z * p * (1 - p), 0)
+    share = _share(logits, heads)
+    return Likelihood(
+        log_pi=chosen - np.log(somebody),
+        d_log_pi=_lowered(d_log_pi, share),
+        entropy=entropy.sum(axis=1),
+        d_entropy=_lowered(d_entropy, share),
+    )
+
+
+def raised(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
+    """The logits (S, P), raised where somebody must be picked until the odds of the heads visited sum to 1."""
+    return np.asarray(logits - np.minimum(_log_sum(logits, visited, must_pick), 0), logits.dtype)
+
+
+def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
+    """ln(sum of e^z) of the heads visited, (S, 1); 0 where nobody must be picked."""
+    found: Floats = np.where(must_pick[:, None], _log_odds(logits, visited), 0)
+    return found
+
+
+def _share(logits: Floats, heads: HeadBatch) -> Floats:
+    """By how much each logit lowers the raised logits, (S, P): its share of the odds; 0 where nothing was raised."""
+    log_sum = _log_sum(logits, heads.visited, heads.must_pick)
+    share: Floats = np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
+    return share
+
+
+def _lowered(gradient: Floats, share: Floats) -> Floats:
+    """From derivatives by raised logits to those by the logits themselves: what raises them hangs on all visited."""
+    lowered: Floats = gradient - share * gradient.sum(axis=1, keepdims=True)
+    return lowered
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +170,7 @@ class FusionLoss:
 
 
 def surrogate_loss(
-    law: Likelihood, old_log_pi: Floats, weights: Floats, advantages: Floats, *, clip: float, entropy: float
+    distribution: Likelihood, old_log_pi: Floats, weights: Floats, advantages: Floats, *, clip: float, entropy: float
 ) -> SurrogateLoss:
     """The surrogate, with one joint ratio rho = pi / pi_old for each decision, and an entropy bonus.
 
@@ -66,12 +182,12 @@ def surrogate_loss(
         clip: eps.
         entropy: weight of the bonus.
     """
-    log_ratio = law.log_pi - old_log_pi
+    log_ratio = distribution.log_pi - old_log_pi
     ratio = np.exp(log_ratio)
     bounded = np.clip(ratio, 1 - clip, 1 + clip)
     unclipped = ratio * advantages <= bounded * advantages
     d_log_pi = np.where(unclipped, weights * ratio * advantages, 0)
-    d_logits = d_log_pi[:, None] * law.d_log_pi + entropy * law.d_entropy
+    d_logits = d_log_pi[:, None] * distribution.d_log_pi + entropy * distribution.d_entropy
     return SurrogateLoss(
         loss=-float(np.mean(weights * np.minimum(ratio * advantages, bounded * advantages))),
         d_logits=-d_logits / len(ratio),

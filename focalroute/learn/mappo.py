@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import NUMPY, Backend
-from focalroute.learn.backward import Floats, Gradients
 from focalroute.learn.critic import CriticNet, critic_parameters, values
-from focalroute.learn.gae import GAE_LAMBDA, GAMMA, gae
-from focalroute.learn.likelihood import Likelihood, likelihood
-from focalroute.learn.losses import SurrogateLoss, fusion_loss, log_posterior, surrogate_loss
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.trajectory import Batch, Decisions, Fusions, Steps
+from focalroute.learn.losses import Likelihood, SurrogateLoss, fusion_loss, likelihood, log_posterior, surrogate_loss
+from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients, between, parameters
+from focalroute.learn.trajectory import Batch, Decisions, Fusions, StepBatch
 from focalroute.learn.update_report import Diagnostics
 
 _Net = TypeVar("_Net", DeciderNet, FusionNet, CriticNet)
@@ -30,6 +27,11 @@ _Rows = NDArray[Any]
 _Figures = dict[str, float]
 
 _HALVINGS, _SLACK = 8, 1.5
+
+
+#: Nothing is discounted inside an episode, which is one query.
+GAMMA = 1.0
+GAE_LAMBDA = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +140,27 @@ def _learn_to_decide(
         names = ("policy_loss", "approx_kl", "clip_fraction", "entropy", "effective_sample_size")
         return net, moments, dict.fromkeys(names, 0.0)
 
-    def law(net: DeciderNet, rows: _Rows) -> tuple[Likelihood, Callable[[Floats], Gradients]]:
-        logits, pull = passes.decider(net, decisions.context[rows], decisions.endpoints[rows], decisions.ids[rows])
-        return likelihood(logits, decisions.heads.take(rows)), lambda d: pull(d.astype(logits.dtype))
+    def distribution(net: DeciderNet, rows: _Rows) -> tuple[Likelihood, Callable[[Floats], Gradients]]:
+        logits, vjp = passes.decider(net, decisions.context[rows], decisions.endpoints[rows], decisions.ids[rows])
+        return likelihood(logits, decisions.heads.take(rows)), lambda d: vjp(d.astype(logits.dtype))
 
     everyone = np.arange(len(decisions.log_mu))
-    old = law(net, everyone)[0].log_pi
+    old = distribution(net, everyone)[0].log_pi
     weights = np.minimum(np.exp(old - decisions.log_mu), settings.max_weight)
-    goodness = _normalised(advantages[decisions.episode, decisions.step].astype(np.float64))
+    normalised = _normalised(advantages[decisions.episode, decisions.step].astype(np.float64))
 
     def surrogate(now: Likelihood, rows: _Rows) -> SurrogateLoss:
         return surrogate_loss(
-            now, old[rows], weights[rows], goodness[rows], clip=settings.clip, entropy=settings.entropy
+            now, old[rows], weights[rows], normalised[rows], clip=settings.clip, entropy=settings.entropy
         )
 
     def gradients(net: DeciderNet, rows: _Rows) -> Gradients | None:
-        now, pull = law(net, rows)
+        now, vjp = distribution(net, rows)
         loss = surrogate(now, rows)
-        return None if loss.approx_kl > settings.target_kl else pull(loss.d_logits)
+        return None if loss.approx_kl > settings.target_kl else vjp(loss.d_logits)
 
     def figures(net: DeciderNet) -> _Figures:
-        now, _ = law(net, everyone)
+        now, _ = distribution(net, everyone)
         end = surrogate(now, everyone)
         return {
             "policy_loss": end.loss,
@@ -174,7 +176,7 @@ def _learn_to_decide(
 
 def _learn_to_value(
     learner: Learner,
-    steps: Steps,
+    steps: StepBatch,
     returns: Floats,
     settings: Hyperparameters,
     rng: np.random.Generator,
@@ -184,8 +186,8 @@ def _learn_to_value(
     states, targets = steps.states[steps.taken], returns[steps.taken]
 
     def gradients(net: CriticNet, rows: _Rows) -> Gradients:
-        now, pull = passes.critic(net, states[rows])
-        return pull((now - targets[rows]) / np.float32(len(rows)))
+        now, vjp = passes.critic(net, states[rows])
+        return vjp((now - targets[rows]) / np.float32(len(rows)))
 
     net, moments = learner.critic, learner.moments["critic"]
     everyone = np.arange(len(targets))
@@ -203,9 +205,9 @@ def _learn_to_fuse(
     start = fusion_loss(logits, fusions, everyone, old, penalty=penalty)
 
     def gradients(net: FusionNet, rows: _Rows) -> Gradients | None:
-        logits, pull = passes.fusion(net, fusions.members[rows], fusions.candidates[rows], fusions.ids[rows])
+        logits, vjp = passes.fusion(net, fusions.members[rows], fusions.candidates[rows], fusions.ids[rows])
         loss = fusion_loss(logits, fusions, rows, old[rows], penalty=penalty)
-        return None if loss.kl > settings.fusion_target_kl else pull(loss.d_logits.astype(logits.dtype))
+        return None if loss.kl > settings.fusion_target_kl else vjp(loss.d_logits.astype(logits.dtype))
 
     def figures(net: FusionNet) -> _Figures:
         logits, _ = passes.fusion(net, fusions.members, fusions.candidates, fusions.ids)
@@ -248,13 +250,11 @@ def _within(
     A minibatch notices that it is too far only after the step; where gradients had been small for long, one step of
     Adam can be a leap. Its figures, of which ``distance`` is one, come with it.
     """
-    start, end = parameters(net), parameters(far)
     for halvings in range(_HALVINGS):
-        share = np.float32(0.5**halvings)
-        between = replace(far, **{key: start[key] + share * (end[key] - start[key]) for key in start})
-        found = figures(between)
+        nearer = between(net, far, 0.5**halvings)
+        found = figures(nearer)
         if found[distance] <= _SLACK * target:
-            return between, found
+            return nearer, found
     return net, figures(net)
 
 
@@ -271,3 +271,20 @@ def _on_values(before: Floats, returns: Floats) -> dict[str, float]:
         "value_loss": float(np.mean((returns - before) ** 2) / 2),
         "explained_variance": 1 - float((returns - before).var()) / variance if variance > 0 else 0.0,
     }
+
+
+def gae(rewards: Floats, values: Floats, *, gamma: float = GAMMA, lam: float = GAE_LAMBDA) -> Floats:
+    """Advantages A (B, T) of ``rewards`` (B, T) and ``values`` (B, T) of the states before each step.
+
+    A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t (their eqs. 11, 16),
+    V = 0 after the last column. Shorter episodes are padded on the left, where nothing flows back from. A + values is
+    the return the critic learns.
+    """
+    advantages = np.zeros_like(values)
+    following = np.zeros_like(values[:, 0])
+    ahead = np.zeros_like(following)
+    for t in range(values.shape[1] - 1, -1, -1):
+        ahead = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * ahead
+        advantages[:, t] = ahead
+        following = values[:, t]
+    return advantages

@@ -1,15 +1,21 @@
-"""The two networks, as frozen containers of float32 arrays with a batched numpy forward pass.
+"""The two networks, as frozen containers of float32 arrays, with their forward passes and gradients in numpy.
 
 Letters as in `focalroute.core.records`, and: B rows of a batch, V known endpoint names, E the width of a name's
-embedding,
-H hidden units, P units of the member network. Row 0 of every table over names stands for a name not in it and stays
-zero.
+embedding, H hidden units, P units of the member network. Row 0 of every table over names stands for a name not in it
+and stays zero.
+
+`decider_pass` and `fusion_pass` return the logits and a vector-Jacobian product (vjp), which takes dL/dlogits and
+returns dL/d of every parameter, under the net's own names. They work in the type of their inputs: float32 to learn,
+float64 to be checked against finite differences. Time goes into passes over the hidden units, not into arithmetic, so
+the products build few arrays of that size: dL/dhidden is d_b out_h where unit h of row b is on, whose two factors go
+onto what lies beside it in each product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +24,10 @@ from focalroute.observe import layout
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
-
 _MEMBER = layout.slices(layout.MEMBER)
+Floats: TypeAlias = NDArray[np.floating[Any]]
+Gradients: TypeAlias = dict[str, Floats]
+Vjp: TypeAlias = Callable[[Floats], Gradients]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +179,6 @@ def zeroed(weights: F32, rows: int | slice) -> F32:
     return changed
 
 
-def _dense(x: F32, weights: F32) -> F32:
-    """``x @ weights`` over the last axis as one matrix product: numpy would otherwise make one small product a row."""
-    product: F32 = (x.reshape(-1, x.shape[-1]) @ weights).reshape(*x.shape[:-1], weights.shape[1])
-    return product
-
-
 def _he(rng: np.random.Generator, shape: tuple[int, int]) -> F32:
     weights: F32 = (rng.standard_normal(shape) * np.sqrt(2 / shape[0])).astype(np.float32)
     return weights
@@ -184,3 +186,98 @@ def _he(rng: np.random.Generator, shape: tuple[int, int]) -> F32:
 
 def _zeros(*shape: int) -> F32:
     return np.zeros(shape, np.float32)
+
+
+def decider_pass(net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
+    """Logits (B, P) and their vjp, of ``context`` (B, Dc), ``endpoints`` (B, P, De) and their rows ``ids`` (B, P).
+
+    Each row of the batch may hold other endpoints, in any order: the heads share one network.
+    """
+    shared = context @ net.hidden_context + net.hidden_bias
+    hidden = _dense(endpoints, net.hidden_endpoint)
+    hidden += shared[:, None, :]
+    hidden += (net.names @ net.hidden_name).take(ids, axis=0)
+    np.maximum(hidden, 0, out=hidden)
+    linear = _dense(endpoints, net.skip_endpoint) + (context @ net.skip_context + net.bias)[:, None]
+    logits = _dense(hidden, net.out) + linear + (net.names @ net.skip_name)[ids]
+
+    def vjp(d: Floats) -> Gradients:
+        on = (hidden > 0).astype(d.dtype)
+        d_shared, d_row = (d[:, None] @ on)[:, 0] * net.out, d.sum(axis=1)
+        member = _member(ids, len(net.names), d.dtype) * d.ravel()
+        by_name, by_name_linear = (member @ _flat(on)) * net.out, member.sum(axis=1)
+        names = by_name @ net.hidden_name.T + np.outer(by_name_linear, net.skip_name)
+        return {
+            "names": _but_unknown(names),
+            "skip_context": d_row @ context,
+            "skip_endpoint": d.ravel() @ _flat(endpoints),
+            "skip_name": by_name_linear @ net.names,
+            "bias": d.sum(keepdims=True).reshape(1),
+            "hidden_context": context.T @ d_shared,
+            "hidden_endpoint": ((_flat(endpoints) * d.reshape(-1, 1)).T @ _flat(on)) * net.out,
+            "hidden_name": net.names.T @ by_name,
+            "hidden_bias": d_shared.sum(axis=0),
+            "out": d.ravel() @ _flat(hidden),
+        }
+
+    return logits, vjp
+
+
+def fusion_pass(net: FusionNet, members: Floats, candidates: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
+    """Logits (B, K) and their vjp, of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and rows ``ids`` (B, m)."""
+    present, vote = members[..., _MEMBER["present"].start], members[..., _MEMBER["vote"].start]
+    together = np.einsum("bkmf->bkf", members)
+    named = (net.names @ net.phi_name + net.phi_bias).take(ids, axis=0)
+    phi = _dense(members, net.phi_member)
+    phi += np.einsum("bkm,bmp->bkmp", present, named)
+    np.maximum(phi, 0, out=phi)
+    pooled = np.einsum("bkmp->bkp", phi)
+    hidden = np.maximum(_dense(pooled, net.hidden_pool) + _dense(candidates, net.hidden_candidate) + net.hidden_bias, 0)
+    linear = _dense(together, net.skip_member) + np.einsum("bkm,bm->bk", vote, net.vote[ids])
+    logits = _dense(hidden, net.out) + linear + _dense(candidates, net.skip_candidate)
+
+    def vjp(d: Floats) -> Gradients:
+        by_row = d.reshape(-1, 1)
+        on = (_flat(hidden) > 0).astype(d.dtype)
+        d_pooled = (by_row * (on @ (net.hidden_pool * net.out).T)).reshape(pooled.shape)
+        d_phi = d_pooled[:, :, None] * (phi > 0).astype(d.dtype)
+        member = _member(ids, len(net.names), d.dtype)
+        by_name = member @ _flat(np.einsum("bkmp,bkm->bmp", d_phi, present))
+        by_vote = member @ np.einsum("bk,bkm->bm", d, vote).ravel()
+        return {
+            "names": _but_unknown(by_name @ net.phi_name.T),
+            "vote": _but_unknown(by_vote),
+            "skip_member": d.ravel() @ _flat(together),
+            "skip_candidate": d.ravel() @ _flat(candidates),
+            "phi_member": _flat(members).T @ _flat(d_phi),
+            "phi_name": net.names.T @ by_name,
+            "phi_bias": by_name.sum(axis=0),
+            "hidden_pool": ((by_row * _flat(pooled)).T @ on) * net.out,
+            "hidden_candidate": ((by_row * _flat(candidates)).T @ on) * net.out,
+            "hidden_bias": (d.ravel() @ on) * net.out,
+            "out": d.ravel() @ _flat(hidden),
+        }
+
+    return logits, vjp
+
+
+def _flat(x: Floats) -> Floats:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _dense(x: Floats, weights: Floats) -> Floats:
+    """``x @ weights`` over the last axis, as one matrix product."""
+    product: Floats = (_flat(x) @ weights).reshape(*x.shape[:-1], *weights.shape[1:])
+    return product
+
+
+def _member(ids: NDArray[np.int64], rows: int, dtype: np.dtype[Any]) -> Floats:
+    """(rows, B P): 1 where an id is the row. ``member @ values`` adds values up by id, much faster than np.add.at."""
+    member: Floats = (np.arange(rows)[:, None] == ids.ravel()).astype(dtype)
+    return member
+
+
+def _but_unknown(table: Floats) -> Floats:
+    """Row 0 stands for every name that is not known, and stays zero."""
+    table[0] = 0
+    return table

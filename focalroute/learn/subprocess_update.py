@@ -24,7 +24,7 @@ def can_start() -> bool:
     return Path(sys.executable or "").stem.lower().startswith("python")
 
 
-def update_apart(store: Path, root: str | Path, *, seed: int | None = None) -> UpdateReport:
+def update_in_subprocess(store: Path, root: str | Path, *, seed: int | None = None) -> UpdateReport:
     """The same as `focalroute.learn.online.update_policy` on a store's file, by ``focalroute update``.
 
     It blocks until that process has ended, which goes on if this one dies, and publishes whole versions only.

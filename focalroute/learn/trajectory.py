@@ -1,14 +1,14 @@
 """From episodes to arrays: the padded batch an update learns from, and nets that know every endpoint in it.
 
 Letters as in `focalroute.core.records`, and: B episodes, T their largest number of steps, S sampled decisions in all,
-P the
-largest number of heads visited, Ds the width of the critic's state.
+P the largest number of heads visited, Ds the width of the critic's state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,42 @@ from numpy.typing import NDArray
 from focalroute.core.records import Decision, Observation
 from focalroute.learn.critic import STATE, decider_state, fusion_state
 from focalroute.learn.episodes import Episode
-from focalroute.learn.likelihood import Bools, Heads
 from focalroute.learn.nets import F32, I64, DeciderNet, FusionNet, Net, zeroed
 from focalroute.observe import layout
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
 _SMALL = 0.1
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBatch:
+    """What S decisions chose from; P places, padded at the end.
+
+    Attributes:
+        visited: (S, P) a head, not padding: who could be picked while nobody was.
+        eligible: (S, P) who still could be picked beside those picked before.
+        picked: (S, P) who was.
+        must_pick: (S,) whether nobody was no option.
+        pool: (S,) N, the size of the pool, on which the clip of p depends.
+        one: (S,) whether exactly one was to be picked; None: nowhere.
+    """
+
+    visited: Bools
+    eligible: Bools
+    picked: Bools
+    must_pick: Bools
+    pool: NDArray[np.int64]
+    one: Bools | None = None
+
+    def take(self, rows: NDArray[Any]) -> HeadBatch:
+        """Only these decisions."""
+        one = None if self.one is None else self.one[rows]
+        return HeadBatch(
+            self.visited[rows], self.eligible[rows], self.picked[rows], self.must_pick[rows], self.pool[rows], one
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +64,21 @@ class Decisions:
         ids: (S, P) their rows in the nets' tables.
         heads: what was chosen from.
         log_mu: (S,) log-probability under the policy that chose.
-        episode: (S,) the row of `Steps`.
-        step: (S,) the column of `Steps`.
+        episode: (S,) the row of `StepBatch`.
+        step: (S,) the column of `StepBatch`.
     """
 
     context: F32
     endpoints: F32
     ids: I64
-    heads: Heads
+    heads: HeadBatch
     log_mu: NDArray[np.float64]
     episode: I64
     step: I64
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepBatch:
     """All steps, greedy ones too; an episode fills its row from the right, its Fusion step in the last column.
 
     Attributes:
@@ -93,7 +122,7 @@ class Batch:
     """B episodes as arrays."""
 
     decisions: Decisions
-    steps: Steps
+    steps: StepBatch
     fusions: Fusions
 
 
@@ -182,14 +211,14 @@ def _decisions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Decisions:
     )
 
 
-def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Heads:
+def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> HeadBatch:
     visited, eligible, picked = (np.zeros((len(sampled), places), np.bool_) for _ in range(3))
     for s, (_, decision) in enumerate(sampled):
         count = len(decision.order)
         visited[s, :count] = True
         eligible[s, :count] = decision.eligible
         picked[s, :count] = [head in decision.picked for head in decision.order]
-    return Heads(
+    return HeadBatch(
         visited,
         eligible,
         picked,
@@ -199,7 +228,7 @@ def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Head
     )
 
 
-def _steps(episodes: Sequence[Episode], cost_weight: float | None) -> Steps:
+def _steps(episodes: Sequence[Episode], cost_weight: float | None) -> StepBatch:
     size, width = len(episodes), _width(episodes)
     states = np.zeros((size, width, STATE), np.float32)
     rewards = np.zeros((size, width), np.float32)
@@ -213,7 +242,7 @@ def _steps(episodes: Sequence[Episode], cost_weight: float | None) -> Steps:
             rewards[row, column] = -share * (_lambda(observation) if cost_weight is None else cost_weight)
         states[row, -1] = fusion_state(seen[-1] if seen else None, one.trajectory.evidence)
         rewards[row, -1] = one.reward
-    return Steps(states, rewards, taken)
+    return StepBatch(states, rewards, taken)
 
 
 def _fusions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Fusions:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32, Evidence, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
-from focalroute.policy.fusion import posterior
+from focalroute.policy.decider import posterior
 
 F64 = NDArray[np.float64]
 

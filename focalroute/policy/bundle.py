@@ -17,10 +17,10 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ from focalroute.core.errors import PolicyError
 from focalroute.core.records import F32, Evidence, Observation
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
-from focalroute.policy._inspect import MAX_BYTES
-from focalroute.policy._onnx import Inputs, Session, Signature
+from focalroute.policy.onnx_model import MAX_BYTES, Inputs, Session, Signature
 
 CURRENT = "CURRENT"
 #: What a sequential policy has in place of the other two (see `focalroute.policy.der`).
@@ -77,6 +76,14 @@ FUSION: Signature = {
     "ids": ("tensor(int64)", (None, None)),
     "logits": _LOGITS,
 }
+
+
+class _HasVersion(Protocol):
+    @property
+    def version(self) -> int: ...
+
+
+_Versioned = TypeVar("_Versioned", bound=_HasVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,15 @@ def load(root: str | Path, version: int | None = None) -> Policy:
 
     Raises:
         PolicyError: it does not; the message names the file, the reason and what to do.
+    """
+    return load_version(root, version, load_folder)
+
+
+def load_version(root: str | Path, version: int | None, load_folder: Callable[[Path], _Versioned]) -> _Versioned:
+    """What ``load_folder`` makes of this version's folder (None: of the current one's).
+
+    Raises:
+        PolicyError: it does not pass its checks, or says that it is of another version.
     """
     version = current(root) if version is None else version
     folder = folder_of(root, version)

@@ -1,8 +1,8 @@
-"""From logits to a decision: which endpoints to ask in this round, and how likely that was.
+"""Turns logits into a decision (which endpoints to ask in this round, and how likely that was) and into a posterior.
 
 One Bernoulli head for each endpoint, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.1, so that exploration lives
 inside the policy and every probability is bounded away from 0 and 1. Heads are visited in an order; one can be picked
-if it is eligible, given those picked before it. Where somebody must be picked, the heads follow the same law
+if it is eligible, given those picked before it. Where somebody must be picked, the heads follow the same distribution
 conditioned on not all of them staying out: as long as nobody is picked, the head at place i is picked with
 
     h_i = p_i / (1 - prod over j >= i of (1 - p_j)),    afterwards with h_i = p_i,
@@ -11,9 +11,9 @@ so the last one is certain if it is reached with nobody picked. Without the clip
 of one as all logits fall. With it all heads would lie at the floor, and whoever must answer would be anybody; so before
 the clip all logits are raised until the odds e^z of those who could be picked sum to 1, if they do not.
 
-Where exactly one is to be picked, the heads follow their law conditioned on that: head i is the one with a probability
-in proportion to its odds p_i / (1 - p_i). All logits are first moved, up or down, until the odds sum to 1, so that the
-clip leaves each endpoint about e/N, and otherwise it is the softmax of the logits.
+Where exactly one is to be picked, the heads follow their distribution conditioned on that: head i is the one with a
+probability in proportion to its odds p_i / (1 - p_i). All logits are first moved, up or down, until
+the odds sum to 1, so that the clip leaves each endpoint about e/N, and otherwise it is the softmax of the logits.
 
 A decision's log-probability is the sum over eligible heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for "never
 nobody" and for any joint constraint, such as a budget.
@@ -183,3 +183,15 @@ def _first(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool
             nobody *= 1.0 - chances[place]
             chances[place] /= 1.0 - nobody
     return chances
+
+
+def posterior(logits: Sequence[float]) -> list[float]:
+    """Softmax of the candidates' logits (K,). In plain Python: of a handful of numbers that takes a third of the time.
+
+    >>> posterior([1000.0, 1000.0, -1000.0])
+    [0.5, 0.5, 0.0]
+    """
+    most = max(logits)
+    weights = [exp(logit - most) for logit in logits]
+    total = sum(weights)
+    return [weight / total for weight in weights]

@@ -18,18 +18,16 @@ from numpy.typing import NDArray
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import F32, Observation
 from focalroute.observe.layout import width
-from focalroute.policy._onnx import Session, Signature
 from focalroute.policy.bundle import (
     DER_FILE,
     Policy,
-    current,
-    folder_of,
-    load,
     load_folder,
+    load_version,
     manifest_of,
     opened,
     verified,
 )
+from focalroute.policy.onnx_model import Session, Signature
 from focalroute.policy.sequential import STEP, STEP_ENDPOINT
 
 I64 = NDArray[np.int64]
@@ -106,24 +104,15 @@ def load_der(folder: Path) -> Der:
     return policy
 
 
-def check_folder(folder: Path) -> Policy | Der:
-    """The policy in one version's folder, of whichever kind it is; PolicyError if it fails its checks."""
+def load_any_folder(folder: Path) -> Policy | Der:
+    """The policy in one version's folder, of either kind; PolicyError if it fails its checks."""
     return load_der(folder) if (folder / DER_FILE).exists() else load_folder(folder)
 
 
 def load_served(root: str | Path, version: int | None = None) -> Policy | Der:
-    """The policy of this version (None: of the current one), of whichever kind, if it passes every check.
+    """The policy of this version (None: of the current one), of either kind, if it passes every check.
 
     Raises:
         PolicyError: it does not.
     """
-    version = current(root) if version is None else version
-    folder = folder_of(root, version)
-    if not (folder / DER_FILE).exists():
-        return load(root, version)
-    policy = load_der(folder)
-    if policy.version != version:
-        raise PolicyError(
-            f"{folder / 'manifest.json'}: is of version {policy.version}, not {version}; publish it again"
-        )
-    return policy
+    return load_version(root, version, load_any_folder)

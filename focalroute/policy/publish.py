@@ -6,12 +6,16 @@ replaced. Publishers take turns by a file lock, which the system releases when i
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
+import os
+import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,8 @@ from numpy.typing import ArrayLike
 
 from focalroute.core.errors import PolicyError
 from focalroute.observe.experience import Experience
-from focalroute.policy import _files
 from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, Policy, current, digest, folder_of, versions
-from focalroute.policy.der import DER_SLICES, Der, check_folder, load_served
+from focalroute.policy.der import DER_SLICES, Der, load_any_folder, load_served
 
 #: Whatever a bundle may consist of.
 FILES = frozenset({"manifest.json", "decider.onnx", "fusion.onnx", "experience.npz", "learner.npz", DER_FILE})
@@ -107,8 +110,8 @@ def _publish(root: Path, files: Callable[[int], dict[str, bytes]], parent: int |
     """Add the files that are made for the next version, and make it the current one."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _files.locked(root):
-            _files.clean(root)
+        with lock_folder(root):
+            remove_leftovers(root)
             version = max(versions(root), default=0) + 1
             _add(root, version, files(version))
             _point(root, version)
@@ -144,14 +147,14 @@ def install(
         raise PolicyError(f"{root}: version {version} was not published with the files of a bundle; publish it again")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _files.locked(root):
-            _files.clean(root)
+        with lock_folder(root):
+            remove_leftovers(root)
             folder = folder_of(root, version)
             if _holds(folder, files["manifest.json"]):
                 serve(load_served(root, version))
             else:
                 if folder.exists():
-                    folder.rename(_files.temporary(root))
+                    folder.rename(temporary_path(root))
                 _add(root, version, files, serve)
             if not _points(root, version):
                 _point(root, version)
@@ -182,7 +185,7 @@ def rollback(root: str | Path, version: int | None = None) -> int:
     if not versions(root):
         raise PolicyError(f"{root}: holds no policy to go back to")
     try:
-        with _files.locked(root):
+        with lock_folder(root):
             if version is None:
                 version = load_served(root).parent
             if version not in versions(root):
@@ -249,20 +252,20 @@ def _add(
     root: Path, version: int, files: Mapping[str, bytes], serve: Callable[[Policy | Der], object] = lambda _: None
 ) -> None:
     """Put a bundle in its place, if it passes its checks."""
-    new = _files.temporary(root)
+    new = temporary_path(root)
     try:
-        _files.write_files(new, files)
-        serve(check_folder(new))
-        _files.sync_files(new)
+        write_files(new, files)
+        serve(load_any_folder(new))
+        sync_files(new)
         new.rename(folder_of(root, version))
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
-    _files.sync(root)
+    sync_path(root)
 
 
 def _point(root: Path, version: int) -> None:
-    _files.replace_file(root / CURRENT, f"{folder_of(root, version).name}\n".encode())
+    replace_file(root / CURRENT, f"{folder_of(root, version).name}\n".encode())
 
 
 def _prune(root: Path, keep: int, needed: set[int | None]) -> None:
@@ -270,6 +273,63 @@ def _prune(root: Path, keep: int, needed: set[int | None]) -> None:
     kept = versions(root)
     for version in kept[: max(len(kept) - keep, 0)]:
         if version not in needed:
-            gone = _files.temporary(root)
+            gone = temporary_path(root)
             folder_of(root, version).rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
+
+
+_TEMPORARY = ".tmp-"
+
+
+@contextmanager
+def lock_folder(root: Path) -> Iterator[None]:
+    """Hold ``root`` against every other process and thread that locks it; the lock dies with its holder."""
+    with (root / ".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def temporary_path(root: Path) -> Path:
+    """An unused path in ``root``, which the next publisher to lock ``root`` may remove."""
+    return root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove the temporary files of publishers that died; the caller holds the lock."""
+    for left in root.glob(f"{_TEMPORARY}*"):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make the folder and write the files into it; `sync_files` makes them durable."""
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file in one step: readers see the old content or the new one."""
+    new = temporary_path(path.parent)
+    new.write_bytes(data)
+    sync_path(new)
+    new.replace(path)
+    sync_path(path.parent)
+
+
+def sync_files(folder: Path) -> None:
+    """Make a folder durable, its files and their names."""
+    for path in folder.iterdir():
+        sync_path(path)
+    sync_path(folder)
+
+
+def sync_path(path: Path) -> None:
+    """Make a file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -15,9 +15,8 @@ from focalroute.core.records import Decision, Evidence, Observation, Query, Repl
 from focalroute.endpoints.calls import StreamSink
 from focalroute.money.budget import AskBudget
 from focalroute.observe import AskView
-from focalroute.policy.decider import Eligible, decide
+from focalroute.policy.decider import Eligible, decide, posterior
 from focalroute.policy.fallback import Guarded
-from focalroute.policy.fusion import posterior
 
 _MOST_TRIALS = 64
 _LACKS = "takes no "

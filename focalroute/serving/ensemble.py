@@ -25,7 +25,7 @@ from focalroute.core.records import Combine, Query, Round
 from focalroute.endpoints.calls import StreamSink
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
-from focalroute.learn.fleet import Follower, fetch
+from focalroute.learn.fleet.follower import Follower, fetch
 from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
@@ -33,8 +33,8 @@ from focalroute.money.pacing import make_pacer
 from focalroute.money.prices import warn_if_stale
 from focalroute.observe import Observer
 from focalroute.policy.baselines import Baseline
-from focalroute.policy.catalogue import chosen
 from focalroute.policy.fallback import Guarded
+from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask
 from focalroute.serving.concurrency import StartGate, ask_all
@@ -93,7 +93,7 @@ class AsyncEnsemble:
         self._gates = PerLoop(StartGate)
         self._streams = Background()  # the answers being written
         self._closed = False
-        policy = chosen(settings.policy, self._names, settings.seed)
+        policy = resolve_policy(settings.policy, self._names, settings.seed)
         self._recorder = make_recorder(settings.telemetry, self.endpoints)
         self._store = open_store(settings.store, durability=settings.durability)
         try:

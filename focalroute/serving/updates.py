@@ -82,7 +82,7 @@ class Updater:
             ConfigError: there is no policy folder, or a named policy serves.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
-        from focalroute.learn.subprocess_update import can_start, update_apart
+        from focalroute.learn.subprocess_update import can_start, update_in_subprocess
         from focalroute.learn.update_report import REACH
         from focalroute.store.sqlite.store import SqliteStore
 
@@ -94,7 +94,7 @@ class Updater:
             self._runs += 1
             if isinstance(self._store, SqliteStore) and can_start():
                 with self._store.on_disk(REACH) as file:
-                    report = update_apart(file, root, seed=seed)
+                    report = update_in_subprocess(file, root, seed=seed)
             else:
                 from focalroute.learn.online import update_policy  # not before: the learner takes .1 s to load
 

@@ -15,12 +15,21 @@ from threadpoolctl import threadpool_limits
 
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
-from focalroute.learn.backward import Floats, Gradients, Pull, decider_pass, fusion_pass
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
 from focalroute.learn.export import decider_net, fusion_net
-from focalroute.learn.gae import gae
-from focalroute.learn.likelihood import likelihood
-from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
+from focalroute.learn.losses import likelihood
+from focalroute.learn.mappo import gae
+from focalroute.learn.nets import (
+    DeciderNet,
+    Floats,
+    FusionNet,
+    Gradients,
+    Vjp,
+    between,
+    decider_pass,
+    fusion_pass,
+    parameters,
+)
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import F32, I64, RecordedLog
@@ -88,7 +97,7 @@ class Variant:
         through = trunk_pass if self.branches else decider_pass
         columns = [_ENDPOINT[name].start for name in sorted(self.decider)]
 
-        def decider(net: DeciderNet, context: Floats, endpoints: Floats, ids: I64) -> tuple[Floats, Pull]:
+        def decider(net: DeciderNet, context: Floats, endpoints: Floats, ids: I64) -> tuple[Floats, Vjp]:
             if columns:
                 endpoints = endpoints.copy()
                 endpoints[..., columns] = 0
@@ -316,8 +325,8 @@ class _Critic:
         """Some steps of least squares."""
         for _ in range(_CRITIC_STEPS):
             at = self.rng.integers(len(states), size=min(_CRITIC_BATCH, len(states)))
-            found, pull = critic_pass(self.net, states[at])
-            self._adam.step(pull((found - returns[at]) / np.float32(len(at))))
+            found, vjp = critic_pass(self.net, states[at])
+            self._adam.step(vjp((found - returns[at]) / np.float32(len(at))))
             self.net = replace(self.net, **self._adam.parameters)
 
 
@@ -344,7 +353,7 @@ class _Criticised(PolicyGradient):
             column = taken.shape[1] - length[step.rows] + number
             good = (advantages[step.rows, column] - advantages[taken].mean()) / scale
             d = -(good[:, None] * distribution.d_log_pi + self.settings.entropy * distribution.d_entropy) / len(rewards)
-            for name, gradient in step.pull(d.astype(step.logits.dtype)).items():
+            for name, gradient in step.vjp(d.astype(step.logits.dtype)).items():
                 total[name] = total[name] + gradient if name in total else gradient
         return total
 

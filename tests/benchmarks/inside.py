@@ -28,9 +28,9 @@ from focalroute.money.budget import BudgetGuard
 from focalroute.observe import Observer
 from focalroute.observe.features import text_features
 from focalroute.policy import bundle
-from focalroute.policy._onnx import Signature, open_model
 from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded
+from focalroute.policy.onnx_model import Signature, open_model
 from focalroute.serving.ask import Ask
 from focalroute.serving.query import make_query
 from focalroute.serving.recording import make_answer

@@ -158,8 +158,8 @@ def _decided(
         for name in made.heads.__slots__
         if (array := getattr(made.heads, name)) is not None  # no decision here is for exactly one
     }
-    goodness = advantages[torch.from_numpy(made.episode), torch.from_numpy(made.step)]
-    goodness = (goodness - goodness.mean()) / goodness.std(correction=0)
+    normalised = advantages[torch.from_numpy(made.episode), torch.from_numpy(made.step)]
+    normalised = (normalised - normalised.mean()) / normalised.std(correction=0)
     with torch.no_grad():
         old, _ = log_pi_and_entropy(net(context, endpoints, ids), heads)
     weights = (old - log_mu).exp().clamp(max=settings.max_weight)
@@ -167,7 +167,7 @@ def _decided(
     def loss(rows: Tensor) -> tuple[Tensor, Tensor]:
         here = {name: part[rows] for name, part in heads.items()}
         log_pi, entropy = log_pi_and_entropy(net(context[rows], endpoints[rows], ids[rows]), here)
-        log_ratio, advantage = log_pi - old[rows], goodness[rows]
+        log_ratio, advantage = log_pi - old[rows], normalised[rows]
         ratio = log_ratio.exp()
         bounded = ratio.clamp(1 - settings.clip, 1 + settings.clip)
         gain = weights[rows] * torch.minimum(ratio * advantage, bounded * advantage)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from focalroute.learn.backward import Floats, Gradients, Pull
-from focalroute.learn.nets import DeciderNet
+from focalroute.learn.nets import DeciderNet, Floats, Gradients, Vjp
 from focalroute.learn.offline.recorded import I64
 from focalroute.observe import layout
 
@@ -34,13 +33,13 @@ def branching(net: DeciderNet, endpoints: int, rng: np.random.Generator) -> Deci
     )
 
 
-def trunk_pass(net: DeciderNet, context: Floats, endpoints: Floats, _: I64) -> tuple[Floats, Pull]:
-    """Logits (B, N) and their pull, of a `branching` net; ``endpoints`` (B, N, De) lie in the pool's order."""
+def trunk_pass(net: DeciderNet, context: Floats, endpoints: Floats, _: I64) -> tuple[Floats, Vjp]:
+    """Logits (B, N) and their vjp, of a `branching` net; ``endpoints`` (B, N, De) lie in the pool's order."""
     flat = endpoints.reshape(len(endpoints), -1)
     hidden = np.maximum(context @ net.hidden_context + flat @ net.hidden_endpoint + net.hidden_bias, 0)
     linear = endpoints @ net.skip_endpoint + (context @ net.skip_context)[:, None] + net.bias
 
-    def pull(d: Floats) -> Gradients:
+    def vjp(d: Floats) -> Gradients:
         d_hidden = (d @ net.out.T) * (hidden > 0)
         return {
             "names": np.zeros_like(net.names),
@@ -55,4 +54,4 @@ def trunk_pass(net: DeciderNet, context: Floats, endpoints: Floats, _: I64) -> t
             "out": hidden.T @ d,
         }
 
-    return hidden @ net.out + linear, pull
+    return hidden @ net.out + linear, vjp

@@ -25,7 +25,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from focalroute import AsyncEnsemble
-from focalroute.learn.backend import passes
+from focalroute.learn.backend import open_backend
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.trajectory import Batch
 from tests.benchmarks import harness
@@ -61,7 +61,7 @@ def sides() -> dict[str, Update]:
     from tests.benchmarks.torch_update import torch_update
 
     torch.set_num_threads(1)
-    return {"numpy": update, "modules": torch_update, "engine": partial(update, passes=passes("torch"))}
+    return {"numpy": update, "modules": torch_update, "engine": partial(update, passes=open_backend("torch"))}
 
 
 def alternately(runs: dict[str, Update], learner: Learner, batch: Batch) -> dict[str, list[float]]:

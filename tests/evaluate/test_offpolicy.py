@@ -24,7 +24,7 @@ from focalroute.evaluate.offpolicy import (
 from focalroute.learn.critic import STATE
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
-from focalroute.learn.trajectory import Steps
+from focalroute.learn.trajectory import StepBatch
 from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.publish import publish
@@ -249,7 +249,7 @@ def test_the_critic_of_an_episode_has_not_seen_it() -> None:
     states = rng.standard_normal((50, 3, STATE)).astype(np.float32)
     taken = np.ones((50, 3), bool)
     taken[:20, 0] = False
-    steps = Steps(states, np.zeros((50, 3), np.float32), taken)
+    steps = StepBatch(states, np.zeros((50, 3), np.float32), taken)
     rewards, ratio = rng.standard_normal((1, 50, 3)), np.exp(0.1 * rng.standard_normal((50, 3)))
     part = np.arange(50) % PARTS
     before = cross_fitted(steps, rewards, ratio, part)
@@ -263,7 +263,7 @@ def test_the_critic_finds_a_linear_value() -> None:
     states = rng.standard_normal((2000, 2, STATE)).astype(np.float32)
     rewards = np.zeros((1, 2000, 2))
     rewards[0, :, 1] = 3 + states[:, 1, 0] - 2 * states[:, 1, 5]
-    steps = Steps(states, rewards[0].astype(np.float32), np.ones((2000, 2), bool))
+    steps = StepBatch(states, rewards[0].astype(np.float32), np.ones((2000, 2), bool))
     value = cross_fitted(steps, rewards, np.ones((2000, 2)), np.arange(2000) % PARTS)
     assert value[0, :, 1] == pytest.approx(rewards[0, :, 1], abs=0.1)
     assert value[0, :, 0].mean() == pytest.approx(3, abs=0.2)

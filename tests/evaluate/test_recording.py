@@ -26,7 +26,7 @@ from focalroute.learn.offline.reinforce import OfflineSettings, valued
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.stacking import gathered
 from focalroute.learn.offline.views import long_run
-from focalroute.learn.state import unpack
+from focalroute.learn.online import unpack
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.policy.bundle import learner, load

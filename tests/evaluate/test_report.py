@@ -15,7 +15,7 @@ from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.report import EvalOptions, Report, cost_ratios, evaluate, evaluate_command, show
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import cold, load
-from focalroute.policy.names import named
+from focalroute.policy.references import load_reference
 from tests.evaluate.logs import stream, write_log, write_pool
 from tests.policies import ask_everybody
 
@@ -120,7 +120,7 @@ def test_a_policy_from_a_folder_is_served_as_it_is(given: tuple[Path, Path], tmp
     folder = ask_everybody(tmp_path / "policy")
     evaluate_command(
         *given,
-        policy=named(f"{folder}@1"),
+        policy=load_reference(f"{folder}@1"),
         operating_points=cost_ratios("0.2, 0.5"),
         json_file=tmp_path / "report.json",
     )

@@ -25,8 +25,8 @@ from focalroute.observe import Observer
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.layout import MEMBER, slices
 from focalroute.policy.bundle import cold
+from focalroute.policy.decider import posterior
 from focalroute.policy.fallback import Guarded
-from focalroute.policy.fusion import posterior
 from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from tests.loopback import Server, completion, json_reply, serving

@@ -33,8 +33,8 @@ from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.evaluate.outcomes import read_log
 from focalroute.learn.offline.checkpoint import Checkpoint
 from focalroute.money.prices import read_listing
-from focalroute.policy._inspect import inspect
 from focalroute.policy.bundle import digest, load_folder
+from focalroute.policy.onnx_model import inspect
 from focalroute.store.base import HealthRow
 from focalroute.store.codec import read_answer
 from focalroute.store.sqlite.store import SqliteStore

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from focalroute.learn.critic import STATE, CriticNet
-from focalroute.learn.likelihood import Heads, likelihood
+from focalroute.learn.losses import likelihood
 from focalroute.learn.mappo import Learner
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.trajectory import Batch, Decisions, Fusions, Steps
+from focalroute.learn.trajectory import Batch, Decisions, Fusions, HeadBatch, StepBatch
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from tests.learn.made import randomised
 
@@ -61,7 +61,7 @@ def _decisions(rng: np.random.Generator, episodes: int, rounds: int, pool: int) 
     endpoints = _features(rng, size, pool, width(ENDPOINT))
     endpoints[~visited] = 0
     ids[~visited] = 0
-    heads = Heads(
+    heads = HeadBatch(
         visited,
         visited & (rng.random(visited.shape) < 0.9),
         np.zeros_like(visited),
@@ -80,7 +80,7 @@ def _decisions(rng: np.random.Generator, episodes: int, rounds: int, pool: int) 
     )
 
 
-def _picks(rng: np.random.Generator, chances: Any, heads: Heads) -> Any:
+def _picks(rng: np.random.Generator, chances: Any, heads: HeadBatch) -> Any:
     """Who is picked among the eligible; the first head, made eligible, where nobody else is and somebody must be."""
     picked = heads.eligible & (rng.random(chances.shape) < chances)
     nobody = heads.must_pick & ~picked.any(axis=1)
@@ -89,11 +89,11 @@ def _picks(rng: np.random.Generator, chances: Any, heads: Heads) -> Any:
     return picked
 
 
-def _steps(rng: np.random.Generator, episodes: int, rounds: int) -> Steps:
+def _steps(rng: np.random.Generator, episodes: int, rounds: int) -> StepBatch:
     taken = np.ones((episodes, rounds + 1), np.bool_)
     rewards = -0.1 * rng.random(taken.shape).astype(np.float32)
     rewards[:, -1] = rng.choice([-1, 1], episodes)
-    return Steps(_features(rng, episodes, rounds + 1, STATE), rewards, taken)
+    return StepBatch(_features(rng, episodes, rounds + 1, STATE), rewards, taken)
 
 
 def _fusions(rng: np.random.Generator, episodes: int, pool: int, candidates: int, members: int) -> Fusions:

@@ -9,7 +9,7 @@ import pytest
 
 from focalroute.core.errors import PolicyError
 from focalroute.learn.online import update_policy
-from focalroute.learn.subprocess_update import can_start, update_apart
+from focalroute.learn.subprocess_update import can_start, update_in_subprocess
 from focalroute.policy import bundle
 from focalroute.store import open_store
 from tests.learn.made import linear_learner, play
@@ -29,7 +29,7 @@ def test_a_process_of_its_own_learns_bit_for_bit_the_same(tmp_path: Path) -> Non
     put(tmp_path / "here", linear_learner())
     with closing(open_store(file)) as store:
         here = update_policy(store, tmp_path / "here", seed=3)
-    apart = update_apart(file, tmp_path / "policy", seed=3)
+    apart = update_in_subprocess(file, tmp_path / "policy", seed=3)
     assert apart == here
     assert apart.diagnostics is not None
     one, other = (bundle.load(tmp_path / name) for name in ("policy", "here"))
@@ -41,15 +41,15 @@ def test_who_has_another_process_learn_need_not_load_the_learner(tmp_path: Path)
     file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
     code = (
         "import sys\n"
-        "from focalroute.learn.subprocess_update import update_apart\n"
-        f"assert update_apart({file!r}, {policy!r}, seed=3).episodes > 0\n"
+        "from focalroute.learn.subprocess_update import update_in_subprocess\n"
+        f"assert update_in_subprocess({file!r}, {policy!r}, seed=3).episodes > 0\n"
         "assert not {'onnx', 'focalroute.learn.mappo', 'focalroute.learn.online'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_too_little_to_learn_from_is_reported(tmp_path: Path) -> None:
-    report = update_apart(stored(tmp_path, answers=3), tmp_path / "policy")
+    report = update_in_subprocess(stored(tmp_path, answers=3), tmp_path / "policy")
     assert (report.status, report.version, report.comparison, report.diagnostics) == ("insufficient", 1, None, None)
 
 
@@ -57,7 +57,7 @@ def test_what_fails_there_is_raised_here(tmp_path: Path) -> None:
     file = stored(tmp_path)
     (tmp_path / "policy" / "v000001" / "fusion.onnx").write_bytes(b"broken")
     with pytest.raises(PolicyError, match=r"could not be updated: .*v000001"):
-        update_apart(file, tmp_path / "policy")
+        update_in_subprocess(file, tmp_path / "policy")
 
 
 def test_what_lies_about_in_the_working_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_what_lies_about_in_the_working_folder_is_not_imported(tmp_path: Path, m
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong one')")
     (tmp_path / "policy").rename(tmp_path / "plurality")
     monkeypatch.chdir(tmp_path)
-    assert update_apart(file, "plurality").parent == 1
+    assert update_in_subprocess(file, "plurality").parent == 1
 
 
 @pytest.mark.parametrize("name", ["", "/bin/uwsgi", "/opt/app/my-app"])

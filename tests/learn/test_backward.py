@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.backward import Floats, decider_pass, fusion_pass
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, Floats, FusionNet, decider_pass, fusion_pass, parameters
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, width
 from tests.learn.made import check_gradients, randomised
 
@@ -62,9 +61,9 @@ def test_float32_stays_float32() -> None:
     """Neither logits nor gradients grow to float64 on the way."""
     net = randomised(DeciderNet.initial(np.random.default_rng(0), vocabulary=2), 0, np.float32)
     zeros = np.zeros((1, width(CONTEXT)), np.float32), np.zeros((1, 2, width(ENDPOINT)), np.float32)
-    logits, pull = decider_pass(net, *zeros, np.array([[1, 2]]))
-    assert {logits.dtype, *(g.dtype for g in pull(logits).values())} == {np.dtype(np.float32)}
+    logits, vjp = decider_pass(net, *zeros, np.array([[1, 2]]))
+    assert {logits.dtype, *(g.dtype for g in vjp(logits).values())} == {np.dtype(np.float32)}
     fuser = randomised(FusionNet.initial(np.random.default_rng(0), vocabulary=2), 0, np.float32)
     parts = np.zeros((1, 2, 2, width(MEMBER)), np.float32), np.zeros((1, 2, width(CANDIDATE)), np.float32)
-    logits, pull = fusion_pass(fuser, *parts, np.array([[1, 2]]))
-    assert {logits.dtype, *(g.dtype for g in pull(logits).values())} == {np.dtype(np.float32)}
+    logits, vjp = fusion_pass(fuser, *parts, np.array([[1, 2]]))
+    assert {logits.dtype, *(g.dtype for g in vjp(logits).values())} == {np.dtype(np.float32)}

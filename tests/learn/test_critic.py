@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import Observation
-from focalroute.learn.backward import Floats
 from focalroute.learn.critic import (
     STATE,
     CriticNet,
@@ -16,6 +15,7 @@ from focalroute.learn.critic import (
     fusion_state,
     values,
 )
+from focalroute.learn.nets import Floats
 from focalroute.observe.layout import ENDPOINT, width
 from tests.learn.made import check_gradients, context, evidence, randomised
 

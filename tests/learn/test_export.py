@@ -10,9 +10,8 @@ from focalroute.core.errors import PolicyError
 from focalroute.learn.export import decider_model, decider_net, der_model, fusion_model, fusion_net
 from focalroute.learn.nets import F32, DeciderNet, FusionNet, parameters
 from focalroute.observe import layout
-from focalroute.policy._inspect import OPERATORS
-from focalroute.policy._onnx import Session
 from focalroute.policy.bundle import DECIDER, FUSION
+from focalroute.policy.onnx_model import OPERATORS, Session
 
 DC, DE = layout.width(layout.CONTEXT), layout.width(layout.ENDPOINT)
 FM, FC = layout.width(layout.MEMBER), layout.width(layout.CANDIDATE)

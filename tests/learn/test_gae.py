@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from focalroute.learn.gae import gae
+from focalroute.learn.mappo import gae
 
 
 def test_it_is_the_closed_form() -> None:

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from focalroute.learn.critic import CriticNet
-from focalroute.learn.gate import compare, supported
+from focalroute.learn.gate import compare, log_q, supported
 from focalroute.learn.losses import unlikeliness
 from focalroute.learn.mappo import Learner
 from focalroute.learn.nets import FusionNet, parameters
-from focalroute.learn.offpolicy import log_q
 from focalroute.learn.trajectory import batch
 from focalroute.learn.update_report import Comparison
 from tests.learn.made import NAMES, episodes_of, fresh_learner, learned, play, value

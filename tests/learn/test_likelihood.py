@@ -7,16 +7,17 @@ import random
 import numpy as np
 import pytest
 
-from focalroute.learn.likelihood import Heads, likelihood
+from focalroute.learn.losses import likelihood
+from focalroute.learn.trajectory import HeadBatch
 from focalroute.policy.decider import EXPLORATION, decide, log_probability, pick_probabilities
 from tests.learn.made import random_decision
 
 
-def every_set(n: int, must_pick: bool) -> Heads:
+def every_set(n: int, must_pick: bool) -> HeadBatch:
     """One decision for each set of a pool of n."""
     picked = np.array([s for s in itertools.product([False, True], repeat=n) if any(s) or not must_pick])
     some = np.ones(picked.shape, np.bool_)
-    return Heads(some, some, picked, np.full(len(picked), must_pick), np.full(len(picked), n))
+    return HeadBatch(some, some, picked, np.full(len(picked), must_pick), np.full(len(picked), n))
 
 
 @pytest.mark.parametrize("must_pick", [False, True])
@@ -41,7 +42,7 @@ def test_it_is_the_log_probability_that_serving_stores(n: int) -> None:
         visited = np.array([[True] * len(made.order) + [False] * pad])
         eligible = np.array([[*made.eligible] + [False] * pad])
         picked = np.array([[head in made.picked for head in made.order] + [False] * pad])
-        heads = Heads(visited, eligible, picked, np.array([made.must_pick]), np.array([n]))
+        heads = HeadBatch(visited, eligible, picked, np.array([made.must_pick]), np.array([n]))
         for z in (logits, chance.standard_normal(n).astype(np.float32)):
             p = pick_probabilities(z, made.order if made.must_pick else ())
             mine = likelihood(np.array([[*z[list(made.order)], 7.0, -7.0]]), heads).log_pi[0]
@@ -69,7 +70,7 @@ def test_the_gradients_are_those_of_finite_differences(must_pick: bool, shift: f
 def test_a_head_at_the_floor_still_learns() -> None:
     """Beyond the clip the probability stands still, but the gradient is that of the clipped p: a - p."""
     some, least = np.ones((1, 2), np.bool_), EXPLORATION / 2
-    heads = Heads(some, some, np.array([[True, False]]), np.array([False]), np.array([2]))
+    heads = HeadBatch(some, some, np.array([[True, False]]), np.array([False]), np.array([2]))
     found = likelihood(np.array([[-50.0, 50.0]]), heads)
     assert math.isclose(found.log_pi[0], 2 * math.log(least), rel_tol=1e-9)
     np.testing.assert_allclose(found.d_log_pi, [[1 - least, -(1 - least)]])
@@ -77,18 +78,18 @@ def test_a_head_at_the_floor_still_learns() -> None:
 
 def test_padding_and_closed_heads_have_no_gradient() -> None:
     some = np.array([[True, True, False]])
-    heads = Heads(some, np.array([[True, False, False]]), some & False, np.array([False]), np.array([3]))
+    heads = HeadBatch(some, np.array([[True, False, False]]), some & False, np.array([False]), np.array([3]))
     found = likelihood(np.array([[1.0, 2.0, 3.0]]), heads)
     assert (found.d_log_pi[0, 1:] == 0).all()
     assert (found.d_entropy[0, 1:] == 0).all()
 
 
-def one_of_each(n: int) -> Heads:
+def one_of_each(n: int) -> HeadBatch:
     """Exactly one of a pool of n, each once; the last place is padding."""
     visited = np.array([[True] * n + [False]] * n)
     picked = np.eye(n, n + 1, dtype=np.bool_)
     eligible = visited & (np.arange(n + 1) <= np.arange(n)[:, None])
-    return Heads(visited, eligible, picked, np.ones(n, np.bool_), np.full(n, n), np.ones(n, np.bool_))
+    return HeadBatch(visited, eligible, picked, np.ones(n, np.bool_), np.full(n, n), np.ones(n, np.bool_))
 
 
 @pytest.mark.parametrize("shift", [-6.0, 0.0, 6.0])
@@ -114,7 +115,7 @@ def test_the_gradients_of_exactly_one_are_those_of_finite_differences() -> None:
     joined = [np.concatenate([np.hstack([getattr(several, name), pad]), getattr(one, name)])
               for name in ("visited", "eligible", "picked")]  # fmt: skip
     rows = len(joined[0])
-    both = Heads(
+    both = HeadBatch(
         joined[0],
         joined[1],
         joined[2],

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.backward import Floats
-from focalroute.learn.likelihood import Heads, likelihood
-from focalroute.learn.losses import fusion_loss, log_posterior, surrogate_loss
-from focalroute.learn.offpolicy import worth
-from focalroute.learn.trajectory import Fusions
+from focalroute.learn.gate import worth
+from focalroute.learn.losses import fusion_loss, likelihood, log_posterior, surrogate_loss
+from focalroute.learn.nets import Floats
+from focalroute.learn.trajectory import Fusions, HeadBatch
 from focalroute.observe.layout import CANDIDATE, MEMBER, width
 
 B, K = 6, 4
@@ -96,25 +95,25 @@ def test_the_surrogates_gradient_is_that_of_finite_differences_and_zero_where_cl
     some = np.ones((s, 3), np.bool_)
     picked = rng.random((s, 3)) < 0.5
     picked[:, 0] |= ~picked.any(axis=1)
-    heads = Heads(some, some, picked, np.ones(s, np.bool_), np.full(s, 3))
-    z, weights, goodness = rng.standard_normal((s, 3)), rng.uniform(0.5, 2, s), rng.standard_normal(s)
+    heads = HeadBatch(some, some, picked, np.ones(s, np.bool_), np.full(s, 3))
+    z, weights, advantages = rng.standard_normal((s, 3)), rng.uniform(0.5, 2, s), rng.standard_normal(s)
     old = likelihood(z, heads).log_pi + rng.uniform(-0.5, 0.5, s)
 
     def objective(z: Floats) -> float:
         distribution = likelihood(z, heads)
-        loss = surrogate_loss(distribution, old, weights, goodness, clip=0.2, entropy=0.01).loss
+        loss = surrogate_loss(distribution, old, weights, advantages, clip=0.2, entropy=0.01).loss
         return loss - 0.01 * float(distribution.entropy.mean())
 
     distribution = likelihood(z, heads)
-    found = surrogate_loss(distribution, old, weights, goodness, clip=0.2, entropy=0.01)
+    found = surrogate_loss(distribution, old, weights, advantages, clip=0.2, entropy=0.01)
     for row in range(s):
         step = np.zeros((s, 3))
         step[row] = h
         expected = (objective(z + step) - objective(z - step)) / (2 * h)
         assert abs(found.d_logits[row].sum() - expected) < 1e-8
     ratio = np.exp(distribution.log_pi - old)
-    stuck = ((ratio > 1.2) & (goodness > 0)) | ((ratio < 0.8) & (goodness < 0))
+    stuck = ((ratio > 1.2) & (advantages > 0)) | ((ratio < 0.8) & (advantages < 0))
     assert stuck.any()
-    assert not surrogate_loss(distribution, old, weights, goodness, clip=0.2, entropy=0).d_logits[stuck].any()
+    assert not surrogate_loss(distribution, old, weights, advantages, clip=0.2, entropy=0).d_logits[stuck].any()
     assert found.clip_fraction == np.mean(np.abs(ratio - 1) > 0.2)
     assert found.approx_kl > 0

@@ -6,11 +6,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from focalroute.learn.backward import decider_pass
 from focalroute.learn.critic import critic_parameters
-from focalroute.learn.likelihood import likelihood
+from focalroute.learn.losses import likelihood
 from focalroute.learn.mappo import Learner, update
-from focalroute.learn.nets import parameters
+from focalroute.learn.nets import decider_pass, parameters
 from focalroute.learn.trajectory import batch
 from focalroute.observe.layout import CONTEXT, slices
 from tests.learn.made import NAMES, OPTIMUM, SETTINGS, episodes_of, fresh_learner, learned, play, value

@@ -13,8 +13,7 @@ from focalroute.core.errors import PolicyError
 from focalroute.core.records import Feedback
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.mappo import Hyperparameters, Learner
-from focalroute.learn.online import MAX_LAG, MAX_USES, update_policy
-from focalroute.learn.state import pack, unpack, uses
+from focalroute.learn.online import MAX_LAG, MAX_USES, pack, unpack, update_policy, uses
 from focalroute.learn.update_report import UpdateReport
 from focalroute.observe.experience import Experience
 from focalroute.policy import bundle

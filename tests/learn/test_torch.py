@@ -11,14 +11,12 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backend import NUMPY, passes
-from focalroute.learn.backward import Floats, Pull
+from focalroute.learn.backend import NUMPY, open_backend
 from focalroute.learn.critic import critic_parameters
-from focalroute.learn.gae import gae
-from focalroute.learn.likelihood import Heads, likelihood
-from focalroute.learn.losses import fusion_loss, log_posterior, surrogate_loss
-from focalroute.learn.mappo import Hyperparameters, Learner, update
-from focalroute.learn.nets import parameters
+from focalroute.learn.losses import fusion_loss, likelihood, log_posterior, surrogate_loss
+from focalroute.learn.mappo import Hyperparameters, Learner, gae, update
+from focalroute.learn.nets import Floats, Vjp, parameters
+from focalroute.learn.trajectory import HeadBatch
 from tests.learn.batches import random_batch, random_learner
 
 pytestmark = pytest.mark.xdist_group("torch")  # one process imports it, not all
@@ -52,7 +50,7 @@ def close(found: Any, expected: Any, what: str = "") -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6, err_msg=what)
 
 
-def same_pass(mine: tuple[Floats, Pull], theirs: tuple[Floats, Pull], seed: int) -> None:
+def same_pass(mine: tuple[Floats, Vjp], theirs: tuple[Floats, Vjp], seed: int) -> None:
     """Equal logits, and equal gradients of every array, however often they are pulled."""
     close(theirs[0], mine[0])
     assert theirs[0].dtype == mine[0].dtype
@@ -73,7 +71,7 @@ def same_pass(mine: tuple[Floats, Pull], theirs: tuple[Floats, Pull], seed: int)
 def test_every_pass_gives_the_same_logits_and_gradients(torch: Any, device: str, seed: int) -> None:
     """On batches with padding, closed heads, absent members and names that are not known."""
     learner, some = random_learner(seed, 6), random_batch(seed, episodes=40, pool=6)
-    made, fused, other = some.decisions, some.fusions, passes("torch", device)
+    made, fused, other = some.decisions, some.fusions, open_backend("torch", device)
     assert (made.ids == 0).any()
     assert (fused.ids == 0).any()
     assert not made.heads.visited.all()
@@ -88,19 +86,19 @@ def test_every_pass_gives_the_same_logits_and_gradients(torch: Any, device: str,
 
 def test_float32_stays_float32(torch: Any) -> None:
     learner, some = random_learner(0, 6, np.float32), random_batch(0, episodes=3, pool=6).fusions
-    logits, pull = passes("torch").fusion(learner.fusion, some.members, some.candidates, some.ids)
-    assert {logits.dtype, *(gradient.dtype for gradient in pull(logits).values())} == {np.dtype(np.float32)}
+    logits, vjp = open_backend("torch").fusion(learner.fusion, some.members, some.candidates, some.ids)
+    assert {logits.dtype, *(gradient.dtype for gradient in vjp(logits).values())} == {np.dtype(np.float32)}
 
 
 def test_a_device_that_is_not_there_is_named(torch: Any) -> None:
     with pytest.raises(ConfigError, match=r"^device: .*'abacus'"):
-        passes("torch", "abacus")
+        open_backend("torch", "abacus")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"^device: .*'cuda'"):
-            passes("torch", "cuda")
+            open_backend("torch", "cuda")
 
 
-def joint(torch: Any, z: Any, heads: Heads) -> tuple[Any, Any]:
+def joint(torch: Any, z: Any, heads: HeadBatch) -> tuple[Any, Any]:
     """log pi and entropy by Bernoulli distributions; the clip passes gradients straight through."""
     least = torch.from_numpy(0.1 / heads.pool)[:, None]
     far = torch.logit(1 - least)
@@ -210,7 +208,7 @@ def test_a_whole_update_is_the_same_on_either_engine(torch: Any, device: str, se
     some = random_batch(0, episodes=150, pool=6, learner=learner)
     (mine, said), (theirs, told) = (
         update(learner, some, settings, np.random.default_rng(7), passes=engine)
-        for engine in (NUMPY, passes("torch", device))
+        for engine in (NUMPY, open_backend("torch", device))
     )
     assert (mine.moments["decider"].steps == mine.moments["fusion"].steps == 1) == (settings is WILD)
     close(list(asdict(told).values()), list(asdict(said).values()))

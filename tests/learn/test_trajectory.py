@@ -9,7 +9,7 @@ import pytest
 from focalroute.core.records import Decision, Observation, Trajectory
 from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.episodes import Episode
-from focalroute.learn.likelihood import likelihood
+from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.trajectory import batch, grown, unlimited, vocabulary
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width

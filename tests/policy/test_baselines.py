@@ -8,8 +8,8 @@ import pytest
 from focalroute.core.records import Member, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
 from focalroute.policy.baselines import SERVED_BASELINES, Baseline, LogLinearOnline
-from focalroute.policy.catalogue import chosen
 from focalroute.policy.decider import pick_probabilities
+from focalroute.policy.references import resolve_policy
 
 POOL = ("a", "b", "c")
 
@@ -73,4 +73,4 @@ def test_one_endpoint_is_a_pool_for_each() -> None:
 
 @pytest.mark.parametrize("policy", [None, "folder/", "."])
 def test_whatever_is_no_name_is_given_back(policy: str | None) -> None:
-    assert chosen(policy, POOL) == policy
+    assert resolve_policy(policy, POOL) == policy

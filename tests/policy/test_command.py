@@ -10,8 +10,8 @@ import pytest
 from focalroute.cli.policy import describe, roll_back, roll_back_folder, show_policy
 from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.policy.bundle import COLD, current
-from focalroute.policy.names import named
 from focalroute.policy.publish import publish
+from focalroute.policy.references import load_reference
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
 
@@ -33,12 +33,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_policy_is_named_by_its_folder_with_or_without_a_version_or_as_the_shipped_one(root: Path) -> None:
-    assert (named("cold").version, named(str(root)).version, named(f"{root}@2").version) == (0, 3, 2)
+    assert (load_reference("cold").version, load_reference(str(root)).version, load_reference(f"{root}@2").version) == (
+        0,
+        3,
+        2,
+    )
 
 
 def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path) -> None:
     again(tmp_path / "me@home")
-    assert named(str(tmp_path / "me@home")).version == named(f"{tmp_path}/me@home@1").version == 1
+    assert load_reference(str(tmp_path / "me@home")).version == load_reference(f"{tmp_path}/me@home@1").version == 1
 
 
 @pytest.mark.parametrize(
@@ -57,14 +61,14 @@ def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path) -> None:
 )
 def test_a_name_that_names_no_policy_is_a_setting_to_correct(root: Path, reference: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        named(reference.format(root=root))
+        load_reference(reference.format(root=root))
     assert says in str(caught.value)
 
 
 def test_a_damaged_policy_is_a_policy_error(root: Path) -> None:
     (root / "v000002" / "decider.onnx").write_bytes(b"")
     with pytest.raises(PolicyError, match="SHA-256"):
-        named(f"{root}@2")
+        load_reference(f"{root}@2")
 
 
 def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focalroute.policy.fusion import posterior
+from focalroute.policy.decider import posterior
 
 
 def test_posterior_is_the_softmax() -> None:

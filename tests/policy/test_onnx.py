@@ -11,9 +11,8 @@ import pytest
 
 from focalroute.core.errors import PolicyError
 from focalroute.observe.layout import CONTEXT, ENDPOINT, width
-from focalroute.policy._inspect import MAX_BYTES, MAX_NODES, inspect
-from focalroute.policy._onnx import Session
 from focalroute.policy.bundle import COLD, DECIDER, FUSION
+from focalroute.policy.onnx_model import MAX_BYTES, MAX_NODES, Session, inspect
 
 DECIDER_ONNX = (COLD / "decider.onnx").read_bytes()
 
@@ -136,7 +135,7 @@ def test_output_that_is_not_finite_is_a_policy_error() -> None:
 def test_the_runtime_reports_nothing_to_its_makers_unless_that_was_wanted(tmp_path: Path, wanted: bool) -> None:
     """In a process of its own, outside of what the runtime takes for CI: no device id, no events kept to be sent."""
     script = (
-        "import os; from focalroute.policy.bundle import cold; from focalroute.policy._onnx import Session\n"
+        "import os; from focalroute.policy.bundle import cold; from focalroute.policy.onnx_model import Session\n"
         "cold()\n"
         "print(os.environ.get('ORT_DISABLE_TELEMETRY'))"
     )

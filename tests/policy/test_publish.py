@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from focalroute.core.errors import PolicyError
-from focalroute.policy import _files
 from focalroute.policy.bundle import COLD, CURRENT, cold, current, load, versions
-from focalroute.policy.publish import bundle_files, publish, rollback
+from focalroute.policy.publish import bundle_files, publish, rollback, temporary_path, write_files
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
 
@@ -139,12 +138,12 @@ def test_what_a_publisher_left_that_died_at_any_step_is_ignored_and_cleaned(tmp_
     files = bundle_files(
         version=2, parent=1, created_at=0.0, decider=DECIDER, fusion=FUSION, names=(), hyperparameters={}, metrics={}
     )
-    _files.temporary(tmp_path).mkdir()  # died while writing: an empty folder, some files, half a file
-    _files.write_files(_files.temporary(tmp_path), {"decider.onnx": DECIDER[:100]})
-    _files.write_files(_files.temporary(tmp_path), files)  # died before the rename
-    _files.temporary(tmp_path).write_bytes(b"v0000")  # died while writing CURRENT
+    temporary_path(tmp_path).mkdir()  # died while writing: an empty folder, some files, half a file
+    write_files(temporary_path(tmp_path), {"decider.onnx": DECIDER[:100]})
+    write_files(temporary_path(tmp_path), files)  # died before the rename
+    temporary_path(tmp_path).write_bytes(b"v0000")  # died while writing CURRENT
     assert (load(tmp_path).version, versions(tmp_path)) == (1, (1,))
-    _files.write_files(tmp_path / "v000002", files)  # died after the rename, before CURRENT
+    write_files(tmp_path / "v000002", files)  # died after the rename, before CURRENT
     assert (load(tmp_path).version, versions(tmp_path)) == (1, (1, 2))
     assert again(tmp_path, parent=1) == load(tmp_path).version == 3
     assert names(tmp_path) == {"v000001", "v000002", "v000003", CURRENT, ".lock"}

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32
 from focalroute.evaluate.presets.diversities import METRICS
 from focalroute.evaluate.presets.networks import Learned, Mlp, Ppo, bernoulli, categorical, improve, regress
-from focalroute.learn.backward import Floats
-from focalroute.learn.gae import GAE_LAMBDA, gae
-from focalroute.learn.likelihood import Likelihood
+from focalroute.learn.losses import Likelihood
+from focalroute.learn.mappo import GAE_LAMBDA, gae
+from focalroute.learn.nets import Floats
 from focalroute.policy.decider import EXPLORATION
 
 I64 = NDArray[np.int64]

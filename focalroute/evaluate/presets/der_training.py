@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32
 from focalroute.evaluate.presets.networks import Learned, Mlp, Ppo, categorical, draw, improve, regress
 from focalroute.evaluate.presets.paper_rewards import der_bonus, der_reward
-from focalroute.learn.gae import gae
+from focalroute.learn.mappo import gae
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]

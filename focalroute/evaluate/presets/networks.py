@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32
 from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.backward import Floats, Gradients, Pull
-from focalroute.learn.likelihood import Heads, Likelihood, likelihood
-from focalroute.learn.losses import log_posterior, surrogate_loss
+from focalroute.learn.losses import Likelihood, likelihood, log_posterior, surrogate_loss
+from focalroute.learn.nets import Floats, Gradients, Vjp
+from focalroute.learn.trajectory import HeadBatch
 
 _Rows = NDArray[Any]
 Bools = NDArray[np.bool_]
@@ -53,7 +53,7 @@ def mlp_parameters(net: Mlp) -> dict[str, F32]:
     return {field.name: getattr(net, field.name) for field in fields(net)}
 
 
-def mlp_pass(net: Mlp, x: Floats) -> tuple[Floats, Pull]:
+def mlp_pass(net: Mlp, x: Floats) -> tuple[Floats, Vjp]:
     """Heads (B, O) of inputs (B, D), and its vjp: from dL/dheads (B, O) to dL/dparameters."""
     z = x @ net.hidden
     z += net.hidden_bias
@@ -112,7 +112,7 @@ class Learned:
 def bernoulli(logits: Floats, picked: Bools) -> Likelihood:
     """The distribution of N independent heads, picks (B, N): one joint probability a row, clipped as in service."""
     free, nobody = np.ones_like(picked), np.zeros(len(picked), bool)
-    return likelihood(logits, Heads(free, free, picked, nobody, np.full(len(picked), picked.shape[1])))
+    return likelihood(logits, HeadBatch(free, free, picked, nobody, np.full(len(picked), picked.shape[1])))
 
 
 def categorical(logits: Floats, offered: Bools, chosen: NDArray[np.int64]) -> Likelihood:

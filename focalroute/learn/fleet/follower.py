@@ -1,14 +1,15 @@
-"""How a worker comes by the fleet's policy: a copy in its own folder, so that it can start and serve without Redis."""
+"""Copies the fleet's policy into a worker's folder, so that it can start and serve without Redis; rolls it back."""
 
 from __future__ import annotations
 
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from focalroute.core.errors import FocalrouteError, StoreError
+from focalroute.core.errors import ConfigError, FocalrouteError, StoreError
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
@@ -74,3 +75,31 @@ class Follower:
     def close(self) -> None:
         """Wait for a version under way and let go of the thread. Idempotent."""
         self._worker.shutdown()
+
+
+def rollback_fleet_command(where: str, version: int | None, *, as_json: bool = False) -> None:
+    """Make a version serve again in the whole fleet, and say which.
+
+    Raises:
+        ConfigError: there is no such version, or none to go back to.
+    """
+    from focalroute.store.redis.fleet_policy import FleetPolicy
+    from focalroute.store.redis.store import RedisStore
+
+    with closing(RedisStore(where)) as store:
+        fleet_policy = FleetPolicy(store)
+        state = fleet_policy.state()
+        if not state.current:
+            raise ConfigError(f"{store.name}: holds no policy; publish one first (focalroute update)")
+        if version is None:
+            version = json.loads(fleet_policy.files(state.current)["manifest.json"])["parent"]
+            if not version:
+                raise ConfigError(
+                    f"{store.name}: version {state.current} was learned from the shipped policy; name a version to go "
+                    "back to"
+                )
+        if not fleet_policy.roll_back(version):
+            kept = ", ".join(map(str, state.versions))
+            raise ConfigError(f"{store.name}: version {version} is not kept; give one of {kept}")
+        said = f"{store.name}: version {version} serves now"
+        print(json.dumps({"store": store.name, "version": version}) if as_json else said)

@@ -20,7 +20,7 @@ from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, ValidationPoint
 from focalroute.learn.offline.views import Masks
-from focalroute.policy import _files
+from focalroute.policy.publish import lock_folder, replace_file
 
 _FORMAT = "1"
 
@@ -144,8 +144,8 @@ class Checkpoint:
         np.savez(archive, allow_pickle=False, **progress.arrays(), made_for=np.array(json.dumps(dict(self.made_for))))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _files.locked(self.path.parent):  # who publishes there removes files that are half written
-                _files.replace_file(self.path, archive.getvalue())
+            with lock_folder(self.path.parent):  # who publishes there removes files that are half written
+                replace_file(self.path, archive.getvalue())
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from None
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters
-from focalroute.learn.likelihood import likelihood
+from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.recorded import F32, I64
 from focalroute.learn.offline.rollout import LogView, Rollout, roll
@@ -135,7 +135,7 @@ class PolicyGradient:
             distribution = likelihood(step.logits, step.heads)
             gain = advantage[step.rows, None] * distribution.d_log_pi
             d = -(gain + self.settings.entropy * distribution.d_entropy) / len(reward)
-            for name, gradient in step.pull(d.astype(step.logits.dtype)).items():
+            for name, gradient in step.vjp(d.astype(step.logits.dtype)).items():
                 total[name] = total[name] + gradient if name in total else gradient
         return total
 
@@ -268,9 +268,9 @@ def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng
     adam = Adam(critic_parameters(net), Moments.zero(critic_parameters(net)), learning_rate=_RATE, max_norm=1.0)
     for step in range(total):
         some = rng.integers(len(states), size=_MINIBATCH)
-        values, pull = learner.passes.critic(net, states[some])
+        values, vjp = learner.passes.critic(net, states[some])
         adam.learning_rate = _RATE * (0.05 + 0.475 * (1 + np.cos(np.pi * step / total)))
-        adam.step(pull((values - targets[some]) / np.float32(_MINIBATCH)))
+        adam.step(vjp((values - targets[some]) / np.float32(_MINIBATCH)))
         net = replace(net, **adam.parameters)
         learner.advance(1)
     return net

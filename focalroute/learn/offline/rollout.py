@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.learn.backend import NUMPY, Backend
-from focalroute.learn.backward import Pull
-from focalroute.learn.likelihood import Heads, raised
-from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.losses import raised
+from focalroute.learn.nets import DeciderNet, FusionNet, Vjp
 from focalroute.learn.offline.prior_stats import PriorStats, log_masses
 from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
+from focalroute.learn.trajectory import HeadBatch
 from focalroute.observe import layout, observation
 from focalroute.observe.calibration import MOST_CHOICES, Corrections
 from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties, level_column
@@ -60,15 +60,15 @@ class RolloutStep:
         rows: (R',) the rollouts that were still under way.
         logits: (R', N).
         heads: what was chosen from, and what was picked; in pool order.
-        pull: from d/dlogits to the Decider's gradients.
+        vjp: from d/dlogits to the Decider's gradients.
     """
 
     rows: I64
     context: F32
     endpoints: F32
     logits: F32
-    heads: Heads
-    pull: Pull
+    heads: HeadBatch
+    vjp: Vjp
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,13 +250,13 @@ def roll(
         context, endpoints = observed(
             seen, of[active], number, cost_weight, asked, asked & usable[active], posterior[active], offered[active]
         )
-        logits, pull = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
+        logits, vjp = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
         eligible = there[active] & ~asked
         # where nobody can be asked a STOP is forced, and nothing decided
         must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
         picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
-        heads = Heads(eligible, eligible, picked, must, np.full(len(active), n))
-        steps.append(RolloutStep(active, context, endpoints, logits, heads, pull))
+        heads = HeadBatch(eligible, eligible, picked, must, np.full(len(active), n))
+        steps.append(RolloutStep(active, context, endpoints, logits, heads, vjp))
         (first if number == 0 else later)[active] |= picked
         shares.append(np.zeros(size, np.float32))
         shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (everybody or 1.0)

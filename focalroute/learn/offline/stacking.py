@@ -105,13 +105,13 @@ def descend(
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=5.0)
     for step, (seen, at, asked) in enumerate(lessons):
         members, candidates, ids, offered = gathered(seen, at, *asked)
-        logits, pull = passes.fusion(net, members, candidates, ids)
+        logits, vjp = passes.fusion(net, members, candidates, ids)
         target = seen.recorded.worth[at] * offered
         told = target.sum(axis=1, keepdims=True)
         q = np.exp(log_posterior(logits, offered))
         d = np.where(offered & (told > 0), q - target / np.maximum(told, 1e-9), 0) / len(at)
         adam.learning_rate = rate * (0.05 + 0.475 * (1 + np.cos(np.pi * step / steps)))
-        adam.step(pull(d.astype(logits.dtype)))
+        adam.step(vjp(d.astype(logits.dtype)))
         net = replace(net, **adam.parameters)
     return net
 

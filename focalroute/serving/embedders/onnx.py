@@ -10,7 +10,7 @@ import numpy as np
 
 from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.core.records import F32
-from focalroute.policy._onnx import open_model
+from focalroute.policy.onnx_model import open_model
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _INTEGERS = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}

@@ -20,7 +20,7 @@ from focalroute.evaluate.presets.networks import (
     mlp_pass,
     regress,
 )
-from focalroute.learn.backward import Floats
+from focalroute.learn.nets import Floats
 from tests.learn.made import check_gradients
 
 

@@ -10,12 +10,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from focalroute.learn.likelihood import Heads, likelihood
+from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline.prior_stats import compute_prior_stats, similar
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.views import long_run
+from focalroute.learn.trajectory import HeadBatch
 from focalroute.policy.decider import decide
 from tests.learn.made import randomised
 from tests.learn.offline.histories import random_history
@@ -73,7 +74,7 @@ def test_sets_are_sampled_from_the_law_of_the_decider(scale: float) -> None:
     sets = [np.array(x, np.bool_) for x in product((False, True), repeat=4) if any(x)]
     possible = [x for x in sets if not (x & ~log.there[row]).any()]
     counts = Counter(x.tobytes() for x in played.first)
-    heads = [Heads(log.there[row : row + 1], log.there[row : row + 1], x[None], np.ones(1, np.bool_), np.full(1, 4))
+    heads = [HeadBatch(log.there[row : row + 1], log.there[row : row + 1], x[None], np.ones(1, np.bool_), np.full(1, 4))
              for x in possible]  # fmt: skip
     chances = [float(np.exp(likelihood(logits, one).log_pi[0])) for one in heads]
     assert sum(chances) == pytest.approx(1)
@@ -92,7 +93,9 @@ def test_the_log_probability_is_that_of_the_decider() -> None:
             made = decide(logits, round=1, must_pick=must, order=order, eligible=lambda *_: True, explore=True, rng=rng)
             picked = np.isin(np.arange(n), made.picked)[None]
             everyone = np.ones((1, n), np.bool_)
-            distribution = likelihood(logits[None], Heads(everyone, everyone, picked, np.array([must]), np.full(1, n)))
+            distribution = likelihood(
+                logits[None], HeadBatch(everyone, everyone, picked, np.array([must]), np.full(1, n))
+            )
             assert made.log_mu == pytest.approx(distribution.log_pi[0], abs=1e-6)
 
 

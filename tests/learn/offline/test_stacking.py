@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.backend import NUMPY, passes
-from focalroute.learn.backward import Floats, Gradients, Pull, fusion_pass
-from focalroute.learn.nets import FusionNet, parameters
+from focalroute.learn.backend import NUMPY, open_backend
+from focalroute.learn.nets import Floats, FusionNet, Gradients, Vjp, fusion_pass, parameters
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView
@@ -55,11 +54,11 @@ def test_a_step_goes_down_the_gradient_of_the_loss() -> None:
     sets = random_sets(log.usable)(np.arange(50), rng)
     caught: list[Gradients] = []
 
-    def watched(net: FusionNet, members: Floats, candidates: Floats, ids: np.ndarray) -> tuple[Floats, Pull]:
-        logits, pull = fusion_pass(net, members, candidates, ids)
+    def watched(net: FusionNet, members: Floats, candidates: Floats, ids: np.ndarray) -> tuple[Floats, Vjp]:
+        logits, vjp = fusion_pass(net, members, candidates, ids)
 
         def kept(d: Floats) -> Gradients:
-            caught.append(pull(d))
+            caught.append(vjp(d))
             return caught[-1]
 
         return logits, kept
@@ -116,7 +115,7 @@ def test_a_step_by_torch_is_the_same() -> None:
     net = fusion(4, dtype=np.float64)
     one, other = (
         fit(net, seen, random_sets(log.usable), epochs=1, rate=1e-3, rng=np.random.default_rng(0), passes=engine)
-        for engine in (NUMPY, passes("torch"))
+        for engine in (NUMPY, open_backend("torch"))
     )
     for name, array in parameters(one).items():
         np.testing.assert_allclose(parameters(other)[name], array, atol=1e-6, err_msg=name)

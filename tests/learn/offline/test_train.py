@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.learn.backend import NUMPY, passes
+from focalroute.learn.backend import NUMPY, open_backend
 from focalroute.learn.critic import CriticNet, critic_parameters, values
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
@@ -305,7 +305,7 @@ def test_a_gradient_by_torch_is_the_same() -> None:
     log = random_history(60)
     one, other = (
         _gradient(log, passes=engine).gradients(_decider(4), np.random.default_rng(1))
-        for engine in (NUMPY, passes("torch"))
+        for engine in (NUMPY, open_backend("torch"))
     )
     assert one.keys() == other.keys()
     for name, array in one.items():

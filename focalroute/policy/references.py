@@ -1,0 +1,96 @@
+"""What a policy's name refers to: the setting ``policy=``, and references such as ``folder@version`` and ``cold``."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from focalroute.core.errors import ConfigError
+from focalroute.policy import bundle
+from focalroute.policy.baselines import NEED_A_LOG, SERVED_BASELINES, Baseline
+from focalroute.policy.bundle import Policy
+from focalroute.policy.sequential import SEQUENTIAL
+
+#: What names the shipped policy; a folder of this name is ``./cold``.
+SHIPPED = "cold"
+
+
+def load_reference(reference: str) -> Policy:
+    """The policy of this name, checked; without a version the one that serves.
+
+    Raises:
+        ConfigError: there is no such folder or version.
+        PolicyError: it does not pass its checks.
+    """
+    if reference == SHIPPED:
+        return bundle.cold()
+    folder, version = parse_reference(reference)
+    return bundle.load(folder, version)
+
+
+def parse_reference(reference: str) -> tuple[Path, int | None]:
+    """The folder, and the version if one is named; what exists as a folder is one, whatever its name."""
+    folder, at, version = reference.rpartition("@")
+    if not at or Path(reference).is_dir():
+        check_folder(Path(reference), None)
+        return Path(reference), None
+    if not (version.isascii() and version.isdecimal()):
+        raise ConfigError(f"{reference}: {version!r} is no version; write folder@3")
+    check_folder(Path(folder), int(version))
+    return Path(folder), int(version)
+
+
+def check_folder(folder: Path, version: int | None) -> None:
+    """Refuse a folder that holds no policy, or not this version.
+
+    Raises:
+        ConfigError: it says what is there instead.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder; give a policy folder, or {SHIPPED} for the shipped one")
+    kept = bundle.versions(folder)
+    if not kept:
+        raise ConfigError(f"{folder}: holds no policy; publish one there first (focalroute update)")
+    if version is not None and version not in kept:
+        raise ConfigError(f"{folder}: version {version} is not kept; give one of {', '.join(map(str, kept))}")
+
+
+_log = logging.getLogger("focalroute")
+
+#: Every rule that goes by a name.
+ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **SEQUENTIAL}
+
+
+def resolve_policy(
+    policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None
+) -> Baseline | str | Path | None:
+    """What ``policy=`` means: a string that is a name the policy of that name, anything else a folder.
+
+    A folder that does not exist yet is fine, unless it is the name of a policy misspelt or of a baseline that cannot
+    serve; written as a path ("./plurality", or a `Path`) it always is a folder.
+
+    Raises:
+        ConfigError: a string is none of these.
+    """
+    if not isinstance(policy, str):
+        return policy
+    there = Path(policy).exists()
+    if policy in ALL_BASELINES:
+        if there:
+            _log.warning('policy %r is taken by its name; for the folder of that name give "./%s"', policy, policy)
+        return ALL_BASELINES[policy](endpoints, seed)
+    if there or Path(policy).name != policy:  # a path: of more parts than a name, or with a separator at its end
+        return policy
+    if policy in NEED_A_LOG:
+        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {_folder(policy)}")
+    plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
+    near = difflib.get_close_matches(plain, ALL_BASELINES, 1, cutoff=0.8)
+    if near:
+        raise ConfigError(f"policy: {policy!r} is no policy's name; did you mean {near[0]!r}? {_folder(policy)}")
+    return policy
+
+
+def _folder(policy: str) -> str:
+    return f'for a new folder of that name give "./{policy}"'
