@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import sqlite3
@@ -64,6 +65,7 @@ def open_database(path: Path | None, name: str, *, full: bool) -> sqlite3.Connec
     """
     if path is not None:
         _check_path(path)
+        _create_private(path)
     give_up = time.monotonic() + BUSY_S
     while True:
         try:
@@ -82,6 +84,16 @@ def _check_path(path: Path) -> None:
         raise StoreError(f"{path}: its folder does not exist; make it first")
     if path.is_dir():
         raise StoreError(f"{path}: is a folder; name a file in it")
+
+
+def _create_private(path: Path) -> None:
+    """Create the file for its owner only, as it holds prompts and answers; one that is there keeps its mode.
+
+    SQLite gives the -wal and -shm files the mode of the database.
+    """
+    with contextlib.suppress(OSError):  # it is there, or SQLite says why it cannot be made
+        # A file that is there must not even be opened: closing it would release this process's locks on it.
+        os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _connect(path: Path | None, name: str, full: bool) -> sqlite3.Connection:
