@@ -209,7 +209,7 @@ def test_a_killed_process_leaves_what_to_go_on_from(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
-from tests.learn.test_offline import SMALL, _checkpoint, random_history, train
+from tests.learn.offline.test_train import SMALL, _checkpoint, random_history, train
 log = random_history(80)
 checkpoint, kept = _checkpoint(Path(sys.argv[1]), log), []
 def keep(progress):
