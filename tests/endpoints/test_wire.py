@@ -166,10 +166,30 @@ def test_incredible_usage_is_missing_not_zero(usage: Any) -> None:
     assert decode(reply(usage=usage)).usage is None
 
 
-@pytest.mark.parametrize("cost", [-1, "NaN", math.inf, math.nan, True, [], "x", 1e12])
+@pytest.mark.parametrize("cost", [-1, "NaN", math.inf, math.nan, True, [], "x", 1e12, "1_000"])
 def test_an_incredible_cost_is_unknown(cost: Any) -> None:
     """A cost that cannot be one leaves the usage without a cost."""
     assert decode(reply(usage={"prompt_tokens": 1, "completion_tokens": 2, "cost": cost})).usage == Usage(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        ({"cost": 0.0005, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.01}}, "0.0105"),
+        ({"cost": 0, "cost_details": {"upstream_inference_cost": "0.019"}}, "0.019"),
+        ({"cost": 99999, "cost_details": {"upstream_inference_cost": "1e-24"}}, f"99999.{'0' * 23}1"),
+        ({"cost": 0.0005, "cost_details": {"upstream_inference_cost": None}}, "0.0005"),
+        ({"cost": 0.01, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.01}}, "0.01"),
+        ({"cost": 0.0005, "cost_details": {"upstream_inference_cost": "1_000"}}, None),
+        ({"cost": 0.0005, "cost_details": {"upstream_inference_cost": -0.0001}}, None),
+        ({"cost": 99999, "cost_details": {"upstream_inference_cost": 2}}, None),
+        ({"cost_details": {"upstream_inference_cost": 0.01}}, None),
+    ],
+)
+def test_what_an_own_key_was_charged_upstream_is_part_of_the_cost(usage: dict[str, Any], cost: str | None) -> None:
+    """OpenRouter reports it beside its fee; where either is incredible the sum is unknown."""
+    found = decode(reply(usage={"prompt_tokens": 1, "completion_tokens": 2} | usage)).usage
+    assert found == Usage(1, 2, cost_usd=None if cost is None else Decimal(cost))
 
 
 def test_reasoning_counted_apart_is_counted_in() -> None:

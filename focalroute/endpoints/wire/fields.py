@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal
 from typing import Any
 
+from focalroute.core.config import parse_decimal
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Usage
 
@@ -16,6 +17,7 @@ _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by mo
 _MAX_TOKEN_COUNT = 10**9
 _MAX_COST = Decimal(100_000)
 _MOST_DECIMALS = 30  # one of a million decimals would be written out somewhere
+_EXACT = Context(prec=50)  # adds two such amounts without rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,7 @@ def usage_of(usage: object) -> Usage | None:
         return None
     if reasoning > completion:  # the service counts them apart; a Usage counts them in
         completion += reasoning
-    cost = _cost(usage.get("cost", usage.get("estimated_cost")))
-    return Usage(prompt, completion, cached, reasoning, cost)
+    return Usage(prompt, completion, cached, reasoning, _cost(usage))
 
 
 def _within(usage: Mapping[str, Any], details: str, name: str) -> object:
@@ -89,18 +90,23 @@ def count_of(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _MAX_TOKEN_COUNT else None
 
 
-def _cost(value: object) -> Decimal | None:
+def _cost(usage: Mapping[str, Any]) -> Decimal | None:
+    """USD. OpenRouter adds what a caller's own key was charged upstream, unless `is_byok` is false."""
+    cost = _usd(usage.get("cost", usage.get("estimated_cost")))
+    upstream = _within(usage, "cost_details", "upstream_inference_cost")
+    if cost is None or upstream is None or usage.get("is_byok") is False:
+        return cost
+    upstream_cost = _usd(upstream)
+    return None if upstream_cost is None else _usd(_EXACT.add(cost, upstream_cost))
+
+
+def _usd(value: object) -> Decimal | None:
     """USD, exactly as written: a float's shortest decimal form is what the service sent."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    amount = parse_decimal(value)
+    if amount is None or not 0 <= amount <= _MAX_COST:
         return None
-    try:
-        cost = Decimal(str(value))
-    except (InvalidOperation, ValueError):
-        return None
-    if not cost.is_finite() or not 0 <= cost <= _MAX_COST:
-        return None
-    exponent = cost.as_tuple().exponent
-    return cost if isinstance(exponent, int) and exponent >= -_MOST_DECIMALS else None
+    exponent = amount.as_tuple().exponent
+    return amount if isinstance(exponent, int) and exponent >= -_MOST_DECIMALS else None
 
 
 def _number(value: object) -> float | None:
