@@ -7,6 +7,7 @@ what to do. API keys are read from the environment when a client is made and are
 from __future__ import annotations
 
 import functools
+import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,9 @@ _DIALECT_HOSTS: tuple[tuple[str, Dialect], ...] = (
 
 # A part of a variable's name that is rather a key: long, and not just words in one case.
 _KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20,}")
+
+# A host whose last label is a number is an IPv4 address to whatever connects, in hex, octal or short forms, too.
+_HOST, _NUMBER = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_.])?"), re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 #: Request fields that are ours to set.
 RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
@@ -87,6 +91,12 @@ def _describe(what: str, positional: Sequence[str], error: ValidationError) -> s
     return f"{what}: " + "; ".join(problems)
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():  # a terminal would obey escapes
+        raise ValueError("holds control or other unprintable characters; remove them")
+    return text
+
+
 def _http_url(url: str) -> str:
     try:
         parts = urlsplit(url)
@@ -97,9 +107,24 @@ def _http_url(url: str) -> str:
         raise ValueError("give an http:// or https:// address, such as https://api.together.xyz/v1")
     if parts.username or parts.password:
         raise ValueError("must not contain credentials; name an environment variable in api_key_env instead")
+    _check_host(parts.hostname or "")
     if parts.query or parts.fragment:
         raise ValueError("must not contain a query (?) or a fragment (#); the path of the call is appended to it")
     return url.rstrip("/")
+
+
+def _check_host(host: str) -> None:
+    """Refuse a host that other software may read as another one; ValueError names it."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        named = ascii(host[:100])
+    else:
+        return
+    if not _HOST.fullmatch(host) or ".." in host:
+        raise ValueError(f"the host {named} is not plain ASCII letters, digits, dots and hyphens; write its xn-- form")
+    if _NUMBER.fullmatch(host.rstrip(".").rsplit(".", 1)[-1]):
+        raise ValueError(f"the host {named} is no IPv4 address as it is usually written, such as 127.0.0.1")
 
 
 def _env_name(name: str) -> str:
@@ -168,7 +193,7 @@ def _price(amount: object) -> Decimal:
     return value
 
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Url = Annotated[str, AfterValidator(_http_url)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 #: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through

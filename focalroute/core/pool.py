@@ -172,6 +172,8 @@ def _service_at(host: str) -> str | None:
 def _is_own_host(host: str) -> bool:
     """Whether this is a host of one's own machine or network."""
     try:
-        return ipaddress.ip_address(host).is_private
+        address = ipaddress.ip_address(host)
+        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:8.8.8.8 is not private, though older Pythons say so
+        return (mapped or address).is_private
     except ValueError:
         return "." not in host or host.rsplit(".", 1)[1] in _OWN_DOMAINS
