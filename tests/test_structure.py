@@ -34,7 +34,7 @@ ENGINES = {
         for name in ("__init__", "app", "console", "demo", "ledger", "policy", "pool", "server", "update")
     },
     "starlette": {"server/app.py"},
-    "uvicorn": {"cli/server.py"},
+    "uvicorn": {"cli/server.py", "server/connections.py"},
     "opentelemetry": {
         "serving/telemetry/recorder.py",
         "serving/telemetry/__init__.py",

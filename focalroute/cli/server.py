@@ -78,21 +78,17 @@ async def _serve(
 
     try:
         import uvicorn
-    except ImportError:
+
+        from focalroute.server.connections import server_config
+    except ImportError as error:
+        if error.name is None or error.name.split(".")[0] == "focalroute":
+            raise
         raise ConfigError(NEEDED) from None
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
         app = create_app(ensemble, callers=callers, local_only=callers is None)
-        config = uvicorn.Config(
-            app,
-            log_config=None,  # quiet, but for warnings
-            access_log=False,
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=shutdown_s,
-        )
         with _listening(*address) as sock:
             _greet(len(ensemble.endpoints), sock, callers, as_json)
-            server = uvicorn.Server(config)
+            server = uvicorn.Server(server_config(app, shutdown_s))
             _handle_signals(server)
             await server.serve(sockets=[sock])
 

@@ -20,6 +20,7 @@ import uvicorn
 from focalroute import AsyncEnsemble, Endpoint
 from focalroute.cli.server import _listening
 from focalroute.server import Callers, create_app
+from focalroute.server.connections import BoundedProtocol, server_config
 from tests.interruptible import heed_interrupts
 
 __all__ = ["ask", "command", "get", "post", "served", "started"]
@@ -27,7 +28,12 @@ __all__ = ["ask", "command", "get", "post", "served", "started"]
 
 @contextlib.contextmanager
 def served(
-    endpoints: Iterable[Endpoint], *, callers: Callers | None = None, local_only: bool = False, **settings: Any
+    endpoints: Iterable[Endpoint],
+    *,
+    callers: Callers | None = None,
+    local_only: bool = False,
+    protocol: type[BoundedProtocol] | None = None,
+    **settings: Any,
 ) -> Iterator[str]:
     """A server of these endpoints; gives its address."""
     up, servers = threading.Event(), []
@@ -35,7 +41,7 @@ def served(
     async def serve() -> None:
         ensemble = AsyncEnsemble(endpoints, **settings)
         app = create_app(ensemble, callers=callers, local_only=local_only)
-        servers.append(uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=30)))
+        servers.append(uvicorn.Server(server_config(app, 30, protocol)))
         up.set()
         await servers[0].serve(sockets=[sock])
 

@@ -1,0 +1,110 @@
+"""Bounds on connections: how many are open, and how long one may take to send the head of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_MOST_CONNECTIONS = 1000
+_HEAD_S = 10.0  # for the head of a request, from the opening of the connection or the last response
+_FLUSH_S = 60.0  # for a client to take what is left of a response once its connection is being closed
+_BACKLOG = 2048
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP/1.1 that closes idle and half-open connections, and those beyond the maximum.
+
+    A connection without a request under way has `head_s` seconds to send the whole head of one, however slowly its
+    bytes arrive; uvicorn by itself stops its clock at the first byte.
+    """
+
+    max_connections = _MOST_CONNECTIONS
+    head_s = _HEAD_S
+    flush_s = _FLUSH_S
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock, or close the connection at once if too many are open."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+            return
+        self._start(self.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Stop the clock once a request is under way."""
+        super().handle_events()
+        if not self._waiting():
+            self._stop()
+
+    def on_response_complete(self) -> None:
+        """Start the clock again, unless the next request is there already."""
+        super().on_response_complete()
+        if self._waiting():
+            self._start(self.head_s)
+
+    def _waiting(self) -> bool:
+        """Whether no request is under way; the rest of a body whose response is complete does not count as one."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start(self, seconds: float) -> None:
+        self._stop()
+        self._timer = self.loop.call_later(seconds, self._time_out)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_out(self) -> None:
+        if self.transport.get_write_buffer_size() == 0:
+            self.transport.abort()
+            return
+        self.transport.close()
+        self._timer = self.loop.call_later(self.flush_s, self.transport.abort)
+
+
+def server_config(app: ASGIApp, shutdown_s: int, protocol: type[BoundedProtocol] | None = None) -> uvicorn.Config:
+    """The settings of uvicorn for a server of this application.
+
+    Args:
+        protocol: with bounds of its own; None: those of the documentation, fewer connections where few files may be
+            open.
+    """
+    limits: dict[str, Any] = {}
+    files = _open_files()
+    if files is not None:
+        limits["max_connections"] = max(1, min(_MOST_CONNECTIONS, files // 2))
+    # As many connections as the backlog holds may be accepted, and be open for a moment, before the first is counted.
+    backlog = _BACKLOG if files is None else max(16, min(_BACKLOG, files // 4))
+    return uvicorn.Config(
+        app,
+        http=protocol or type("BoundedByFiles", (BoundedProtocol,), limits),
+        backlog=backlog,
+        log_config=None,  # quiet, but for warnings
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=shutdown_s,
+    )
+
+
+def _open_files() -> int | None:
+    """How many files this process may have open; None: unknown, or without a limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,111 @@
+"""Connections that send nothing, half a request or too little of it are closed, and so are those beyond the maximum."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from focalroute.server.connections import BoundedProtocol, server_config
+from focalroute.sim import SimulatedPool
+from tests.server.running import get, served
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UNREAD_BODY = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+
+
+class Impatient(BoundedProtocol):
+    head_s = 0.5
+    max_connections = 20
+
+
+@pytest.fixture(scope="module")
+def url(pool: SimulatedPool) -> Iterator[str]:
+    with served(pool.endpoints, protocol=Impatient) as address:
+        yield address
+
+
+def connected(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=10)
+
+
+def received(connection: socket.socket, end: bytes) -> bytes:
+    """What comes up to these bytes, or to the end of the connection."""
+    data = b""
+    while end not in data and (part := connection.recv(4096)):
+        data += part
+    return data
+
+
+def closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(10) == b""
+    except ConnectionError:
+        return True
+
+
+def dripped(connection: socket.socket) -> float:
+    """Seconds until the server closes a connection that gets a byte every now and then."""
+    began = time.monotonic()
+    connection.settimeout(0.02)
+    while time.monotonic() - began < 5:
+        try:
+            connection.send(b"a")
+            if not connection.recv(4096):
+                break
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            break
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("before", [b"", HEALTH, UNREAD_BODY])
+def test_a_head_that_does_not_end_is_cut_off(url: str, before: bytes) -> None:
+    """The first on its connection, the second, and after a response that did not wait for the body."""
+    with connected(url) as connection:
+        if before:
+            connection.sendall(before)
+            assert received(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 ")
+        assert 0.3 < dripped(connection) < 3
+
+
+def test_who_asks_again_in_time_keeps_the_connection(url: str) -> None:
+    with connected(url) as connection:
+        for _ in range(4):
+            connection.sendall(HEALTH[:20])
+            time.sleep(0.2)
+            connection.sendall(HEALTH[20:])
+            assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
+
+
+def test_connections_beyond_the_maximum_are_closed_and_service_comes_back(url: str) -> None:
+    held = [connected(url) for _ in range(Impatient.max_connections)]
+    for connection in held:
+        connection.sendall(HEALTH[:20])
+    with connected(url) as beyond:
+        began = time.monotonic()
+        assert closed(beyond)
+        assert time.monotonic() - began < Impatient.head_s
+    for connection in held:
+        assert closed(connection)
+        connection.close()
+    assert get(f"{url}/healthz")[0] == 200
+
+
+def test_fewer_connections_are_taken_where_few_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def protocol(files: int) -> tuple[int, int]:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+        config = server_config(lambda *_: None, 1)  # type: ignore[arg-type]
+        assert isinstance(config.http, type)
+        assert issubclass(config.http, BoundedProtocol)
+        return config.http.max_connections, config.backlog
+
+    assert protocol(20_000) == (1000, 2048)
+    assert protocol(256) == (128, 64)
+    assert protocol(resource.RLIM_INFINITY) == (1000, 2048)
