@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +51,8 @@ _FORMER_NAMES = {
 
 _MAX_UNPACKED = 256 * 2**20
 
-_VERSION = re.compile(r"v(\d{6,})")
+_LONGEST_CURRENT = 20
+_VERSION = re.compile(r"v([0-9]{6,18})")
 _AGAIN = "restore it, roll back, or publish again"
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "version": int,
@@ -152,7 +155,7 @@ def versions(root: str | Path) -> tuple[int, ...]:
 def current(root: str | Path) -> int:
     """The version that serves; PolicyError if nothing says which."""
     path = Path(root) / CURRENT
-    match = _VERSION.fullmatch(_read(path).decode(errors="replace").strip())
+    match = _VERSION.fullmatch(read_file(path, path.parent, _LONGEST_CURRENT).decode(errors="replace").strip())
     if match is None:
         raise PolicyError(f"{path}: does not name a version; roll back to one, or publish again")
     return int(match[1])
@@ -233,14 +236,24 @@ def digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path, root: Path, most: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file in ``root``; PolicyError if it is something else, or longer than ``most``.
+
+    Links are followed within ``root`` only. Opening a pipe does not wait for its writer.
+    """
+    place = os.path.realpath(path)
+    if COLD not in path.parents and not Path(place).is_relative_to(os.path.realpath(root)):  # installers may link ours
+        raise PolicyError(f"{path}: is a link out of {root}; put the file itself there")
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - by its descriptor
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PolicyError(f"{path}: is no regular file; {_AGAIN}")
+            data = file.read(most + 1)
     except OSError as error:
         raise PolicyError(f"{path}: cannot be read: {error.strerror}; {_AGAIN}") from None
-    if len(data) > MAX_BYTES:
-        raise PolicyError(f"{path}: is larger than {MAX_BYTES} bytes; {_AGAIN}")
+    if len(data) > most:
+        raise PolicyError(f"{path}: is larger than {most} bytes; {_AGAIN}")
     return data
 
 
@@ -248,7 +261,7 @@ def manifest_of(folder: Path, slices: Mapping[str, Any] = SLICES) -> dict[str, A
     """The manifest, its schema, integrity, types and layout checked; PolicyError if any is wrong."""
     path = folder / "manifest.json"
     try:
-        manifest = dict(json.loads(_read(path)))
+        manifest = dict(json.loads(read_file(path, folder.parent)))
         intact = manifest.get("digest") == digest(manifest)
     except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(f"{path}: is no manifest: {type(error).__name__}: {error}; {_AGAIN}") from None
@@ -295,7 +308,7 @@ def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 def verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
     """A file's bytes; PolicyError if they are not those that the manifest names."""
-    data = _read(folder / name)
+    data = read_file(folder / name, folder.parent)
     if hashlib.sha256(data).hexdigest() != manifest["sha256"].get(name):
         raise PolicyError(f"{folder / name}: does not match its SHA-256 in the manifest; {_AGAIN}")
     return data

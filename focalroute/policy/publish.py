@@ -24,7 +24,18 @@ from numpy.typing import ArrayLike
 
 from focalroute.core.errors import PolicyError
 from focalroute.observe.experience import Experience
-from focalroute.policy.bundle import CURRENT, DER_FILE, SCHEMA, SLICES, Policy, current, digest, folder_of, versions
+from focalroute.policy.bundle import (
+    CURRENT,
+    DER_FILE,
+    SCHEMA,
+    SLICES,
+    Policy,
+    current,
+    digest,
+    folder_of,
+    read_file,
+    versions,
+)
 from focalroute.policy.der import DER_SLICES, Der, load_any_folder, load_served
 
 #: Whatever a bundle may consist of.
@@ -164,8 +175,10 @@ def install(
 
 
 def _holds(folder: Path, manifest: bytes) -> bool:
-    path = folder / "manifest.json"
-    return path.is_file() and path.read_bytes() == manifest
+    try:
+        return read_file(folder / "manifest.json", folder.parent) == manifest
+    except PolicyError:  # nothing there, or damaged
+        return False
 
 
 def _points(root: Path, version: int) -> bool:
