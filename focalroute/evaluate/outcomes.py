@@ -9,6 +9,7 @@ import gzip
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,11 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32
 
 _T = TypeVar("_T")
+
+_LONGEST_LINE = 16 * 2**20  # characters
+_MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # a log may unpack to so many characters, or to so many times its file's bytes
+_MOST_CHOICES = 1000  # as in serving
+_MOST_PARTS = 200_000  # objects and lists in a line, each of which takes many times its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +122,19 @@ def read_log(path: str | Path, *, answered: bool = True) -> tuple[LoggedQuery, .
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
+    number = length = 0
     try:
+        most = max(_MOST_TEXT, _MOST_GAIN * path.stat().st_size)
         with _open(path) as file:
-            for number, line in enumerate(file, 1):
+            while line := file.readline(_LONGEST_LINE + 1):
+                number += 1
+                length += len(line)
+                if len(line) > _LONGEST_LINE:
+                    raise ConfigError(f"{path}:{number}: is longer than {_LONGEST_LINE} characters; shorten or drop it")
+                if path.suffix == ".gz" and length > most:
+                    raise ConfigError(
+                        f"{path}:{number}: the log unpacks to over {_MOST_GAIN} times its size; check it, and unpack it"
+                    )
                 yield number, line
     except UnicodeDecodeError:
         raise ConfigError(f"{path}:{number + 1}: is not UTF-8") from None
@@ -141,12 +156,14 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """An object's keys and values; a key given twice would silently lose a value."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Breach(next(name for name in names if names.count(name) > 1), "is given twice")
+        counts = Counter(name for name, _ in pairs)
+        raise _Breach(next(name for name, count in counts.items() if count > 1)[:200], "is given twice")
     return made
 
 
 def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
+    if line.count("{") + line.count("[") > _MOST_PARTS:
+        raise _Breach("", f"has more than {_MOST_PARTS} objects and lists")
     try:
         row = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -191,6 +208,8 @@ def _choices(choices: object) -> tuple[str, ...] | None:
         return None
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):
         raise _Breach("choices", "give a list of at least 2 strings")
+    if len(choices) > _MOST_CHOICES:
+        raise _Breach("choices", f"give at most {_MOST_CHOICES}, not {len(choices)}")
     return tuple(choices)
 
 

@@ -20,6 +20,7 @@ from focalroute.observe.features import Embedder, text_features
 #: How a log is cut: once, or every task of it, which then come again.
 SplitKind = Literal["stream", "per-task"]
 
+_MOST_MASSES = 2**27  # one row's choices widen the arrays of all rows
 _ROUNDS = 5  # the last of which is the validation part
 
 #: Values and USD.
@@ -121,6 +122,13 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
         ConfigError: an output's endpoint is not in the pool, or its cost cannot be known; names file, line and field.
     """
     endpoints = pool.endpoints
+    choices = max((len(query.choices or ()) for query in queries), default=0)
+    if len(queries) * len(endpoints) * choices > _MOST_MASSES:
+        widest = next(query for query in queries if len(query.choices or ()) == choices)
+        raise ConfigError(
+            f"{path}:{widest.line}: choices: {choices} are too many for a log of {len(queries)} queries and a pool of "
+            f"{len(endpoints)} endpoints, as every query takes the room of the widest; split the log"
+        )
     index = {endpoint.name: i for i, endpoint in enumerate(endpoints)}
     shape = (len(queries), len(endpoints))
     there, failed = np.zeros(shape, bool), np.zeros(shape, bool)
