@@ -6,6 +6,7 @@ keys are on one node; the address may name any node, as its answer tells where t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,8 +37,15 @@ _ADVICE = {
     "TRYAGAIN": "its cluster is moving the keys",
     "ASK": "its cluster is moving the keys",
     "MASTERDOWN": "its primary is down",
+    "NOACCOUNT": "an account of the budget has disappeared; restore the data of Redis, or open a new ensemble, which "
+    "adds the account up from the ledger that is left",
+    "LOSTDATA": "has lost its data since this process opened it (FLUSHALL, a restart or a failover without it), so "
+    "what was spent is unknown; restore the data, or accept a fresh start from zero by opening a new ensemble",
 }
-_FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT"}
+_FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT", "NOACCOUNT"}
+_LOST = "LOSTDATA"
+#: Scripts that count money; they get the epoch as their last argument, and do nothing in another.
+_WITH_EPOCH = {"write", "reserve", "balances"}
 
 
 #: Streams: the ids of answers, feedback, the ids of answers that were probed, and bills.
@@ -49,6 +57,8 @@ TOTALS, RESERVATIONS, CAPABILITIES, HEALTH, WRITERS, POLICY, BUNDLES = (
 )  # fmt: skip
 #: The feedback stream's consumer group: no update was about entries that its one consumer has not acknowledged.
 GROUP = "learner"
+#: The field of the policy's hash with a random id, written when the store is first opened: with it the data has gone.
+EPOCH = "epoch"
 #: Every script gets these, in this order; the key of each answer it touches follows.
 FIXED = (
     *(ANSWERS, FEEDBACK, PROBED, LEDGER, TOTALS, RESERVATIONS, "due", "overdue", "balances", "accounts"),
@@ -80,6 +90,10 @@ class RedisUnavailable(Exception):
     """Redis cannot be reached, or cannot do anything now."""
 
 
+class DataLost(StoreError):
+    """Redis no longer has the data that was there when this process opened the store."""
+
+
 class RedisConnection:
     """One connection, made again whenever it is lost. Not thread-safe.
 
@@ -93,6 +107,7 @@ class RedisConnection:
         self._hashes: dict[str, str] = {}
         self._pool = self._make_pool(address.url)
         self.connected = False
+        self._epoch = ""  # of the data, once it is known
 
     @cached_property
     def _redis(self) -> Any:
@@ -123,15 +138,26 @@ class RedisConnection:
         Raises:
             Away: it cannot be reached now.
             StoreError: it never will do as it is: the password is wrong, or its access list forbids it.
+            DataLost: it has lost the data that was there when this was connected first.
         """
         if self.connected:
             return
         for name in _SCRIPTS:
             self._hashes[name] = self._direct("SCRIPT", "LOAD", _source(name)).decode()
+        self._check_epoch()
         made = self._replies([("XGROUP", "CREATE", self.keys[FEEDBACK], GROUP, "0", "MKSTREAM")])[0]
         if isinstance(made, Exception) and "BUSYGROUP" not in str(made):
             raise self.error_of(made)
         self.connected = True
+
+    def _check_epoch(self) -> None:
+        """Read the epoch of the data, and give it one if it has none, at first; later compare it."""
+        key = self.keys[POLICY]
+        if not self._epoch:
+            self._direct("HSETNX", key, EPOCH, secrets.token_hex(8))
+            self._epoch = self._direct("HGET", key, EPOCH).decode()
+        elif self._direct("HGET", key, EPOCH) != self._epoch.encode():
+            raise DataLost(f"{self._address.name}: {_ADVICE[_LOST]}")
 
     def command(self, *words: Any) -> Any:
         """Run one command; as `run`, but an error of the server is raised."""
@@ -147,6 +173,8 @@ class RedisConnection:
     def script_command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The command that runs a script. Only for a connection that is open."""
         every = [*self.keys.fixed, *keys]
+        if name in _WITH_EPOCH:
+            arguments = [*arguments, self._epoch]
         return ("EVALSHA", self._hashes[name], len(every), *every, *arguments)
 
     def run(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
@@ -211,6 +239,8 @@ class RedisConnection:
             return error
         code = _code(error)
         said = f"{self._address.name}: {_ADVICE.get(code, _plain(error))}"
+        if code == _LOST:
+            return DataLost(said)
         wrong = isinstance(error, self._redis.exceptions.ResponseError) and not code
         return StoreError(said) if wrong or code in _FOR_GOOD else RedisUnavailable(said)
 

@@ -13,7 +13,7 @@ from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.base import Release, Row, StoredProbe
 from focalroute.store.engine import FeedbackSubscription
-from focalroute.store.redis.connection import RedisConnection, RedisUnavailable
+from focalroute.store.redis.connection import DataLost, RedisConnection, RedisUnavailable
 from focalroute.store.redis.journal import Entry, Journal
 from focalroute.store.redis.rows import pack_rows, refusal
 from focalroute.store.writer_queue import Job, ReadJob
@@ -83,6 +83,7 @@ class Sender:
         self._waiting: deque[Job] = deque()
         self._away_since: float | None = None
         self._next_try = 0.0
+        self._data_lost = False
         self._reason = ""
         self._renamed: dict[str, tuple[str, int]] = {}  # writers of journals whose earlier calls Redis has forgotten
 
@@ -114,11 +115,15 @@ class Sender:
             seconds = time.monotonic() - self._away_since
             _log.warning("Redis is back after %.1f s, and has what was written meanwhile", seconds)
             self._away_since = None
+            self._data_lost = False
 
     def lost(self, error: Exception) -> None:
         """Note that Redis is unavailable."""
         self._connection.drop()
         self._reason = str(error)
+        if isinstance(error, DataLost) and not self._data_lost:
+            self._data_lost = True
+            _log.error("%s", error)
         if not self.away:
             self._away_since = time.monotonic()
             remedy = "it is tried again" if self._journal is None else "what is written waits in the journal"
@@ -156,7 +161,7 @@ class Sender:
         for job, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
                 error = self._connection.error_of(reply)
-                if isinstance(error, RedisUnavailable):
+                if isinstance(error, RedisUnavailable | DataLost):
                     unavailable = error
                 else:
                     self._refuse(job, error)
@@ -242,6 +247,7 @@ class Sender:
             self._add_to(self._journal)
         now = time.monotonic()
         all_late = self._away_since is not None and now - self._away_since >= self._patience_s
+        all_late = all_late or self._data_lost  # waiting does not bring it back
         for job in [job for job in self._waiting if all_late or now >= job.until]:
             _fail(job, StoreError(self._reason))
             if isinstance(job, WriteJob):

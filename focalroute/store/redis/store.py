@@ -72,6 +72,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._poll_s = poll_s
         self._patience_s = patience_s
         self._connection = RedisConnection(self._address)
+        self._opened: set[Account] = set()  # by this process: one of these that is missing was lost
         self._untrimmed = _TRIM_EVERY  # an earlier process may have left some
         self._on_version: list[Callable[[int], None]] = []
         self._version = 0
@@ -143,7 +144,10 @@ class RedisStore(QueuedStore[RedisConnection]):
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
         """See `Store.open_accounts`."""
-        return self._balances(accounts, "1").result()
+        wanted = tuple(accounts)
+        opened = self._balances(wanted, to_open=set(wanted) - self._opened).result()
+        self._opened.update(wanted)
+        return opened
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
         """See `Store.reserve`; the moment is Redis's, so that all machines have one clock."""
@@ -153,11 +157,12 @@ class RedisStore(QueuedStore[RedisConnection]):
 
     def balances(self, accounts: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
         """See `Store.balances`."""
-        return self._balances(accounts, "0")
+        return self._balances(tuple(accounts), to_open=set())
 
-    def _balances(self, accounts: Iterable[Account], opening: str) -> Future[Mapping[Account, Balance]]:
-        wanted = tuple(accounts)
-        words = [opening, *(word for one in wanted for word in (one.tag, str(one.period_s)))]
+    def _balances(self, wanted: tuple[Account, ...], *, to_open: set[Account]) -> Future[Mapping[Account, Balance]]:
+        words: list[str] = []
+        for account in wanted:
+            words += [account.tag, str(account.period_s), "1" if account in to_open else "0"]
         return self._submit(ScriptJob("balances", words, partial(read_balances, accounts=wanted)))
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:

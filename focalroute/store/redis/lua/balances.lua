@@ -1,12 +1,23 @@
--- The balances of accounts now. ARGV: whether to open those that are not open yet ('1'), then tag and period of each.
+-- The balances of accounts now. ARGV: of each its tag, its period, and whether to open it if it is not open yet ('1'); the
+-- epoch.
 
+if lost_data() then
+    return LOST_DATA
+end
 local at = now()
 local said = {}
-for i = 2, #ARGV, 2 do
+for i = 1, #ARGV, 3 do
     local tag, period_s = ARGV[i], tonumber(ARGV[i + 1])
-    if ARGV[1] == '1' and redis.call('HEXISTS', balances, account_field(tag, period_s)) == 0 then
-        local periods = periods_of(tag)
-        periods[#periods + 1] = period_s
+    if not is_open(tag, period_s) then
+        if ARGV[i + 2] ~= '1' then
+            return NO_ACCOUNT
+        end
+        local periods = {period_s}
+        for _, one in ipairs(periods_of(tag)) do
+            if one ~= period_s then
+                periods[#periods + 1] = one
+            end
+        end
         redis.call('HSET', accounts, tag, cjson.encode(periods))
         write_account(tag, period_s, added_up(tag, period_s, period_at(period_s, at)))
     end

@@ -35,6 +35,16 @@ local function period_at(period_s, at)
     return period_s == 0 and 0 or math.floor(at / period_s)
 end
 
+-- Data that was lost comes back as nothing, or as the data of whoever opened the store next: the id that was written when
+-- the store was opened is then missing, or another. It is the last argument of the scripts that count money.
+
+local function lost_data()
+    return redis.call('HGET', policy, 'epoch') ~= table.remove(ARGV)
+end
+
+local LOST_DATA = {err = 'LOSTDATA the store is not the one that was opened'}
+local NO_ACCOUNT = {err = 'NOACCOUNT an account that was opened is missing'}
+
 -- accounts: a tag ('' for all calls) and the length of its periods
 
 local function account_field(tag, period_s)
@@ -44,7 +54,7 @@ end
 local function read_account(tag, period_s)
     local text = redis.call('HGET', balances, account_field(tag, period_s))
     if not text then
-        return {period = 0, spent = NOTHING, reserved = NOTHING}
+        return {missing = true, period = 0, spent = NOTHING, reserved = NOTHING}
     end
     local n = {}
     for number in string.gmatch(text, '%S+') do
@@ -64,6 +74,18 @@ end
 
 local function periods_of(tag)
     return cjson.decode(redis.call('HGET', accounts, tag) or '[]')
+end
+
+local function is_open(tag, period_s)
+    if redis.call('HEXISTS', balances, account_field(tag, period_s)) == 0 then
+        return false
+    end
+    for _, one in ipairs(periods_of(tag)) do
+        if one == period_s then
+            return true
+        end
+    end
+    return false
 end
 
 -- its amounts in the period of this moment, or in the latest if that is later
@@ -87,7 +109,9 @@ local function move(tags, at, spent, reserved)
         for _, period_s in ipairs(periods_of(tag)) do
             local row = read_account(tag, period_s)
             local number = period_at(period_s, at)
-            if number > row.period then
+            if row.missing then
+                -- it was lost: part of its balance must not pass for all of it
+            elseif number > row.period then
                 local held = at_most(NOTHING, reserved) and reserved or NOTHING
                 write_account(tag, period_s, {period = number, spent = spent, reserved = held})
             elseif number == row.period then

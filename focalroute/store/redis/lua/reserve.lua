@@ -1,7 +1,10 @@
 -- Hold an amount back if it fits all limits. A reservation that stands already is granted again.
 -- ARGV: id, micro, pico, seconds until its process must be dead, tags, what it stands in the ledger as if it is; then
--- of each limit its tag, period, micro and pico. Gives whether, the moment, and the balances.
+-- of each limit its tag, period, micro and pico; the epoch. Gives whether, the moment, and the balances.
 
+if lost_data() then
+    return LOST_DATA
+end
 local id, amount, until_s, tags, text = ARGV[1], {tonumber(ARGV[2]), tonumber(ARGV[3])}, tonumber(ARGV[4]), ARGV[5],
     ARGV[6]
 local limits = {}
@@ -9,6 +12,9 @@ local at = now()
 for i = 7, #ARGV, 4 do
     local limit = {tag = ARGV[i], period_s = tonumber(ARGV[i + 1]), usd = {tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])}}
     limits[#limits + 1] = limit
+    if not is_open(limit.tag, limit.period_s) then
+        return NO_ACCOUNT
+    end
     at = math.max(at, current(limit.tag, limit.period_s, 0).period * limit.period_s)
 end
 

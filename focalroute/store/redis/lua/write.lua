@@ -1,7 +1,10 @@
 -- Write the rows of one call: all of them, or none and why.
 -- ARGV: the writer and the number of its call, which must be the next; then each row as its kind, how many fields
--- follow, and these. A call that was done already is told so: it is sent again whenever its reply was lost.
+-- follow, and these; the epoch. A call that was done already is told so: it is sent again whenever its reply was lost.
 
+if lost_data() then
+    return LOST_DATA
+end
 local writer, number = ARGV[1], tonumber(ARGV[2])
 local done = tonumber(string.match(redis.call('HGET', writers, writer) or '', '^%d+') or '')
 if done and number > done + 1 then
