@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.evaluate.presets.diversities import focal_diversities
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.training import Training, best_setting
@@ -19,7 +20,6 @@ I64 = NDArray[np.int64]
 
 _LARGEST_POOL = 12  # subsets of more endpoints are not enumerated: only of the most accurate
 _ROWS = 1000  # rows that the subsets are compared on, spread evenly
-_BATCH = 64
 
 
 def static_subset(training: Training) -> Vote:
@@ -44,8 +44,9 @@ def _best_subsets(training: Training, weights: Sequence[float]) -> list[tuple[in
     chosen = np.zeros((len(subsets), len(table.endpoints)))
     for n, subset in enumerate(subsets):
         chosen[n, list(subset)] = 1
+    failed = (table.value[rows] < 0.5) | ~table.there[rows]
     accuracy = _scaled(plurality_accuracies(table, rows, chosen, training.rank))
-    diversity = _scaled(focal_diversities((table.value[rows] < 0.5) | ~table.there[rows], chosen))
+    diversity = _scaled(focal_diversities(failed.astype(np.float64), chosen).astype(np.float64))
     usd = chosen @ table.usd[rows].sum(axis=0)
     orders = (np.lexsort((usd, -(w * diversity + (1 - w) * accuracy).round(9))) for w in weights)
     return [subsets[int(order[0])] for order in orders]
@@ -84,37 +85,6 @@ def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence
         total += worth[(votes + best_backer).argmax(axis=1)] * (votes.sum(axis=1) > 0)
     mean: F64 = total / len(rows)
     return mean
-
-
-def focal_diversities(failed: NDArray[np.bool_], chosen: F64) -> F64:
-    """Focal diversity (see `focalroute.observe.diversity`) of many subsets at once, through counts of joint failures.
-
-    With f_ti = 1 where i failed row t, n_i = sum_t f_ti, A_ij = sum_t f_ti f_tj and B_ijk = sum_t f_ti f_tj f_tk:
-    sum_t f_ti s_t = sum_j A_ij and sum_t f_ti s_t^2 = sum_jk B_ijk over the members j, k.
-
-    Args:
-        failed: (T, N).
-        chosen: (S, N) 1 for the members of each subset, at least 2.
-
-    Returns:
-        float64 (S,).
-    """
-    f = failed.astype(np.float64)
-    pairs = f.T @ f
-    triples = np.stack([f.T @ (f * f[:, i : i + 1]) for i in range(f.shape[1])])
-    size = chosen.sum(axis=1, keepdims=True)
-    first = chosen @ pairs  # (S, N): sum_t f_ti s_t
-    second = np.concatenate(
-        [
-            np.einsum("sj,ijk,sk->si", part, triples, part, optimize=True)
-            for part in np.array_split(chosen, max(1, len(chosen) // _BATCH))
-        ]
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        one = 1 - (second - first) / (first * (size - 1))
-    each = np.where(first > 0, one, 1.0)
-    focal: F64 = (each * chosen).sum(axis=1) / size[:, 0]
-    return focal
 
 
 class TrainedCascade:

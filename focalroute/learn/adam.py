@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from focalroute.learn.nets import Floats, Gradients
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Net = TypeVar("_Net", bound="DataclassInstance")
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -90,3 +97,52 @@ class Adam:
             key: vector[start:end].reshape(shape)
             for (key, shape), start, end in zip(self._shapes.items(), starts, self._ends, strict=False)
         }
+
+
+class MinibatchSettings(Protocol):
+    """How `fit_minibatches` goes through its rows."""
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the rows."""
+
+    @property
+    def minibatch(self) -> int:
+        """About how many rows one gradient step takes."""
+
+    @property
+    def max_norm(self) -> float:
+        """Longest gradient."""
+
+
+def fit_minibatches(
+    net: _Net,
+    parameters: Mapping[str, Floats],
+    moments: Moments,
+    gradients: Callable[[_Net, NDArray[np.intp]], Gradients | None],
+    count: int,
+    settings: MinibatchSettings,
+    learning_rate: float,
+    rng: np.random.Generator,
+) -> tuple[_Net, Moments]:
+    """Take Adam steps over shuffled minibatches of ``count`` rows, epoch by epoch.
+
+    Args:
+        net: where to start, a dataclass of its parameters.
+        parameters: the arrays of ``net`` to be learned, by field.
+        gradients: of a net on the rows with these numbers; None ends the learning.
+        rng: shuffles the rows.
+
+    Returns:
+        The last net, and what Adam remembers.
+    """
+    adam = Adam(parameters, moments, learning_rate=learning_rate, max_norm=settings.max_norm)
+    parts = max(1, round(count / settings.minibatch))
+    for _ in range(settings.epochs):
+        for rows in np.array_split(rng.permutation(count), parts):
+            found = gradients(net, rows)
+            if found is None:
+                return net, adam.moments
+            adam.step(found)
+            net = replace(net, **adam.parameters)
+    return net, adam.moments

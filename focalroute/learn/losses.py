@@ -252,3 +252,13 @@ def _said(
     log_at = log_q[each, chosen]
     losses = -y * log_at - (1 - y) * np.log(np.maximum(1 - np.exp(log_at), _LEAST))
     return np.where(told, losses, 0.0), chosen, y, told
+
+
+def standardised(advantages: Floats) -> NDArray[np.float64]:
+    """Advantages of mean 0 and standard deviation 1; zero where all are equal."""
+    centred: NDArray[np.float64] = advantages.astype(np.float64) - advantages.mean()
+    deviation = float(centred.std())
+    if deviation <= 1e-9:
+        return np.zeros_like(centred)
+    centred /= deviation
+    return centred

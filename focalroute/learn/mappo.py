@@ -7,21 +7,28 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.adam import Moments, fit_minibatches
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.critic import CriticNet, critic_parameters, values
-from focalroute.learn.losses import Likelihood, SurrogateLoss, fusion_loss, likelihood, log_posterior, surrogate_loss
+from focalroute.learn.losses import (
+    Likelihood,
+    SurrogateLoss,
+    fusion_loss,
+    likelihood,
+    log_posterior,
+    standardised,
+    surrogate_loss,
+)
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients, between, parameters
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, StepBatch
 from focalroute.learn.update_report import Diagnostics
 
-_Net = TypeVar("_Net", DeciderNet, FusionNet, CriticNet)
 _Policy = TypeVar("_Policy", DeciderNet, FusionNet)
 _Rows = NDArray[Any]
 _Figures = dict[str, float]
@@ -147,7 +154,7 @@ def _learn_to_decide(
     everyone = np.arange(len(decisions.log_mu))
     old = distribution(net, everyone)[0].log_pi
     weights = np.minimum(np.exp(old - decisions.log_mu), settings.max_weight)
-    normalised = _normalised(advantages[decisions.episode, decisions.step].astype(np.float64))
+    normalised = standardised(advantages[decisions.episode, decisions.step].astype(np.float64))
 
     def surrogate(now: Likelihood, rows: _Rows) -> SurrogateLoss:
         return surrogate_loss(
@@ -169,7 +176,9 @@ def _learn_to_decide(
             "entropy": float(now.entropy.mean()),
         }
 
-    far, moments = _fit(net, parameters(net), moments, gradients, everyone, settings, settings.decider_rate, rng)
+    far, moments = fit_minibatches(
+        net, parameters(net), moments, gradients, len(everyone), settings, settings.decider_rate, rng
+    )
     net, end = _within(net, far, figures, "approx_kl", settings.target_kl)
     return net, moments, {**end, "effective_sample_size": float(weights.sum() ** 2 / (weights**2).sum())}
 
@@ -190,8 +199,9 @@ def _learn_to_value(
         return vjp((now - targets[rows]) / np.float32(len(rows)))
 
     net, moments = learner.critic, learner.moments["critic"]
-    everyone = np.arange(len(targets))
-    return _fit(net, critic_parameters(net), moments, gradients, everyone, settings, settings.critic_rate, rng)
+    return fit_minibatches(
+        net, critic_parameters(net), moments, gradients, len(targets), settings, settings.critic_rate, rng
+    )
 
 
 def _learn_to_fuse(
@@ -215,31 +225,11 @@ def _learn_to_fuse(
         return {"fusion_loss_after": end.loss, "fusion_kl": end.kl}
 
     moments = learner.moments["fusion"]
-    far, moments = _fit(net, parameters(net), moments, gradients, everyone, settings, settings.fusion_rate, rng)
+    far, moments = fit_minibatches(
+        net, parameters(net), moments, gradients, len(everyone), settings, settings.fusion_rate, rng
+    )
     net, end = _within(net, far, figures, "fusion_kl", settings.fusion_target_kl)
     return net, moments, {"fusion_loss": start.loss, **end}
-
-
-def _fit(
-    net: _Net,
-    arrays: Mapping[str, Floats],
-    moments: Moments,
-    gradients: Callable[[_Net, _Rows], Gradients | None],
-    everyone: _Rows,
-    settings: Hyperparameters,
-    rate: float,
-    rng: np.random.Generator,
-) -> tuple[_Net, Moments]:
-    """Steps over shuffled minibatches, epoch by epoch; no gradients (None) end it."""
-    adam = Adam(arrays, moments, learning_rate=rate, max_norm=settings.max_norm)
-    for _ in range(settings.epochs):
-        for rows in np.array_split(rng.permutation(everyone), max(1, round(len(everyone) / settings.minibatch))):
-            found = gradients(net, rows)
-            if found is None:
-                return net, adam.moments
-            adam.step(found)
-            net = replace(net, **adam.parameters)
-    return net, adam.moments
 
 
 def _within(
@@ -256,13 +246,6 @@ def _within(
         if found[distance] <= _SLACK * target:
             return nearer, found
     return net, figures(net)
-
-
-def _normalised(advantages: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean 0, standard deviation 1; zero where all are equal."""
-    centred = advantages - advantages.mean()
-    deviation = float(centred.std())
-    return centred / deviation if deviation > 1e-9 else np.zeros_like(centred)
 
 
 def _on_values(before: Floats, returns: Floats) -> dict[str, float]:

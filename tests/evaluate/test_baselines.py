@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
+from focalroute.evaluate.presets.diversities import focal_diversities
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Turn, play
 from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin
-from focalroute.evaluate.subsets import focal_diversities, plurality_accuracies
+from focalroute.evaluate.subsets import plurality_accuracies
 from focalroute.evaluate.table import F64, LogTable
 from focalroute.evaluate.textual import Rerank, TextVectors, knn, threshold_pair
 from focalroute.evaluate.training import Training, best_setting
@@ -142,7 +143,9 @@ def test_subset_diversity_and_accuracy_equal_their_definitions(tmp_path: Path) -
     subsets = [s for size in (2, 3, 4) for s in combinations(range(4), size)]
     chosen = np.array([[float(i in s) for i in range(4)] for s in subsets])
     failed = table.value < 0.5
-    assert focal_diversities(failed, chosen) == pytest.approx([focal_diversity(failed[:, s]) for s in subsets])
+    assert focal_diversities(failed.astype(np.float64), chosen) == pytest.approx(
+        [focal_diversity(failed[:, s]) for s in subsets]
+    )
     one_by_one = [play(Vote(rank, s), table, rows).worth.mean() for s in subsets]
     assert plurality_accuracies(table, rows, chosen, rank) == pytest.approx(one_by_one)
 

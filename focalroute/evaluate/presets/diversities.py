@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32
+from focalroute.learn.nets import Floats
 
 #: The columns of `diversities`: the paper's metric and those it compares, plurality accuracy left out.
 METRICS = ("focal", "fleiss_kappa", "disagreement", "binary_entropy", "q_statistic", "correlation", "cohen_kappa")
@@ -46,22 +47,32 @@ def diversities(fails: F32, pools: F32, pairs: F32) -> F32:
         return np.zeros((len(pools), len(METRICS)), np.float32)
     s = fails @ pools.T  # (T, B): how many members failed a row
     failed, failed_with = fails.sum(axis=0), fails.T @ s  # (N,), (N, B): sum_t f_ti s_t
-    together = fails.T @ (s * s) - failed_with  # sum_t f_ti s_t (s_t - 1)
     others = np.maximum(m - 1, 1)
-    rho = 1 - together / np.maximum(others * failed_with, 1)  # a member that never failed has both sums 0, and so 1
     all_failed = pools @ failed
     mixed = m * all_failed - (pools * failed_with.T).sum(axis=1)  # sum_t s_t (m - s_t)
     share = all_failed / (rows * np.maximum(m, 1))
     chance = rows * m * others * share * (1 - share)
     size = np.maximum(m, 1)
     found = np.empty((len(pools), len(METRICS)), np.float32)
-    found[:, 0] = (rho.T * pools).sum(axis=1) / size
+    found[:, 0] = focal_diversities(fails, pools)
     found[:, 1] = 1 - mixed / np.where(chance > 0, chance, 1)  # without failures, or without successes, mixed is 0
     found[:, 2] = 2 * mixed / (rows * size * others)
     found[:, 3] = _entropies(n)[m.astype(np.intp), s.astype(np.intp)].mean(axis=0)
     found[:, 4:] = ((pools @ pairs) * pools).sum(axis=2).T / (size * others)[:, None]
     found[m < 2] = 0
     return found
+
+
+def focal_diversities(fails: Floats, pools: Floats) -> Floats:
+    """Focal diversity (B,) of some pools (see `focalroute.observe.diversity`); arguments as for `diversities`."""
+    m = pools.sum(axis=1)
+    s = fails @ pools.T
+    failed_with = fails.T @ s
+    together = fails.T @ (s * s) - failed_with  # sum_t f_ti s_t (s_t - 1)
+    # a member that never failed has both sums 0, and so 1
+    rho = 1 - together / np.maximum(np.maximum(m - 1, 1) * failed_with, 1)
+    focal: Floats = (rho.T * pools).sum(axis=1) / np.maximum(m, 1)
+    return focal
 
 
 def pair_statistics(both: F32, rows: int) -> F32:

@@ -6,16 +6,16 @@ networks share weights between endpoints, and its updates stop at a KL target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32
-from focalroute.learn.adam import Adam, Moments
-from focalroute.learn.losses import Likelihood, likelihood, log_posterior, surrogate_loss
+from focalroute.learn.adam import Moments, fit_minibatches
+from focalroute.learn.losses import Likelihood, likelihood, log_posterior, standardised, surrogate_loss
 from focalroute.learn.nets import Floats, Gradients, Vjp
 from focalroute.learn.trajectory import HeadBatch
 
@@ -148,7 +148,7 @@ def improve(
     """
     everyone = np.arange(len(x))
     old = distribution(learned(x), everyone).log_pi
-    standardised = _standardised(advantages)
+    goodness = standardised(advantages)
 
     def gradients(net: Mlp, rows: _Rows) -> Gradients:
         logits, vjp = mlp_pass(net, x[rows])
@@ -156,13 +156,13 @@ def improve(
             distribution(logits, rows),
             old[rows],
             np.ones(len(rows)),
-            standardised[rows],
+            goodness[rows],
             clip=settings.clip,
             entropy=settings.entropy,
         )
         return vjp(surrogate.d_logits.astype(logits.dtype))
 
-    return _fit(learned, gradients, everyone, settings, rng)
+    return _fit(learned, gradients, len(x), settings, rng)
 
 
 def regress(learned: Learned, x: Floats, targets: Floats, settings: Ppo, rng: np.random.Generator) -> Learned:
@@ -172,32 +172,11 @@ def regress(learned: Learned, x: Floats, targets: Floats, settings: Ppo, rng: np
         values, vjp = mlp_pass(net, x[rows])
         return vjp(((values - targets[rows]) / len(rows)).astype(values.dtype))
 
-    return _fit(learned, gradients, np.arange(len(x)), settings, rng)
+    return _fit(learned, gradients, len(x), settings, rng)
 
 
 def _fit(
-    learned: Learned,
-    gradients: Callable[[Mlp, _Rows], Gradients],
-    everyone: _Rows,
-    settings: Ppo,
-    rng: np.random.Generator,
+    learned: Learned, gradients: Callable[[Mlp, _Rows], Gradients], count: int, settings: Ppo, rng: np.random.Generator
 ) -> Learned:
-    net = learned.net
-    adam = Adam(mlp_parameters(net), learned.moments, learning_rate=settings.rate, max_norm=settings.max_norm)
-    for rows in _minibatches(everyone, settings, rng):
-        adam.step(gradients(net, rows))
-        net = replace(net, **adam.parameters)
-    return Learned(net, adam.moments)
-
-
-def _minibatches(everyone: _Rows, settings: Ppo, rng: np.random.Generator) -> Iterator[_Rows]:
-    parts = max(1, round(len(everyone) / settings.minibatch))
-    for _ in range(settings.epochs):
-        yield from np.array_split(rng.permutation(everyone), parts)
-
-
-def _standardised(advantages: Floats) -> NDArray[np.float64]:
-    """Mean 0, standard deviation 1; zero where all are equal."""
-    centred = advantages.astype(np.float64) - advantages.mean()
-    deviation = float(centred.std())
-    return centred / deviation if deviation > 1e-9 else np.zeros_like(centred)
+    net, moments = learned.net, learned.moments
+    return Learned(*fit_minibatches(net, mlp_parameters(net), moments, gradients, count, settings, settings.rate, rng))
