@@ -25,6 +25,7 @@ ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingErro
 _OUR_TABLES = {"answers", "ledger_sums"}  # by these a database of ours is known, whatever its version
 _MOST_PAGES = 4000  # not checkpointed, whichever process wrote them; then the next commit does it
 _LONGEST_PAUSE_S = 0.004  # between two tries to begin
+_FILE_CHECK_S = 1.0  # between two looks whether the file is still in its place
 _COPIED = 100  # answers at a time
 _COPY_PAUSE_S = 0.001  # between two parts of a copy
 
@@ -140,6 +141,50 @@ def migrate(db: sqlite3.Connection, name: str) -> None:
             db.execute(statement.strip())
     if version < newest:
         db.execute(f"PRAGMA user_version = {newest}")
+
+
+class OpenedFile:
+    """The file of an open database, to notice when its path no longer leads to it.
+
+    SQLite goes on in a file that was deleted or replaced, where no other process sees what it writes.
+
+    Args:
+        path: absolute; the database must be open. One that leads to no file (SQLite's ":memory:") is not checked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = _identity(path)
+        self._next_check = time.monotonic() + _FILE_CHECK_S
+
+    def require_in_place(self) -> None:
+        """Look at once; StoreError if the file was deleted, moved or replaced."""
+        self._next_check = time.monotonic() + _FILE_CHECK_S
+        if self._identity is None:
+            return
+        found = _identity(self._path)
+        if found == self._identity:
+            return
+        self._next_check = 0.0  # whoever comes next must hear of it too
+        happened = "deleted or moved away" if found is None else "replaced by another file"
+        raise StoreError(
+            f"{self._path}: was {happened} while it was in use, so what is written is lost to other processes; "
+            "put the file back, or open a new ensemble on what is there now"
+        )
+
+    def require_in_place_lately(self) -> None:
+        """Look if that was not done in the last second; likewise."""
+        if time.monotonic() >= self._next_check:
+            self.require_in_place()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """The device and the number of the file at a path; None: there is none."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------

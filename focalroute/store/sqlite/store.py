@@ -29,7 +29,15 @@ from focalroute.store.accounts import Account, Balance
 from focalroute.store.base import Outcomes, Reservation, ReservationResult, Row, StoredAnswer, StoredProbe
 from focalroute.store.engine import QueuedStore
 from focalroute.store.sqlite import database, reads
-from focalroute.store.sqlite.database import FAILURES, ROW_ERRORS, begin_writing, patient, roll_back, store_error
+from focalroute.store.sqlite.database import (
+    FAILURES,
+    ROW_ERRORS,
+    OpenedFile,
+    begin_writing,
+    patient,
+    roll_back,
+    store_error,
+)
 from focalroute.store.sqlite.writes import AccountBalances, insert, prune
 from focalroute.store.writer_queue import Job, ReadJob, WriterQueue
 
@@ -106,6 +114,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         self._connection = database.open_database(self._path, self._name, full=durability == "full")
+        self._opened_file = None if self._file is None else OpenedFile(self._file)
         self._using = threading.Lock()  # the connection
         self._copying = threading.Lock()
         self._slow_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
@@ -141,6 +150,8 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """See `Store.reserve`."""
 
         def work(_: sqlite3.Connection, balances: AccountBalances) -> ReservationResult:
+            if limits and self._opened_file is not None:
+                self._opened_file.require_in_place()
             return balances.reserve(reservation, limits, time.time())
 
         return self._soon(TransactionJob([Unit((), work)], single=True))
@@ -273,6 +284,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """
         db = self._connection
         try:
+            self._check_file()
             balances = AccountBalances(db)
             single = len(units) == 1  # then the transaction is its own
             results = [
@@ -287,8 +299,13 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             db.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - every future gets it, and the store goes on
             roll_back(db)
-            results = [self._error(error) for _ in units]
+            results = [error if isinstance(error, StoreError) else self._error(error) for _ in units]
         return results
+
+    def _check_file(self) -> None:
+        """Once a second, see that the file is still the one that was opened; StoreError if it is not."""
+        if self._opened_file is not None:
+            self._opened_file.require_in_place_lately()
 
     def _unit(self, unit: Unit, balances: AccountBalances, *, savepoint: bool) -> Any:
         """Do the work of one call; its result, or why it cannot be done.
@@ -344,6 +361,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     def _look(self, job: ReadJob) -> None:
         """Read in one transaction, so that all of it sees the same rows."""
         try:
+            self._check_file()
             with patient(self._connection):
                 self._connection.execute("BEGIN")
                 result = job.work(self._connection)

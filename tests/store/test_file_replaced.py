@@ -1,0 +1,80 @@
+"""A SQLite file that is deleted or replaced while it is in use is noticed: no second budget begins beside the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from focalroute.core.errors import StoreError
+from focalroute.store.accounts import Account, Balance
+from focalroute.store.sqlite import database
+from focalroute.store.sqlite.store import SqliteStore
+from tests.store.made import bill
+from tests.store.test_accounts import hold
+
+TOTAL = Account()
+LIMITS = {TOTAL: Decimal(1)}
+
+
+def unlink(path: Path) -> None:
+    for name in ("", "-wal", "-shm"):
+        Path(f"{path}{name}").unlink(missing_ok=True)
+
+
+def rename_over(path: Path) -> None:
+    other = path.with_name("other.db")
+    SqliteStore(other).close()
+    other.replace(path)
+
+
+BY = pytest.mark.parametrize(
+    ("lose", "happened"), [(unlink, "deleted or moved away"), (rename_over, "replaced by another file")]
+)
+
+
+@BY
+def test_no_reservation_is_made_in_a_file_that_is_gone(
+    tmp_path: Path, lose: Callable[[Path], None], happened: str
+) -> None:
+    path = tmp_path / "s.db"
+    with closing(SqliteStore(path)) as store:
+        store.open_accounts(LIMITS)
+        assert store.reserve(hold(1, "0.75"), LIMITS).result(10).granted
+        lose(path)
+        for number in (2, 3):
+            with pytest.raises(StoreError, match=rf"s\.db: was {happened} while it was in use"):
+                store.reserve(hold(number, "0.125"), LIMITS).result(10)
+
+
+@BY
+def test_what_is_written_and_read_fails_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None], happened: str
+) -> None:
+    monkeypatch.setattr(database, "_FILE_CHECK_S", 0.0)  # the second is over
+    path = tmp_path / "s.db"
+    with closing(SqliteStore(path)) as store:
+        store.write(bill()).result(10)
+        lose(path)
+        with pytest.raises(StoreError, match=happened):
+            store.write(bill()).result(10)
+        with pytest.raises(StoreError, match=happened):
+            store.ledger("all")
+        (refused,) = store.write_calls([[bill()]]).result(10)
+        assert isinstance(refused, StoreError)
+
+
+def test_a_file_that_is_put_back_is_used_again(tmp_path: Path) -> None:
+    path, away = tmp_path / "s.db", tmp_path / "away.db"
+    with closing(SqliteStore(path)) as store:
+        store.open_accounts(LIMITS)
+        path.rename(away)
+        with pytest.raises(StoreError, match="deleted or moved away"):
+            store.reserve(hold(1, "0.5"), LIMITS).result(10)
+        away.rename(path)
+        assert store.reserve(hold(2, "0.5"), LIMITS).result(10).granted
+        assert store.balances(LIMITS).result(10)[TOTAL] == Balance(Decimal(0), Decimal("0.5"))
+        assert store.verify() == ()
