@@ -189,19 +189,10 @@ def evaluate(
     """
     if live:
         from focalroute.evaluate.live.report import live_command
+        from focalroute.evaluate.live.strategies import LiveOptions
 
-        return live_command(
-            live,
-            queries,
-            answer=answer,
-            quality=quality,
-            train_fraction=train_fraction,
-            seed=seed,
-            seeds=seeds,
-            max_rounds=max_rounds,
-            out=out,
-            json_file=json_file,
-        )
+        how = LiveOptions(answer, quality, train_fraction, seed, seeds, max_steps=max_rounds, publish_to=out)
+        return live_command(live, queries, how, json_file=json_file)
     if log is None or pool is None:
         raise ConfigError("eval: give a log and its --pool, or --live and --queries")
     from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate_command

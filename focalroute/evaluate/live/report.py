@@ -22,7 +22,7 @@ from focalroute.evaluate.live.strategies import LiveOptions, play_all
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
 from focalroute.evaluate.quality import metric
 from focalroute.evaluate.replay import ReplayResult
-from focalroute.sim import SimulatedModel, SimulatedPool, relay_models
+from focalroute.sim import SimulatedPool, relay_models
 
 #: What ``--live`` calls the built-in simulated pool.
 SIMULATED = "sim"
@@ -64,17 +64,7 @@ class LiveReport:
 
 
 def live_command(
-    pool: str,
-    queries: Path | None,
-    *,
-    answer: str | None = None,
-    quality: str | None = None,
-    train_fraction: float = 0.8,
-    seed: int = 0,
-    seeds: int = 1,
-    max_rounds: int = 3,
-    out: Path | None = None,
-    json_file: Path | None = None,
+    pool: str, queries: Path | None, options: LiveOptions | None = None, *, json_file: Path | None = None
 ) -> None:
     """Evaluate with a progress bar, print the tables, write the JSON.
 
@@ -84,23 +74,12 @@ def live_command(
     if queries is None:
         raise ConfigError("--queries: give the file of queries that --live is to ask")
     check_writable(json_file)
-    scorer = None if quality is None else metric(quality)
-    asked = read_queries(queries, answer=answer, quality=scorer)
-    options = LiveOptions(max_steps=max_rounds, publish_to=out)
+    options = options or LiveOptions()
+    scorer = None if options.quality is None else metric(options.quality)
+    asked = read_queries(queries, answer=options.answer, quality=scorer)
     title = f"{queries} on {pool}"
-    models = relay_models(seed) if pool == SIMULATED else None
-    with progress_bar("playing", _length(asked, train_fraction, options, models, pool) * seeds, shown=True) as advance:
-        report = evaluate_live(
-            pool,
-            asked,
-            title=title,
-            options=options,
-            train_fraction=train_fraction,
-            seed=seed,
-            seeds=seeds,
-            scored=quality or "accuracy",
-            advance=advance,
-        )
+    with progress_bar("playing", _steps(asked, options, pool), shown=True) as advance:
+        report = evaluate_live(pool, asked, title=title, options=options, advance=advance)
     if json_file != STANDARD_OUTPUT:
         show_live(report)
     if json_file is not None:
@@ -113,10 +92,6 @@ def evaluate_live(
     *,
     title: str,
     options: LiveOptions,
-    train_fraction: float = 0.8,
-    seed: int = 0,
-    seeds: int = 1,
-    scored: str = "accuracy",
     advance: Callable[[int], object] = lambda _: None,
 ) -> LiveReport:
     """Train DER on the first part of the queries, play every strategy on the rest; once with each seed.
@@ -127,6 +102,7 @@ def evaluate_live(
     Raises:
         ConfigError: one of the parts would be empty, or the pool is wrong.
     """
+    train_fraction, seeds = options.train_fraction, range(options.seed, options.seed + options.seeds)
     at = int(len(queries) * train_fraction + 1e-9)
     if not 0 < at < len(queries):
         raise ConfigError(
@@ -134,7 +110,7 @@ def evaluate_live(
         )
     train, test = queries[:at], queries[at:]
     parts: list[dict[str, LiveResult]] = []
-    for number in range(seed, seed + seeds):
+    for number in seeds:
         with ExitStack() as stack:
             if str(pool) == SIMULATED:
                 running = stack.enter_context(SimulatedPool(relay_models(number)))
@@ -145,19 +121,14 @@ def evaluate_live(
                 ask = stack.enter_context(over_http(endpoints, train))
             parts.append(play_all(endpoints, train, test, ask, options=options, seed=number, advance=advance))
     played = {name: joined([part[name] for part in parts]) for name in parts[0]}
-    return live_report(title, played, seeds=seeds, scored=scored)
+    return live_report(title, played, seeds=len(seeds), scored=options.quality or "accuracy")
 
 
-def _length(
-    queries: Sequence[LiveQuery],
-    fraction: float,
-    options: LiveOptions,
-    models: Sequence[SimulatedModel] | None,
-    pool: str,
-) -> int:
-    """Queries that one seed plays: each chain of a single endpoint, and the other strategies."""
-    endpoints = len(load_pool(pool).endpoints if models is None else models)
-    return (len(queries) - int(len(queries) * fraction)) * (endpoints + 3 + len(options.alphas))
+def _steps(queries: Sequence[LiveQuery], options: LiveOptions, pool: str) -> int:
+    """Queries that all seeds play: each chain of a single endpoint, and the other strategies."""
+    endpoints = len(relay_models(options.seed)) if pool == SIMULATED else len(load_pool(pool).endpoints)
+    played = len(queries) - int(len(queries) * options.train_fraction)
+    return played * (endpoints + 3 + len(options.alphas)) * options.seeds
 
 
 def live_report(title: str, played: Mapping[str, ReplayResult], *, seeds: int, scored: str = "accuracy") -> LiveReport:

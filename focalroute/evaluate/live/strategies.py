@@ -33,15 +33,25 @@ _COLUMNS = [slices(ENDPOINT)[name].start for name in ("accuracy", "price")]
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """What a live evaluation plays.
+    """How a live evaluation goes.
 
     Attributes:
+        answer: kind of a free-form answer; None: as the queries have it.
+        quality: name of the metric that free-form answers are scored by; None: right or wrong.
+        train_fraction: share of the queries, from the first on, that DER is trained on.
+        seed: of everything random, the first of ``seeds``.
+        seeds: how often everything is trained and played.
         max_steps: T_max of every chain.
         alphas: of DER.
         settings: DER's, but for these two.
         publish_to: folder to publish DER's policies to, the last alpha last; None: they are forgotten.
     """
 
+    answer: str | None = None
+    quality: str | None = None
+    train_fraction: float = 0.8
+    seed: int = 0
+    seeds: int = 1
     max_steps: int = 3
     alphas: Sequence[float] = ALPHAS
     settings: DerSettings = DerSettings()  # noqa: RUF009 - immutable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_every_strategy_is_played_on_the_same_queries(pool: SimulatedPool, tmp_p
     pool_file.write_text(pool_toml(pool.endpoints))
     steps: list[int] = []
     report = evaluate_live(
-        pool_file, queries, title="t", options=QUICK, train_fraction=0.5, seed=5, advance=steps.append
+        pool_file, queries, title="t", options=replace(QUICK, train_fraction=0.5, seed=5), advance=steps.append
     )
     names = [row.name for row in report.methods]
     assert len(names) == len(set(names)) == 5 + 5 + 2 + 2 + 1
@@ -222,7 +223,7 @@ def test_what_the_command_lacks_is_named(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["eval"], catch_exceptions=False)
     file = write(tmp_path / "q.jsonl", HOPS)
     with pytest.raises(ConfigError, match=r"quality.*rouge-l"):
-        live_command("sim", file, quality="beauty")
+        live_command("sim", file, LiveOptions(quality="beauty"))
 
 
 @pytest.mark.parametrize("form", [["--free-form"], []])
