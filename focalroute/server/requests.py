@@ -15,6 +15,10 @@ from focalroute.endpoints.elicit.messages import append_text
 from focalroute.server.replies import MODEL, Refused
 
 _LONGEST_S = 600.0  # that a caller may have an ask take
+_MOST_MESSAGES = 10_000
+_MOST_VALUES = 200_000  # of a body's JSON: parsing and checking them holds the event loop
+_DEEPEST = 100  # that values may be nested
+_LONGEST_INTEGER = 400  # characters: parsing takes time that grows with their square
 
 #: Sent on to every endpoint; nothing else is: it might cost more than a budget reserves, or concern the service alone.
 _PASSED_ON = (
@@ -83,7 +87,7 @@ class _Extras(BaseModel):
 class _Chat(BaseModel):
     model_config = _STRICT
     model: str
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=_MOST_MESSAGES)]
     focalroute: _Extras | None = None
     response_format: dict[str, Any] | None = None
     stream: bool | None = None
@@ -163,12 +167,43 @@ def parse_json(body: bytes) -> object:
     """The JSON of a body.
 
     Raises:
-        Refused: it is not JSON.
+        Refused: it is not JSON, or holds too much to be handled at once.
     """
+    openings = body.count(b"[") + body.count(b"{")
+    if openings + body.count(b",") > _MOST_VALUES:  # every value but the first follows one of them
+        message = f"the body has more than {_MOST_VALUES} values (commas and brackets, those in texts included)"
+        raise Refused(400, message, code="too_many_values")
     try:
-        return json.loads(body, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+        value = json.loads(body, parse_int=_integer, parse_constant=_no_number)
+        too_deep = openings > _DEEPEST and _deeper_than(_DEEPEST, value)
+    except RecursionError:
+        too_deep = True
+    except ValueError:
         raise Refused(400, "the body is not valid JSON", code="invalid_json") from None
+    if too_deep:
+        raise Refused(400, f"the body's values are nested more than {_DEEPEST} deep", code="nested_too_deep")
+    return value
+
+
+def _deeper_than(depth: int, value: object) -> bool:
+    """Whether lists and objects are nested deeper than this; goes through them level by level."""
+    level = [value]
+    while level and depth >= 0:
+        below: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                below.extend(one.values())
+            elif isinstance(one, list):
+                below.extend(one)
+        level = [one for one in below if isinstance(one, dict | list)]
+        depth -= 1
+    return bool(level)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _LONGEST_INTEGER:
+        raise ValueError(f"an integer has more than {_LONGEST_INTEGER} digits")
+    return int(digits)
 
 
 def _no_number(name: str) -> None:
@@ -253,6 +288,8 @@ def _explained(kind: str, message: str, param: str) -> str:
         return "required"
     if kind == "too_short":
         return "is empty"
+    if kind == "too_long" and param == "messages":
+        return f"at most {_MOST_MESSAGES}"
     if kind == "extra_forbidden":
         return 'unknown field; leave it out (what is focalroute\'s own goes into the object "focalroute")'
     return message.removeprefix("Value error, ")

@@ -28,6 +28,7 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"model": 5}, "model", "valid string"),
         ({"messages": None}, "messages", "valid list"),
         ({"messages": []}, "messages", "is empty"),
+        ({"messages": M * 10_001}, "messages", "at most 10000"),
         ({"messages": ["x"]}, "messages.0", "valid dict"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "give text, or a list of parts"),
