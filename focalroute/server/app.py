@@ -11,6 +11,7 @@ import json
 import logging
 import time
 import traceback
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ MAX_BODY_BYTES = 16 * 2**20
 _BODY_S = 30.0  # within which it has to arrive
 _PIECE_S = 60.0  # within which a client has to take a piece of a stream
 _MOST_ASKS = 1000  # under way at a time; beyond that they are refused
+_MINUTE_S = 60.0
 _GONE = 499  # the client went away; only metrics see it
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
@@ -55,6 +57,8 @@ class Service:
         self._local_only = local_only
         self._metrics = Metrics()
         self._created = int(time.time())
+        self._under_way: Counter[str] = Counter()  # asks, by the caller's name
+        self._recent: dict[str, deque[float]] = {}  # when asks of the last minute began, by the caller's name
 
     def app(self) -> Starlette:
         """Make the application."""
@@ -129,9 +133,16 @@ class Service:
             message = "too many requests are under way; try again"
             raise Refused(503, message, "server_error", code="busy", retry_after_s=1)
         caller: Caller | None = request.state.caller
+        if caller is not None:
+            self._check_share(caller)
         tags = None if self._callers is None or caller is None else (caller.tag, *caller.tags)
-        chat = read_chat(parse_json(await _body(request)), tags)
         name = "" if caller is None else caller.name
+        self._under_way[name] += 1
+        try:
+            chat = read_chat(parse_json(await _body(request)), tags)
+        except BaseException:
+            self._under_way[name] -= 1
+            raise
         began = time.perf_counter()
         self._metrics.begin()
         try:
@@ -139,10 +150,30 @@ class Service:
                 return await self._streamed(request, chat, name, began)
             answer = await _while_connected(request.receive, self._ensemble.ask(chat.query, **chat.options))
         except BaseException as error:
-            self._ended(began, error=error)
+            self._ended(began, name=name, error=error)
             raise
         self._ended(began, answer, name)
         return _json(completion(chat, answer), headers={"x-request-id": completion_id(answer.id)})
+
+    def _check_share(self, caller: Caller) -> None:
+        """Count an ask of a caller against its bounds.
+
+        Raises:
+            Refused: it has too many under way, or began too many within a minute.
+        """
+        if self._under_way[caller.name] >= caller.max_concurrency:
+            message = f"this key has {caller.max_concurrency} requests under way, as many as it may; try again"
+            raise Refused(429, message, "rate_limit_error", code="too_many_under_way", retry_after_s=1)
+        if caller.requests_per_minute is None:
+            return
+        recent, now = self._recent.setdefault(caller.name, deque()), time.monotonic()
+        while recent and recent[0] <= now - _MINUTE_S:
+            recent.popleft()
+        if len(recent) >= caller.requests_per_minute:
+            message = f"this key may make {caller.requests_per_minute} requests per minute; try again later"
+            wait_s = recent[0] + _MINUTE_S - now
+            raise Refused(429, message, "rate_limit_error", code="too_many_requests", retry_after_s=wait_s)
+        recent.append(now)
 
     async def _streamed(self, request: Request, chat: ChatRequest, name: str, began: float) -> Response:
         """A response once the first piece is there: what fails before has a status of its own."""
@@ -157,6 +188,7 @@ class Service:
     def _ended(
         self, began: float, answer: Answer | None = None, name: str = "", error: BaseException | None = None
     ) -> None:
+        self._under_way[name] -= 1
         self._metrics.end(time.perf_counter() - began)
         if answer is not None:
             self._metrics.receipt(answer.receipt, name)

@@ -22,7 +22,9 @@ KEY_VARIABLE = "FOCALROUTE_KEY"
 
 _SHORTEST = 16  # characters of a key: shorter ones can be guessed
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_FIELDS = ("name", "sha256", "key_env", "usd", "tags")
+_FIELDS = ("name", "sha256", "key_env", "usd", "tags", "max_concurrency", "requests_per_minute")
+_MAX_CONCURRENCY = 100
+_LARGEST_BOUND = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,16 @@ class Caller:
         digest: SHA-256 of the key, 32 bytes.
         usd: what it may spend on this store, for ever or per period as in ``Budget.usd_per_tag``; None: no limit.
         tags: further tags of its asks, for the ledger and for the budget's ``usd_per_tag``.
+        max_concurrency: asks it may have under way at a time.
+        requests_per_minute: asks it may begin in any minute; None: no limit.
     """
 
     name: str
     digest: bytes = field(repr=False)
     usd: Decimal | Mapping[str, Decimal] | None = None
     tags: tuple[str, ...] = ()
+    max_concurrency: int = _MAX_CONCURRENCY
+    requests_per_minute: int | None = None
 
     @property
     def tag(self) -> str:
@@ -68,7 +74,7 @@ class Callers:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Callers:
-        """Read a file of keys: tables ``[[key]]`` with name, sha256 or key_env, and perhaps usd and tags.
+        """Read a file of keys: tables ``[[key]]`` with name, sha256 or key_env, and perhaps usd, tags and bounds.
 
         Raises:
             ConfigError: the file, or a key, is wrong.
@@ -151,10 +157,20 @@ def _caller(number: int, table: object) -> Caller:
         raise ConfigError(f"{where}: tags: give a list of strings")
     if any(tag.startswith("key:") for tag in tags):
         raise ConfigError(f'{where}: tags: those that begin with "key:" are the keys\' own')
+    concurrency = _whole(where, "max_concurrency", table.get("max_concurrency", _MAX_CONCURRENCY))
+    rate = table.get("requests_per_minute")
+    if rate is not None:
+        _whole(where, "requests_per_minute", rate)
     try:
-        return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags))
+        return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags), concurrency, rate)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _whole(where: str, name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_BOUND:
+        raise ConfigError(f"{where}: {name}: give a whole number from 1 to {_LARGEST_BOUND}")
+    return value
 
 
 def _digest(table: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,8 @@ from focalroute.core.errors import ConfigError
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.server.replies import MODEL, Refused
 
-_LONGEST_S = 600.0  # that a caller may have an ask take
+_SHORTEST_S = 0.1  # that a caller may have an ask take; shorter ones cost their calls and bring no answer
+_LONGEST_S = 600.0
 _MOST_MESSAGES = 10_000
 _MOST_VALUES = 200_000  # of a body's JSON: parsing and checking them holds the event loop
 _DEEPEST = 100  # that values may be nested
@@ -80,7 +81,7 @@ class _Extras(BaseModel):
     task: Annotated[str, Field(max_length=200)] | None = None
     tags: list[str] | None = None
     max_usd: Annotated[Any, AfterValidator(_amount)] = None
-    deadline_s: Annotated[float, Field(gt=0, le=_LONGEST_S)] | None = None
+    deadline_s: Annotated[float, Field(ge=_SHORTEST_S, le=_LONGEST_S)] | None = None
     receipt: bool = False
 
 

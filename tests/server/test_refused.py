@@ -64,7 +64,8 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"focalroute": {"max_usd": "NaN"}}, "focalroute.max_usd", "positive"),
         ({"focalroute": {"max_usd": True}}, "focalroute.max_usd", "positive"),
         ({"focalroute": {"deadline_s": 1e9}}, "focalroute.deadline_s", "less than or equal to 600"),
-        ({"focalroute": {"deadline_s": 0}}, "focalroute.deadline_s", "greater than 0"),
+        ({"focalroute": {"deadline_s": 0}}, "focalroute.deadline_s", "greater than or equal to 0.1"),
+        ({"focalroute": {"deadline_s": 0.09}}, "focalroute.deadline_s", "greater than or equal to 0.1"),
         ({"focalroute": {"params": {"model": "x"}}}, "focalroute.params", "unknown field"),
     ],
 )

@@ -1,0 +1,82 @@
+"""One key may not take what others need: bounds on its asks under way and in a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from focalroute import Endpoint
+from focalroute.server import Caller, Callers
+from focalroute.sim import SimulatedPool
+from tests.loopback import completion, json_reply, serving, until
+from tests.server.running import ask, post, served
+
+KEY, OTHER = "fr-a-key-for-tests-0001", "fr-a-key-for-tests-0002"
+
+
+def callers(max_concurrency: int = 100, requests_per_minute: int | None = None) -> Callers:
+    """The first of them with these bounds."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in (KEY, OTHER)]
+    bounded = Caller("bounded", digests[0], None, (), max_concurrency, requests_per_minute)
+    return Callers([bounded, Caller("other", digests[1])])
+
+
+def asked(url: str, key: str, **fields: Any) -> tuple[int, Any]:
+    return post(f"{url}/v1/chat/completions", ask(**fields), Authorization=f"Bearer {key}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_key_has_a_bounded_number_of_asks_under_way(stream: bool) -> None:
+    go_on = threading.Event()
+
+    async def hold(_request: web.Request, _body: Any) -> web.StreamResponse:
+        for _ in range(10_000):
+            if go_on.is_set():
+                break
+            await asyncio.sleep(0.005)
+        return json_reply(completion("held back"))
+
+    with (
+        serving(hold) as service,
+        served([Endpoint("slow", model="slow", base_url=service.url)], callers=callers(max_concurrency=2)) as url,
+    ):
+        asking = [threading.Thread(target=asked, args=(url, KEY), kwargs={"stream": stream}) for _ in range(2)]
+        other = threading.Thread(target=asked, args=(url, OTHER))
+        for thread in asking:
+            thread.start()
+        until(lambda: len(service.received) == 2)
+        status, got = asked(url, KEY)
+        assert (status, got["error"]["code"]) == (429, "too_many_under_way")
+        other.start()
+        until(lambda: len(service.received) == 3)
+        go_on.set()
+        for thread in (*asking, other):
+            thread.join()
+        for _ in range(3):  # a request that is wrong gives its place back, too
+            assert asked(url, KEY, n=2)[0] == 400
+        assert asked(url, KEY)[0] == 200
+
+
+def test_a_key_has_a_bounded_number_of_asks_in_a_minute(pool: SimulatedPool) -> None:
+    with served(pool.endpoints, callers=callers(requests_per_minute=2), policy="plurality") as url:
+        assert [asked(url, KEY)[0] for _ in range(2)] == [200, 200]
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(
+                urllib.request.Request(
+                    f"{url}/v1/chat/completions",
+                    b"{}",
+                    {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"},
+                )
+            )
+        with refused.value as error:
+            assert error.code == 429
+            assert 1 <= int(error.headers["Retry-After"]) <= 60
+            assert b"too_many_requests" in error.read()
+        assert asked(url, OTHER)[0] == 200
