@@ -1,6 +1,6 @@
 """focalroute itself as a strategy: the code that serves, asked over recorded replies instead of HTTP.
 
-Observer, Sight, policy, decider, fusion, `Ask`, credit: all as in `focalroute.serving.ensemble`. Only the pool is
+Observer, AskView, policy, decider, fusion, `Ask`, credit: all as in `focalroute.serving.ensemble`. Only the pool is
 replaced.
 Any policy plugs in: the cold start, a bundle, a named one, or another one set as ``policy`` between two turns.
 """

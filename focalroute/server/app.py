@@ -27,8 +27,9 @@ from focalroute.core.errors import FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
 from focalroute.server.callers import Caller, Callers
 from focalroute.server.metrics import CONTENT_TYPE, Metrics
-from focalroute.server.replies import MODEL, Chunks, Refused, completion, completion_id, refusal_of
-from focalroute.server.requests import ChatRequest, parse_json, read_chat, read_feedback
+from focalroute.server.refusals import Refused, refusal_of
+from focalroute.server.replies import Chunks, completion, completion_id
+from focalroute.server.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.serving.ensemble import AsyncEnsemble
 from focalroute.serving.streaming import AsyncAnswerStream
 

@@ -12,7 +12,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.errors import ConfigError
 from focalroute.endpoints.elicit.messages import append_text
-from focalroute.server.replies import MODEL, Refused
+from focalroute.server.refusals import Refused
+
+#: The one model that is served.
+MODEL = "focalroute"
 
 _SHORTEST_S = 0.1  # that a caller may have an ask take; shorter ones cost their calls and bring no answer
 _LONGEST_S = 600.0

@@ -61,7 +61,7 @@ class Synthesiser:
     async def write(self, ask: Ask) -> None:
         """Where that is wanted and somebody has replied, have it written; ``ask.written`` is what came of it.
 
-        The call is paid from the ask's purse and repeated like any other.
+        The call is paid from the ask's budget and repeated like any other.
         """
         if ask.query.combine != "synthesise" or self._writer is None or ask.fused is None:
             return

@@ -160,7 +160,7 @@ _HERE = sys.modules[__name__]
 #: What the profile times: a name, and where the function is. Those named with a dash are part of the one before.
 PARTS: Sequence[tuple[str, Any, str]] = (
     ("the query is checked", _HERE, "make_query"),
-    ("a purse", BudgetGuard, "ask_budget"),
+    ("the budget of an ask", BudgetGuard, "ask_budget"),
     ("the policy is bound to the pool", _HERE, "Guarded"),
     ("text features, memory, a sight of the pool", Observer, "begin"),
     ("observations (3)", Ask, "observe"),

@@ -243,7 +243,7 @@ def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [0.15, 0.4, 0.75])
-def test_the_price_of_money_is_paced_to_a_target(tmp_path: Path, target: float) -> None:
+def test_the_cost_weight_is_paced_to_a_target(tmp_path: Path, target: float) -> None:
     """A policy that asks the fewer the dearer money is holds the cost ratio in the long run, from a wrong start."""
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
     table = table_of(tmp_path, stream(900, dict.fromkeys(prices, 0.7)), prices)

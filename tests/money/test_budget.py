@@ -250,7 +250,7 @@ def test_a_cap_is_a_positive_amount(store: SqliteStore, amount: Any) -> None:
         guard(store).ask_budget(amount, "x")
 
 
-def test_a_purse_keeps_its_cap_even_where_the_budget_has_more(store: SqliteStore) -> None:
+def test_an_ask_keeps_its_cap_even_where_the_budget_has_more(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=1)
     ask_budget = keeper.ask_budget("0.3", "x")
     held = hold(ask_budget, "0.2")

@@ -296,7 +296,7 @@ def test_an_embedder_that_gives_something_else_is_refused(vector: object) -> Non
 
 
 @pytest.mark.parametrize(("given", "shown"), [(0.0, 0.003), (0.001, 0.003), (0.003, 0.003), (4.0, 4.0), (1e4, 4.0)])
-def test_a_price_of_money_is_shown_as_the_nearest_that_policies_are_trained_for(given: float, shown: float) -> None:
+def test_a_cost_weight_is_shown_as_the_nearest_that_policies_are_trained_for(given: float, shown: float) -> None:
     """In the context, and in what asking each takes from the reward."""
     sight = Observer(NAMES, [None] * 4).begin(query())
     found = observe(sight, cost_weight=given)

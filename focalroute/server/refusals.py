@@ -1,0 +1,124 @@
+"""Maps an error to the status and the body that a caller gets, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from focalroute.core.errors import (
+    BudgetExceeded,
+    ConfigError,
+    DeadlineExceeded,
+    FeedbackConflict,
+    FeedbackError,
+    FocalrouteError,
+    PoolError,
+    StoreError,
+    UnknownAnswer,
+)
+from focalroute.core.records import Reply
+
+_FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
+#: Names of arguments of ``ask`` in a request.
+_REQUEST_NAMES = {"query": "messages", "params": None, "label": "label", "reward": "reward"}
+_OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
+_REFUSES = (400, 404, 413, 422)  # a request as it stands, whoever sends it
+_RETRY_AFTER_S = 1
+
+
+@dataclass(eq=False)
+class Refused(Exception):
+    """A request that is not granted, with the status and the body of its response.
+
+    Attributes:
+        param: the field it is about.
+        retry_after_s: when it may be granted, seconds from now; None: unknown.
+        again: whether a client may try again by itself; None: it goes by the status.
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    again: bool | None = None
+    extra_headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body in OpenAI's shape."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All headers, those that say when to come again included."""
+        headers = dict(self.extra_headers)
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.again is not None:
+            headers["x-should-retry"] = str(self.again).lower()  # for the openai library
+        return headers
+
+
+def refusal_of(error: FocalrouteError) -> Refused:
+    """Map an error of the library to the response that a caller gets."""
+    message = str(error)
+    match error:
+        case BudgetExceeded():
+            return _over_budget(error)
+        case DeadlineExceeded():
+            return Refused(504, message, "timeout_error", code="deadline_exceeded", again=False)
+        case PoolError():
+            return _no_reply(message, error.replies)
+        case UnknownAnswer():
+            return Refused(404, message, param="id", code="unknown_answer")
+        case FeedbackConflict():
+            return Refused(409, message, code="feedback_conflict", again=False)
+        case StoreError():
+            return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
+        case ConfigError() | FeedbackError():  # a conflict and an unknown answer are feedback errors, too
+            return _invalid(message)
+    return Refused(500, message, "server_error")
+
+
+def _invalid(message: str) -> Refused:
+    """400, with the field that the message names, by its name in the request."""
+    found = _FIELD.match(message)
+    param = None
+    if found is not None and found[1] in _REQUEST_NAMES:
+        param = _REQUEST_NAMES[found[1]]
+    elif found is not None and found[1] in _OWN:
+        param = f"focalroute.{found[1]}"
+    if found is not None and found[1] == "query":
+        message = f"{param}: {message[found.end() :]}"
+    return Refused(400, message, param=param)
+
+
+def _over_budget(error: BudgetExceeded) -> Refused:
+    """402 where waiting does not help, 429 where it does."""
+    if error.resets_at is None:
+        return Refused(402, str(error), "insufficient_quota", code="budget_exceeded", again=False)
+    left_s = error.resets_at.timestamp() - time.time()
+    return Refused(
+        429, str(error), "insufficient_quota", code="budget_exceeded", retry_after_s=left_s, again=left_s <= 60
+    )
+
+
+def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
+    """No endpoint answered: 400 where all refused the request itself, 503 where they were busy, else 502."""
+    failures = [reply.error for reply in replies if reply.error is not None]
+    if not failures or all(failure.status in _REFUSES for failure in failures):
+        return Refused(400, message, code="no_endpoint_takes_this")
+    if all(failure.kind == "limited" or failure.status in (429, 503) for failure in failures):
+        waits = [failure.retry_after_s for failure in failures if failure.retry_after_s is not None]
+        wait_s = min(waits, default=_RETRY_AFTER_S)
+        return Refused(503, message, "server_error", code="pool_busy", retry_after_s=wait_s)
+    again = None
+    if any(reply.usage is not None for reply in replies):  # a client that tried again would pay again
+        again = False
+    return Refused(502, message, "server_error", code="pool_failed", again=again)
