@@ -21,7 +21,7 @@ Messages = tuple[Mapping[str, Any], ...]
 def append_text(messages: Sequence[Mapping[str, Any]], text: str) -> Messages:
     """The messages with a text added to the last one of the user; a new one where the user has said nothing.
 
-    >>> added(({"role": "user", "content": "Why?"},), "Be brief.")[0]["content"]
+    >>> append_text(({"role": "user", "content": "Why?"},), "Be brief.")[0]["content"]
     'Why?\\n\\nBe brief.'
     """
     for i in range(len(messages) - 1, -1, -1):

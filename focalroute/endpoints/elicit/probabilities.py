@@ -21,7 +21,7 @@ _MOST_ENDS = 4  # tokens: the end, and a blank or two before it
 def drop_end_tokens(tokens: Sequence[Token], text: str) -> Sequence[Token]:
     """The tokens without those behind a text that is not empty: some services (vLLM) list the one that ended it.
 
-    >>> [token.text for token in spoken([Token("B", 0.0, {}), Token("<|im_end|>", 0.0, {})], "B")]
+    >>> [token.text for token in drop_end_tokens([Token("B", 0.0, {}), Token("<|im_end|>", 0.0, {})], "B")]
     ['B']
     """
     text = text.strip()
@@ -113,7 +113,7 @@ def _extended(said: str, text: str) -> tuple[str, bool]:
 def write_out_choices(messages: Sequence[Mapping[str, Any]], choices: Sequence[str]) -> tuple[str, ...] | None:
     """The question with each choice behind it; None where there is more to it than text.
 
-    >>> written_out(({"role": "user", "content": "7 or 9, which is larger?"},), ("7", "9"))[1]
+    >>> write_out_choices(({"role": "user", "content": "7 or 9, which is larger?"},), ("7", "9"))[1]
     '7 or 9, which is larger?\\n\\nAnswer: 9'
     """
     said = [_text(message) for message in messages]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -109,6 +110,8 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         poll_s: float = 0.25,
     ) -> None:
         super().__init__(reads)
+        if path is not None and os.fspath(path) == ":memory:":  # SQLite's own name for it
+            path = None
         self._path = None if path is None else Path(path)
         self._file = None if self._path is None else self._path.absolute()  # the working folder may change
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
