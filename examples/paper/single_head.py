@@ -1,4 +1,4 @@
-"""What RL-Focal's branching heads are compared with (Fig. 4): one softmax over all teams of at least two endpoints."""
+"""The rival of RL-Focal's branching heads (Fig. 4): one softmax over all teams of at least two endpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_TEAM = 2
 
 
 class SingleHead(BranchingHead):
-    """What the published heads are compared with: one softmax over all 2^N - N - 1 teams of at least two.
+    """The rival of the published heads: one softmax over all 2^N - N - 1 teams of at least two.
 
     Args:
         endpoints: N, from 2 to `LARGEST_SINGLE_HEAD`.
