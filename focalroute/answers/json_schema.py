@@ -1,4 +1,4 @@
-"""Checks values against JSON schemas in bounded time, whoever wrote the schema or the value.
+"""Checks values against JSON schemas in bounded time, even if both are hostile.
 
 A schema may come from a caller and a value from a provider, so neither is trusted. Three bounds hold:
 
@@ -124,7 +124,7 @@ def _counted(keyword: Any, steps: int) -> Any:
 
 
 def _size(value: Any) -> int:
-    """What a value adds to the steps of looking at it once."""
+    """The steps that looking at a value adds."""
     return len(value) // 32 if isinstance(value, list | dict | str) else 0
 
 
@@ -264,7 +264,7 @@ def _compiled(pattern: str) -> Any:
     """The pattern as RE2 has it, which keeps the latest 128.
 
     Raises:
-        ValueError: RE2 cannot match it in linear time, or it is no pattern.
+        ValueError: RE2 cannot match it in linear time, or it is not a pattern.
     """
     try:
         import re2

@@ -111,7 +111,7 @@ def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
             return "params: tools: nothing bounds what a tool costs that runs at the service; give functions only"
     for message in messages:
         for part in _parts(message.get("content")):
-            if _part_tokens(part) is None:
+            if not _is_bounded(part):
                 kind = str(part.get("type"))[:40]
                 return (
                     f"query: nothing bounds the tokens of a content part of type {kind!r}; send text, images or audio"
@@ -147,21 +147,20 @@ def _json_tokens(value: object) -> int:
 def _content_tokens(content: Any) -> int:
     if isinstance(content, str):
         return len(content.encode(errors="surrogatepass"))
-    return sum(_part_tokens(part) or 0 for part in _parts(content))
+    return sum(_part_tokens(part) for part in _parts(content))
 
 
-def _part_tokens(part: Mapping[str, Any]) -> int | None:
-    """The most tokens of a content part; None where its size bounds nothing, as of files and videos.
+def _is_bounded(part: Mapping[str, Any]) -> bool:
+    """Whether the size of a content part bounds its tokens, as it does not of files and videos."""
+    kind = part.get("type")
+    return kind == "image_url" or kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str))
+
+
+def _part_tokens(part: Mapping[str, Any]) -> int:
+    """The most tokens of a bounded content part.
 
     Audio counts each byte of its base64 form: no codec in use has as few as one byte a token.
     """
-    kind = part.get("type")
-    if kind == "image_url":
+    if part.get("type") == "image_url":
         return _PER_IMAGE
-    if kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str)):
-        return _json_bytes(part)
-    return None
-
-
-def _json_bytes(value: object) -> int:
-    return len(json.dumps(value, default=str, ensure_ascii=False).encode(errors="surrogatepass"))
+    return len(json.dumps(part, default=str, ensure_ascii=False).encode(errors="surrogatepass"))
