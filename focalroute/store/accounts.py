@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 #: Between the end of a call and its settlement in the store, at most.
 GRACE_S = 60.0
+#: A period that begins later than this from now is of a clock that was wrong: no shorter one, and no slip of a second.
+AHEAD_S = 60.0
 
 _PICO = Decimal(10) ** 12
 
@@ -49,6 +51,10 @@ class Account:
     def period(self, at: float) -> int:
         """The number of the period of a moment."""
         return int(at // self.period_s) if self.period_s else 0
+
+    def credible(self, period: int, now: float) -> bool:
+        """Whether a period has begun, or is about to; one that is far off is of a clock that was wrong."""
+        return period * self.period_s <= now + AHEAD_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ class Engine(Protocol):
     def later(self, store: Store, seconds: float, ids: tuple[str, ...] = ()) -> None:
         """As if these reservations (none named: all) had been made so much earlier."""
 
+    def move_reservations(self, store: Store, seconds: float) -> None:
+        """As if all reservations had been made by a clock so far ahead."""
+
 
 class SqliteEngine:
     def __init__(self, path: Path) -> None:
@@ -41,6 +45,10 @@ class SqliteEngine:
     def later(self, store: Any, seconds: float, ids: tuple[str, ...] = ()) -> None:
         which = f"id IN {(*ids, '', '')}" if ids else "1"
         on_thread(store, lambda db: db.execute(f"UPDATE reservations SET until = until - {seconds} WHERE {which}"))
+
+    def move_reservations(self, store: Any, seconds: float) -> None:
+        move = f"UPDATE reservations SET at = at + {seconds}, until = until + {seconds}"
+        on_thread(store, lambda db: db.execute(move))
 
 
 class RedisEngine:
@@ -60,5 +68,16 @@ class RedisEngine:
             for held in connection.command("ZRANGE", due, 0, -1):
                 if not ids or held.decode() in ids:
                     connection.command("ZINCRBY", due, -seconds, held)
+
+        store.run(change)
+
+    def move_reservations(self, store: Any, seconds: float) -> None:
+        def change(connection: Any) -> None:
+            found = connection.command("HGETALL", connection.keys["reservations"])
+            for name, text in zip(found[::2], found[1::2], strict=True):
+                held = json.loads(text)
+                held["at"] = str(float(held["at"]) + seconds)
+                connection.command("HSET", connection.keys["reservations"], name, json.dumps(held))
+                connection.command("ZINCRBY", connection.keys["due"], seconds, name)
 
         store.run(change)

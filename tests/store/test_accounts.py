@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import RedisServer
 from tests.store.engines import Engine, RedisEngine, SqliteEngine
 from tests.store.made import on_thread
+from tests.store.test_redis import until
 
 PERIOD_S = 10**9  # no test meets its end
 TOTAL, LONG, TEAM = Account(), Account("", PERIOD_S), Account("team", PERIOD_S)
@@ -230,13 +232,96 @@ def test_a_period_begins_anew_and_what_it_held_before_stays_behind() -> None:
         assert store.verify() == ()
 
 
-def test_a_clock_that_was_set_back_stays_in_the_latest_period() -> None:
-    with closing(SqliteStore()) as store:
-        store.open_accounts([LONG])
-        on_thread(store, lambda db: db.execute("UPDATE balances SET period = period + 3, spent = '1500000000000'"))
-        assert not store.reserve(hold(1, 1), LIMITS_LONG).result(10).granted
-        assert store.reserve(hold(2, "0.5"), LIMITS_LONG).result(10).granted
-        assert not store.reserve(hold(3, "0.5"), LIMITS_LONG).result(10).granted
+MINUTE, DAY = Account("", 60), Account("", 86_400)
+
+
+def put_ahead(engine: Engine, store: Any, account: Account, periods: int, usd: int) -> None:
+    """As if the clock had been so many periods ahead when this was spent last."""
+    period, name = account.period(time.time()) + periods, f"{account.period_s} {account.tag}"
+    if isinstance(engine, RedisEngine):
+        text = f"{period} {usd * 10**6} 0 0 0"
+        store.run(lambda connection: connection.command("HSET", connection.keys["balances"], name, text))
+    else:
+        values = (period, str(usd * 10**12), account.period_s)
+        on_thread(store, lambda db: db.execute("UPDATE balances SET period = ?, spent = ? WHERE period_s = ?", values))
+
+
+def test_a_clock_that_was_set_back_a_little_stays_in_the_latest_period(engine: Engine) -> None:
+    limits = {MINUTE: Decimal(2)}
+    with closing(engine.open()) as store:
+        store.open_accounts(limits)
+        put_ahead(engine, store, MINUTE, 1, 1)
+        assert not store.reserve(hold(1, "1.5"), limits).result(10).granted
+        assert store.reserve(hold(2, 1), limits).result(10).granted
+        assert not store.reserve(hold(3, "0.5"), limits).result(10).granted
+
+
+@pytest.mark.parametrize("first", ["reserve", "balances", "write"])
+def test_a_clock_that_was_years_ahead_once_leaves_the_present_period_with_what_it_had_spent(
+    engine: Engine, caplog: pytest.LogCaptureFixture, first: str
+) -> None:
+    limits = {DAY: Decimal(2), TOTAL: Decimal(20)}
+    with closing(engine.open(poll_s=0.01)) as store:
+        store.open_accounts(limits)
+        store.write(replace(bill(hold(1, 0), 0, Decimal("0.5")), at=time.time())).result(10)
+        store.reserve(hold(2, "0.25"), limits).result(10)
+        put_ahead(engine, store, DAY, 10_000, 2)
+        assert any("its rows add up to" in problem for problem in store.verify())
+        if first == "balances":
+            assert store.balances(limits).result(10)[DAY].spent == Decimal("0.5")
+        elif first == "write":
+            store.write(replace(bill(hold(2, "0.25"), 0, Decimal("0.125")), at=time.time())).result(10)
+        grant = store.reserve(hold(3, "0.25"), limits).result(10)
+        assert grant.granted
+        assert abs(grant.at - time.time()) < 60
+        spent, held = ("0.625", "0.25") if first == "write" else ("0.5", "0.5")
+        for balances in (grant.balances, store.balances(limits).result(10)):
+            assert [(balances[account].spent, balances[account].reserved) for account in limits] == [
+                (Decimal(spent), Decimal(held))
+            ] * 2
+        assert store.verify() == ()
+        until(lambda: "clock was far ahead" in caplog.text)
+    assert sum("clock was far ahead" in record.message for record in caplog.records) == 1
+
+
+def test_a_call_by_a_clock_that_is_far_ahead_moves_no_period_for_the_others(engine: Engine) -> None:
+    limits = {MINUTE: Decimal(2), DAY: Decimal(2), TOTAL: Decimal(9)}
+    with closing(engine.open()) as store:
+        store.open_accounts(limits)
+        for ahead in (7200, 10**9):
+            store.write(replace(bill(hold(0, 0), 0, Decimal(1)), at=time.time() + 86_400 + ahead)).result(10)
+        grant = store.reserve(hold(1, "1.5"), limits).result(10)
+        assert grant.granted
+        assert abs(grant.at - time.time()) < 60
+        assert grant.balances[TOTAL].spent == 2
+        assert store.verify() == ()
+
+
+def test_what_was_reserved_by_a_clock_far_ahead_is_not_held_for_years(engine: Engine) -> None:
+    limits = {TOTAL: Decimal(9)}
+    with closing(engine.open()) as store:
+        store.open_accounts(limits)
+        store.reserve(hold(1, "0.5"), limits).result(10)
+        engine.move_reservations(store, 10**9)
+    for later, held in ((0, "0.5"), (4000, "0.5"), (0, "0")):
+        with closing(engine.open()) as store:
+            assert store.balances(limits).result(10)[TOTAL].reserved == Decimal(held)
+            engine.later(store, later)
+    with closing(engine.open()) as store:
+        assert store.balances(limits).result(10)[TOTAL].spent == Decimal("0.5")
+        assert store.verify() == ()
+
+
+def test_a_clock_that_is_set_ahead_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = time.time
+    with closing(SqliteStore(poll_s=0.01)) as store:
+        store.capabilities("k")
+        monkeypatch.setattr(time, "time", lambda: real() + 7200)
+        until(lambda: "the clock was set ahead by 7200 s" in caplog.text)
+        time.sleep(0.05)
+    assert len(caplog.records) == 1
 
 
 def test_amounts_are_rounded_against_the_spender_and_limits_down(engine: Engine) -> None:

@@ -76,6 +76,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._untrimmed = _TRIM_EVERY  # an earlier process may have left some
         self._on_version: list[Callable[[int], None]] = []
         self._version = 0
+        self._clock_jumps: int | None = None  # once they are known
         writer = secrets.token_hex(8)
         folder = self._address.journal
         self._journal = None if folder is None else Journal(folder, writer, sync=self._full)
@@ -240,7 +241,8 @@ class RedisStore(QueuedStore[RedisConnection]):
     def _poll(self) -> None:
         """Look for feedback of other processes and for another policy; keep the streams bounded."""
         try:
-            version = int(self._connection.command("HGET", self._connection.keys[POLICY], "current") or 0)
+            kept = self._connection.command("HMGET", self._connection.keys[POLICY], "current", "clock_jumps")
+            version, jumps = (int(number or 0) for number in kept)
             self._subscription.deliver(self._connection)
             if self._untrimmed >= min(_TRIM_EVERY, self._address.keep):
                 reads.trim(self._connection, self._address.keep)
@@ -248,6 +250,13 @@ class RedisStore(QueuedStore[RedisConnection]):
         except (RedisUnavailable, StoreError) as error:
             self._sender.lost(error)
             return
+        if self._clock_jumps not in (None, jumps):
+            _log.warning(
+                "%s: its clock was far ahead: balances were of periods that have not begun; what the ledger holds of "
+                "the present ones is taken instead",
+                self.name,
+            )
+        self._clock_jumps = jumps
         if version != self._version:
             self._version = version
             for on_version in tuple(self._on_version):

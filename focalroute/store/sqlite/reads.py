@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -197,8 +198,13 @@ def ledger_sums(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
 def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
     """See `EngineReads`."""
     found: list[str] = []
-    checks = {"pages": _damaged_pages, "references": _lost_rows, "answers": _damaged_answers, "texts": _damaged_texts,
-        "balances": find_wrong_balances}  # fmt: skip
+    checks: dict[str, Callable[[sqlite3.Connection], Iterator[str]]] = {
+        "pages": _damaged_pages,
+        "references": _lost_rows,
+        "answers": _damaged_answers,
+        "texts": _damaged_texts,
+        "balances": partial(find_wrong_balances, now=time.time()),
+    }
     for what, check in checks.items():
         try:
             found.extend(check(db))

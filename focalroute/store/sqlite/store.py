@@ -53,6 +53,9 @@ _PRUNE_EVERY = 500  # rows
 _CHECKPOINT_EVERY = 300  # rows of this process: about the thousand pages after which SQLite would by itself
 _SLOW_S = 0.05  # a commit that waited longer is a reason to leave the next ones to the store's thread
 _SLOW_FOR_S = 10.0  # for this long
+_JUMP_S = 60.0  # by which the clock went ahead without the time passing: worth a warning
+#: A clock that nobody sets; it goes on while the machine sleeps, where there is such a one.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Unit(NamedTuple):
@@ -128,7 +131,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
         )
         self._queue.open()
-        settled = self._change(lambda balances: balances.settle_overdue(time.time()))
+        settled = self._change(AccountBalances.settle_overdue)
         settled.exception()  # a damaged file: see `verify`
 
     # -- the store's face --------------------------------------------------------------------------------------------
@@ -146,7 +149,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
         """See `Store.open_accounts`."""
-        opened: Mapping[Account, Balance] = self._change(lambda balances: balances.open(accounts, time.time())).result()
+        opened: Mapping[Account, Balance] = self._change(lambda balances: balances.open(accounts)).result()
         return opened
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
@@ -155,7 +158,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         def work(_: sqlite3.Connection, balances: AccountBalances) -> ReservationResult:
             if limits and self._opened_file is not None:
                 self._opened_file.require_in_place()
-            return balances.reserve(reservation, limits, time.time())
+            return balances.reserve(reservation, limits)
 
         return self._soon(TransactionJob([Unit((), work)], single=True))
 
@@ -163,7 +166,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """See `Store.balances`."""
 
         def work(db: sqlite3.Connection) -> Mapping[Account, Balance]:
-            return AccountBalances(db).balances(accounts, time.time())
+            return AccountBalances(db, time.time()).balances(accounts)
 
         return self._look_up(work)
 
@@ -241,6 +244,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     # -- the store's thread ------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        ahead = _ahead_of_steady()
         next_poll = time.monotonic() + self._poll_s
         running = True
         while running:
@@ -254,10 +258,22 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 if time.monotonic() >= next_poll:
                     self._deliver()
                     self._tidy()
+                    ahead = self._watch_clock(ahead)
                     next_poll = time.monotonic() + self._poll_s
             self._queue.done(len(jobs))
         with self._using:
             self._connection.close()
+
+    def _watch_clock(self, before: float) -> float:
+        """Warn of a clock that was set far ahead; how far it is ahead of one that nobody sets."""
+        now = _ahead_of_steady()
+        if now - before > _JUMP_S:
+            _log.warning(
+                "%s: the clock was set ahead by %.0f s; budgets with a period begin anew with it",
+                self._name,
+                now - before,
+            )
+        return now
 
     def _commit(self, jobs: list[TransactionJob]) -> None:
         """Commit all calls in one transaction, deliver its feedback, then settle the futures."""
@@ -288,7 +304,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         db = self._connection
         try:
             self._check_file()
-            balances = AccountBalances(db)
+            balances = AccountBalances(db, time.time())
             single = len(units) == 1  # then the transaction is its own
             results = [
                 self._unit(unit, balances, savepoint=not (single or _one_statement(unit.rows))) for unit in units
@@ -385,6 +401,10 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     def _error(self, error: Exception) -> StoreError:
         return store_error(self._name, error)
+
+
+def _ahead_of_steady() -> float:
+    return time.time() - (time.monotonic() if _STEADY is None else time.clock_gettime(_STEADY))
 
 
 def _concerns_subscribers(units: Iterable[Unit]) -> bool:

@@ -3,7 +3,8 @@
 A reservation, its refusal, its settlement by a row of the ledger and its release each happen within one transaction, so
 they are exact for all processes on the database, whichever of them has limits. A call counts towards the period in
 which it was reserved, whenever it ends; the moment is taken within the transaction. Opening an account adds up what the
-ledger and the reservations hold already; from then on every process keeps it.
+ledger and the reservations hold already; from then on every process keeps it. Periods never go back, but for one that a
+wrong clock had begun: the present one then goes on, with what the ledger and the reservations hold of it.
 
 What a process had reserved when it died becomes a row of the ledger, estimated at the whole amount, once the call can
 no longer be under way and a process opens the store. Should the first process have been asleep and settle the call
@@ -13,12 +14,13 @@ after all, the estimate is removed.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from focalroute.core.records import Feedback
-from focalroute.store.accounts import GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
+from focalroute.store.accounts import AHEAD_S, GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
 from focalroute.store.base import (
     CapabilityRow,
     HealthRow,
@@ -36,6 +38,7 @@ from focalroute.store.engine import duplicate_answer, feedback_conflict, unknown
 if TYPE_CHECKING:
     import sqlite3
 
+_log = logging.getLogger("focalroute.store")
 
 _LONGEST_S = 3600.0  # a call, where it is not known
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
@@ -144,30 +147,35 @@ class AccountBalances:
     """The balances within one transaction: read once, changed in memory, written by `save`.
 
     So a commit that many calls share holds the database for a few statements, not for a few of each call.
+
+    Args:
+        now: the moment of the transaction, Unix time.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, now: float) -> None:
         self._db = db
+        self._now = now
         self._states: dict[str, dict[Account, AccountState]] = {}  # by tag
         self._changed: set[Account] = set()
+        self._put_right: list[Account] = []
 
-    def open(self, accounts: Iterable[Account], at: float) -> dict[Account, Balance]:
+    def open(self, accounts: Iterable[Account]) -> dict[Account, Balance]:
         """Make a row for each account that has none; the balances of all of them."""
         wanted = list(accounts)
         for account in wanted:
             if account not in self._of(account.tag):
-                self._set(account, _add_up(self._db, account, account.period(at)))
-        return self.balances(wanted, at)
+                self._set(account, _add_up(self._db, account, account.period(self._now)))
+        return self.balances(wanted)
 
-    def balances(self, accounts: Iterable[Account], at: float) -> dict[Account, Balance]:
+    def balances(self, accounts: Iterable[Account]) -> dict[Account, Balance]:
         """The balances of open accounts."""
-        return {account: self._state(account, at).balance(account) for account in accounts}
+        return {account: self._state(account, self._now).balance(account) for account in accounts}
 
-    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal], at: float) -> ReservationResult:
+    def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> ReservationResult:
         """Hold the amount back from every account it concerns, if it fits all limits."""
         amount = pico_above(reservation.amount)
         begun = (self._state(account, 0.0).period * account.period_s for account in limits)
-        at = max(at, *begun, 0.0)
+        at = max(self._now, *begun, 0.0)
         granted = all(self._state(account, at).fits(amount, pico_below(limits[account])) for account in limits)
         if granted:
             held = (reservation.id, reservation.answer_id, reservation.endpoint, at, amount)
@@ -178,7 +186,8 @@ class AccountBalances:
                 (*held, until, json.dumps(reservation.tags)),
             )
             self._add(reservation.tags, at, reserved=amount)
-        return ReservationResult(granted, at, self.balances(limits, at))
+        balances = {account: self._state(account, at).balance(account) for account in limits}
+        return ReservationResult(granted, at, balances)
 
     def count(self, rows: Iterable[Row]) -> None:
         """Count what rows of the ledger cost, and end the reservations that they settle or release."""
@@ -190,10 +199,15 @@ class AccountBalances:
                 held, estimated = self._end(row.reservation)
                 self._add(row.reservation.tags, row.at, spent=-estimated, reserved=-held)
 
-    def settle_overdue(self, now: float) -> None:
-        """Turn what dead processes had reserved into rows of the ledger, estimated at the whole amount."""
+    def settle_overdue(self) -> None:
+        """Turn what dead processes had reserved into rows of the ledger, estimated at the whole amount.
+
+        What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
+        """
+        ahead = "UPDATE reservations SET until = ? + until - at WHERE at > ? AND until > at"
+        self._db.execute(ahead, (self._now, self._now + AHEAD_S))
         overdue = "SELECT id, at, pico, tags FROM reservations WHERE coalesce(until, at + ?) < ? ORDER BY at"
-        for held, at, amount, tags in self._db.execute(overdue, (_LONGEST_S + GRACE_S, now)).fetchall():
+        for held, at, amount, tags in self._db.execute(overdue, (_LONGEST_S + GRACE_S, self._now)).fetchall():
             self._db.execute(
                 "INSERT INTO ledger (answer_id, endpoint, at, cost_pico, cost_source, tags, overdue) "
                 "SELECT answer_id, endpoint, at, pico, 'reserved', tags, id FROM reservations WHERE id = ?",
@@ -212,6 +226,12 @@ class AccountBalances:
                 "reserved = excluded.reserved",
                 (account.tag, account.period_s, state.period, str(state.spent), str(state.reserved)),
             )
+        if self._put_right:
+            _log.warning(
+                "the clock was far ahead: the balances of %s were of periods that have not begun; what the ledger "
+                "holds of the present ones is taken instead",
+                ", ".join(map(str, self._put_right)),
+            )
 
     def _end(self, reservation: Reservation) -> tuple[int, int]:
         """Delete a reservation, or its estimated row; the picodollars of either, 0 if it is not there."""
@@ -223,15 +243,24 @@ class AccountBalances:
         return 0, 0
 
     def _add(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
-        """Add to every open account that a call with these tags, begun at this moment, counts towards."""
+        """Add to every open account that a call with these tags, begun at this moment, counts towards.
+
+        A moment far ahead is of a clock that is wrong, and moves no period. A state that is so is left to `_state`.
+        """
         for tag in {"", *tags}:
             for account, state in list(self._of(tag).items()):
-                changed = state.add(account.period(at), spent, reserved)
-                if changed is not state:
+                period = account.period(at)
+                changed = state.add(period, spent, reserved)
+                if changed is not state and account.credible(max(period, state.period), self._now):
                     self._set(account, changed)
 
     def _state(self, account: Account, at: float) -> AccountState:
-        return self._of(account.tag).get(account, AccountState(0)).at(account.period(at))
+        state = self._of(account.tag).get(account, AccountState(0))
+        if not account.credible(state.period, self._now):
+            state = _add_up(self._db, account, account.period(self._now))
+            self._set(account, state)
+            self._put_right.append(account)
+        return state.at(account.period(at))
 
     def _of(self, tag: str) -> dict[Account, AccountState]:
         """The open accounts of a tag."""
@@ -245,14 +274,15 @@ class AccountBalances:
         self._changed.add(account)
 
 
-def find_wrong_balances(db: sqlite3.Connection) -> Iterator[str]:
+def find_wrong_balances(db: sqlite3.Connection, now: float) -> Iterator[str]:
     """Find balances that differ from the sum of ledger and reservations; unknown where rows were pruned."""
     pruned = db.execute("SELECT count(*) FROM ledger_sums").fetchone()[0]
     for tag, period_s, *amounts in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
         account, kept = Account(tag, period_s), AccountState(*map(int, amounts))
         if pruned and account != Account():
             continue
-        if (true := _add_up(db, account, kept.period)) != kept:
+        period = kept.period if account.credible(kept.period, now) else account.period(now)
+        if (true := _add_up(db, account, period)) != kept:
             yield f"the balance of {account} is {kept[1:]}, its rows add up to {true[1:]}"
 
 

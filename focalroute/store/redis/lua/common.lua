@@ -45,6 +45,14 @@ end
 local LOST_DATA = {err = 'LOSTDATA the store is not the one that was opened'}
 local NO_ACCOUNT = {err = 'NOACCOUNT an account that was opened is missing'}
 
+-- A period that begins later than a minute from now is of a clock that was wrong, Redis's own or a client's.
+
+local present
+local function credible(period_s, number)
+    present = present or now()
+    return number * period_s <= present + 60
+end
+
 -- accounts: a tag ('' for all calls) and the length of its periods
 
 local function account_field(tag, period_s)
@@ -88,9 +96,18 @@ local function is_open(tag, period_s)
     return false
 end
 
--- its amounts in the period of this moment, or in the latest if that is later
+local added_up -- see below
+
+-- Its amounts in the period of this moment, or in the latest if that is later: periods never go back, but for one that a
+-- wrong clock had begun. The present one then goes on, with what the ledger and the reservations hold of it; `policy`
+-- counts how often that was, so that every client can say so.
 local function current(tag, period_s, at)
     local row = read_account(tag, period_s)
+    if not credible(period_s, row.period) then
+        row = added_up(tag, period_s, period_at(period_s, present))
+        write_account(tag, period_s, row)
+        redis.call('HINCRBY', policy, 'clock_jumps', 1)
+    end
     local number = period_at(period_s, at)
     if number <= row.period then
         return row
@@ -111,6 +128,8 @@ local function move(tags, at, spent, reserved)
             local number = period_at(period_s, at)
             if row.missing then
                 -- it was lost: part of its balance must not pass for all of it
+            elseif not credible(period_s, math.max(number, row.period)) then
+                -- the call's moment is of a wrong clock, and moves no period; or the account's is, see `current`
             elseif number > row.period then
                 local held = at_most(NOTHING, reserved) and reserved or NOTHING
                 write_account(tag, period_s, {period = number, spent = spent, reserved = held})
@@ -196,7 +215,7 @@ local function fields_of(entry)
 end
 
 -- what the ledger and the reservations hold of an account in one of its periods
-local function added_up(tag, period_s, number)
+function added_up(tag, period_s, number)
     local spent, held = NOTHING, NOTHING
     if tag == '' and period_s == 0 then
         local sums = redis.call('HGETALL', totals)

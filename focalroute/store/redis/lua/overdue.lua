@@ -1,6 +1,15 @@
 -- Turn what dead processes had reserved into estimated rows of the ledger, up to 1,000 at a time. Gives how many.
+-- What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
 
-local ids = redis.call('ZRANGEBYSCORE', due, '-inf', string.format('(%.6f', now()), 'LIMIT', 0, 1000)
+local at = now()
+local later = redis.call('ZRANGEBYSCORE', due, string.format('%.6f', at + 60), '+inf', 'WITHSCORES')
+for i = 1, #later, 2 do
+    local made, until_s = tonumber(cjson.decode(redis.call('HGET', reservations, later[i])).at), tonumber(later[i + 1])
+    if made > at + 60 and until_s > made then
+        redis.call('ZADD', due, string.format('%.6f', at + until_s - made), later[i])
+    end
+end
+local ids = redis.call('ZRANGEBYSCORE', due, '-inf', string.format('(%.6f', at), 'LIMIT', 0, 1000)
 for _, id in ipairs(ids) do
     local held = cjson.decode(redis.call('HGET', reservations, id))
     local endpoint = cjson.decode(held.row)[2]

@@ -8,7 +8,8 @@ for _, field in ipairs(fields) do
     local period_s = tonumber(period)
     if ARGV[1] ~= '1' or (tag == '' and period_s == 0) then
         local kept = read_account(tag, period_s)
-        local true_row = added_up(tag, period_s, kept.period)
+        local number = credible(period_s, kept.period) and kept.period or period_at(period_s, present)
+        local true_row = added_up(tag, period_s, number)
         if shown(kept) ~= shown(true_row) then
             said[#said + 1] = field
             said[#said + 1] = shown(kept)
