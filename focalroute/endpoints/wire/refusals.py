@@ -67,9 +67,13 @@ def _error_code(payload: object, secrets: Sequence[str]) -> str | None:
     for source in (inner, payload):
         for name in ("code", "type"):
             code = source.get(name) if isinstance(source, dict) else None
-            if isinstance(code, str) and _CODE.fullmatch(code) and not any(code in secret for secret in secrets):
+            if isinstance(code, str) and _CODE.fullmatch(code) and not any(_quotes(code, secret) for secret in secrets):
                 return code
     return None
+
+
+def _quotes(code: str, secret: str) -> bool:
+    return code in secret or (secret != "" and secret in code)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

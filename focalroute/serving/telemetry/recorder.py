@@ -11,6 +11,8 @@ import functools
 import json
 import logging
 import math
+import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
@@ -25,12 +27,16 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import FocalrouteError
 from focalroute.core.receipts import Answer
-from focalroute.core.records import Decision, Failure, Feedback, Reply
+from focalroute.core.records import Decision, Failure, Feedback, Query, Reply
 from focalroute.money.cost import total
 from focalroute.serving.ask import Ask
 from focalroute.serving.telemetry import Telemetry, names
 
 _SCOPE = "focalroute"
+#: What a service may call its model and its reply; all else it could fill with what it was sent.
+_NAME = re.compile(r"[A-Za-z0-9_.:/@-]{1,128}")
+_FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")
+_QUOTED = 8  # characters: a shorter prompt stands in many a name by chance
 
 _log = logging.getLogger("focalroute")
 
@@ -76,7 +82,8 @@ class Recorder:
         from focalroute import __version__
 
         self._content = telemetry.content
-        self._of = {endpoint.name: _described(endpoint) for endpoint in endpoints}
+        self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self._of = {name: _described(endpoint) for name, endpoint in self._endpoints.items()}
         self._tracer = trace.get_tracer(_SCOPE, __version__, telemetry.tracer_provider)
         self._logger = get_logger(_SCOPE, __version__, telemetry.logger_provider)
         meter = metrics.get_meter(_SCOPE, __version__, telemetry.meter_provider)
@@ -181,10 +188,10 @@ class Recorder:
             self._decision(round_.decision, number, ask, context, (clock.ns(at), clock.ns(max(at, begun))))
             for reply in round_.replies:
                 if reply.attempts:
-                    self._call(reply, context, clock, number)
+                    self._call(ask, reply, context, clock, number)
                     at = max(at, reply.started + reply.latency_s)
         if ask.written is not None and ask.written.attempts:
-            self._call(ask.written, context, clock, 0)
+            self._call(ask, ask.written, context, clock, 0)
         if fused_at is not None:
             fuse = self._tracer.start_span(names.FUSE, context, start_time=clock.ns(at))
             fuse.end(clock.ns(max(at, fused_at)))
@@ -201,10 +208,11 @@ class Recorder:
         start, end = times
         self._tracer.start_span(names.DECIDE, context, start_time=start, attributes=attributes).end(end)
 
-    def _call(self, reply: Reply, context: Context, clock: _Clock, number: int) -> None:
+    def _call(self, ask: Ask, reply: Reply, context: Context, clock: _Clock, number: int) -> None:
         attributes = {
             **self._of.get(reply.endpoint, {}),
             **_told(reply),
+            **self._named(ask, reply),
             names.ENDPOINT: reply.endpoint,
             names.ROUND: number,
             names.ATTEMPTS: reply.attempts,
@@ -219,13 +227,23 @@ class Recorder:
         _mark(span, reply.error)
         span.end(clock.ns(reply.started + reply.latency_s))
 
+    def _named(self, ask: Ask, reply: Reply) -> Attributes:
+        """What the service calls its model and its reply, unless that may be something it was sent."""
+        endpoint = self._endpoints[reply.endpoint]
+        key, texts = _key(endpoint), _texts(ask.query)
+        named: Attributes = {}
+        for name, said in ((names.RESPONSE_MODEL, reply.model), (names.RESPONSE_ID, reply.response_id)):
+            if said is None or not _NAME.fullmatch(said) or (key and key in said):
+                continue
+            if said == endpoint.model or not any(_quotes(said, text) for text in texts):
+                named[name] = said
+        return named
+
     def _measure(self, reply: Reply, context: Context) -> None:
-        told = _told(reply)
-        common = {
-            **self._of.get(reply.endpoint, {}),
-            names.ENDPOINT: reply.endpoint,
-            **{name: told[name] for name in (names.RESPONSE_MODEL, names.ERROR_TYPE) if name in told},
-        }
+        """Nothing by which a service could make up values of its own."""
+        common = {**self._of.get(reply.endpoint, {}), names.ENDPOINT: reply.endpoint}
+        if reply.error is not None:
+            common[names.ERROR_TYPE] = _error_type(reply.error)
         self._call_seconds.record(reply.latency_s, common, context)
         if reply.usage is not None:
             common.pop(names.ERROR_TYPE, None)
@@ -256,19 +274,42 @@ def _described(endpoint: Endpoint) -> Attributes:
 
 def _told(reply: Reply) -> Attributes:
     """What came back; of a reply that has no such thing nothing."""
-    usage = reply.usage
+    usage, finish = reply.usage, reply.finish_reason
     attributes: Attributes = {
-        names.RESPONSE_MODEL: reply.model,
-        names.RESPONSE_ID: reply.response_id,
-        names.FINISH_REASONS: [reply.finish_reason] if reply.finish_reason else None,
+        names.FINISH_REASONS: [finish if finish in _FINISH_REASONS else "other"] if finish else None,
         names.TOKENS_IN: usage and usage.prompt_tokens,
         names.TOKENS_OUT: usage and usage.completion_tokens,
         names.TOKENS_CACHED: usage and usage.cached_tokens,
         names.COST_USD: None if reply.cost is None else float(reply.cost),
         names.HEDGE_OF: reply.hedge_of,
-        names.ERROR_TYPE: reply.error and str(reply.error.status or reply.error.kind),
+        names.ERROR_TYPE: reply.error and _error_type(reply.error),
     }
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _error_type(failure: Failure) -> str:
+    return str(failure.status or failure.kind)
+
+
+def _key(endpoint: Endpoint) -> str | None:
+    if endpoint.client is not None:
+        return str(getattr(endpoint.client, "api_key", ""))
+    return os.environ.get(endpoint.api_key_env, "").strip() if endpoint.api_key_env else None
+
+
+def _texts(query: Query) -> list[str]:
+    """What was sent that is private: the text of every message, and the choices."""
+    texts = list(query.choices or ())
+    for message in query.messages:
+        content = message.get("content")
+        parts = [content] if isinstance(content, str) else [part.get("text") for part in content or ()]
+        texts += [part for part in parts if isinstance(part, str)]
+    return texts
+
+
+def _quotes(said: str, text: str) -> bool:
+    """Whether a name is a part of the text, or the text of it."""
+    return said in text or (len(text) >= _QUOTED and text in said)
 
 
 def _mark(span: Span, failure: Failure | None) -> None:

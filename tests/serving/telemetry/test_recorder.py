@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -247,6 +248,43 @@ def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
     (asked,), (said,) = json.loads(told[names.INPUT_MESSAGES]), json.loads(told[names.OUTPUT_MESSAGES])
     assert asked == {"role": "user", "parts": [{"type": "text", "content": PROMPT}]}
     assert said == {"role": "assistant", "parts": [{"type": "text", "content": answer.text}]}
+
+
+def test_what_a_service_sends_back_as_a_name_is_recorded_nowhere_and_makes_no_series_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The key or the prompt as model, id and finish reason of a reply, plain or within longer names."""
+    key, word, asks = "sk-planted0KEY1never2to3be4seen", "violet-walrus-prompt", 12
+    monkeypatch.setenv("PLANTED_KEY", key)
+    echoed = (key, word, f"m-{key}", f"chatcmpl-{word}", "violet-walrus", f"Say {word}", "m" * 129, "a\x1b[2J")
+    sent = itertools.cycle(echoed)
+
+    async def echoes(_: web.Request, __: Any) -> web.StreamResponse:
+        name = next(sent)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "42"}, "finish_reason": name}
+        return json_reply(completion(model=name, id=name, choices=[choice]))
+
+    async def names_itself(_: web.Request, body: Any) -> web.StreamResponse:
+        number = next(numbers)
+        return json_reply(completion("42", model=f"made-up-{number}", id=f"c-{number}"))
+
+    numbers, seen = itertools.count(), Seen()
+    with serving(echoes) as echoing, serving(names_itself) as naming:
+        addresses = {"echoes": echoing.url, "names": naming.url}
+        pool = [Endpoint(name, model="m", base_url=url, api_key_env="PLANTED_KEY") for name, url in addresses.items()]
+        with Ensemble(pool, policy="plurality", telemetry=seen.telemetry()) as ensemble:
+            for _ in range(asks):
+                ensemble.ask(word, choices=["42", "43"])
+    exported = seen.everything()
+    for private in (key, "violet-walrus", "\\u001b", "m" * 129):
+        assert private not in exported
+    told = [attributes(span) for span in seen.spans if span.name == "chat m"]
+    assert {one[names.FINISH_REASONS] for one in told} == {("other",), ("stop",)}
+    harmless = {one[names.RESPONSE_MODEL] for one in told if one[names.ENDPOINT] == "names"}
+    assert len(harmless) == asks
+    points = seen.metrics()
+    assert len(points[names.CALL_SECONDS]) == len(pool)
+    assert len(points[names.TOKENS]) == len(pool) * 2
 
 
 def test_what_is_not_sampled_is_measured_all_the_same(pool: SimulatedPool) -> None:
