@@ -7,7 +7,7 @@ from focalroute import Ensemble
 from focalroute.evaluate.live.environment import in_process
 from focalroute.evaluate.live.queries import of_questions
 from focalroute.evaluate.live.strategies import environment_of, train_der
-from focalroute.evaluate.presets.der_training import DerSettings
+from focalroute.evaluate.presets.der import DerSettings
 from focalroute.sim import SimulatedPool, relay_models, stream
 
 train, test = (list(stream(n, seed=n, topics=["multi-hop"])) for n in (120, 30))

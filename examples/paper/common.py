@@ -20,8 +20,7 @@ from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, PRESETS
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
 from focalroute.evaluate.playing import PolicyReplay, trained
-from focalroute.evaluate.presets.agents import Agents, RlFocalSettings
-from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
+from focalroute.evaluate.presets.rl_focal import Agents, RlFocal, RlFocalSettings, rl_focal
 from focalroute.evaluate.replay import ReplayResult, Strategy, play
 from focalroute.evaluate.table import LogTable, Split, join, split
 from focalroute.evaluate.training import Training

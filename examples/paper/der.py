@@ -25,7 +25,7 @@ from focalroute.evaluate.live.environment import in_process
 from focalroute.evaluate.live.queries import LiveResult, joined, of_questions
 from focalroute.evaluate.live.report import live_report, show_live
 from focalroute.evaluate.live.strategies import LiveOptions, play_all
-from focalroute.evaluate.presets.der_training import DerSettings
+from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
 from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
 

@@ -22,7 +22,7 @@ from examples.paper.common import (
     show,
 )
 from examples.paper.single_head import SingleHead
-from focalroute.evaluate.presets.agents import BranchingHead
+from focalroute.evaluate.presets.rl_focal import BranchingHead
 from focalroute.evaluate.replay import ReplayResult
 
 _WAYS = ("best-single-train", "plurality", "log-linear-online")

@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 #: The name of the built-in features of a text (`focalroute.observe.features.text_features`).
 HASHED = "text_features"

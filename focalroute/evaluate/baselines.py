@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from focalroute.core.errors import ConfigError
+from focalroute.core.records import I64
 from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.replay import ReplayResult, Strategy
 from focalroute.evaluate.singles import First, RandomOf, ReplayedLatestCorrect, ReplayedRoundRobin, random_select
 from focalroute.evaluate.subsets import cascade, static_subset
-from focalroute.evaluate.table import I64, LogTable
+from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.textual import has_text, knn, threshold_pair
 from focalroute.evaluate.training import Training
 from focalroute.evaluate.votes import MeanVote, Vote, Weighted, log_linear_online

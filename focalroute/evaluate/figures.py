@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from focalroute.core.records import F64
 from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.drawings import (
@@ -20,7 +21,6 @@ from focalroute.evaluate.report_page.drawings import (
     StreamEvent,
     WhenRight,
 )
-from focalroute.evaluate.table import F64
 
 #: The methods that focalroute is set beside.
 BESIDE = ("best-single-train", "plurality")

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from focalroute.core.records import F64
 from focalroute.evaluate.replay import ReplayResult
-
-F64 = NDArray[np.float64]
 
 #: Consecutive test rows in one block of the bootstrap.
 BLOCK = 50

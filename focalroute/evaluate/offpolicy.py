@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.records import Feedback
+from focalroute.core.records import F64, Feedback
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gate import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
@@ -35,8 +35,6 @@ UNTRIED = 0.05
 PARTS = 5
 
 _RIDGE = 10.0  # as if so many episodes had shown no effect of a feature
-
-F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from focalroute.core.progress import gathered
+from focalroute.core.records import F64, I64, Bools
 from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import ReplayResult, Strategy, play
 from focalroute.evaluate.serving import Serving, Shuffled
-from focalroute.evaluate.table import F64, I64, Bools, LogTable, Split
+from focalroute.evaluate.table import LogTable, Split
 from focalroute.evaluate.training import PRICE_OF_MONEY, Training
 from focalroute.learn.offline.reinforce import GRID, OfflineSettings
 from focalroute.observe.drift import Change

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from focalroute.core.records import F32
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.learn.adam import Adam, Moments
 from focalroute.observe.features import unit_vector
-
-I64 = NDArray[np.int64]
 
 _SPREAD = 0.5  # standard deviation of the drawn logits
 _SAMPLES = 16  # draws a query, each the baseline of the others

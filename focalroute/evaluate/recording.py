@@ -11,8 +11,9 @@ import numpy as np
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import gathered, progress_bar
+from focalroute.core.records import I64
 from focalroute.evaluate.job_engine import HERE, Engine
-from focalroute.evaluate.table import I64, LogTable
+from focalroute.evaluate.table import LogTable
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner

@@ -12,11 +12,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import Query
+from focalroute.core.records import F64, Query
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.table import LogTable
 
-F64 = NDArray[np.float64]
 FeedbackKind = Literal["label", "reward", "none"]
 
 

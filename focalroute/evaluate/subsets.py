@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from focalroute.core.records import F64, I64
 from focalroute.evaluate.presets.diversities import focal_diversities
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import Accuracies, Vote, elect, evidence_weight
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 _LARGEST_POOL = 12  # subsets of more endpoints are not enumerated: only of the most accurate
 _ROWS = 1000  # rows that the subsets are compared on, spread evenly

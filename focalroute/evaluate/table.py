@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import PoolFile
-from focalroute.core.records import F32, Query
+from focalroute.core.records import F32, F64, I64, Bools, Query
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
 
@@ -22,12 +21,6 @@ SplitKind = Literal["stream", "per-task"]
 
 _MOST_MASSES = 2**27  # one row's choices widen the arrays of all rows
 _ROUNDS = 5  # the last of which is the validation part
-
-#: Values and USD.
-F64 = NDArray[np.float64]
-#: Row indices and counts.
-I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

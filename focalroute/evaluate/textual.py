@@ -9,14 +9,11 @@ from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
+from focalroute.core.records import F32, F64
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.singles import First, first_of
 from focalroute.evaluate.training import Training, best_setting
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 _WIDTH = 512
 _WORD = re.compile(r"\w+")

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from focalroute.core.records import F32
+from focalroute.core.records import F32, I64, Bools
 from focalroute.evaluate.replay import FeedbackKind, Strategy, play
-from focalroute.evaluate.table import I64, Bools, LogTable
+from focalroute.evaluate.table import LogTable
 
 #: What asking everybody once is worth in right answers, where a baseline trades accuracy for cost; as in the ensemble.
 PRICE_OF_MONEY = 0.1

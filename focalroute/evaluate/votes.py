@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from focalroute.evaluate.replay import RecordedReply, Revealed, Turn, play
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.policy.decider import posterior
 
-F64 = NDArray[np.float64]
 _PRIOR = 10.0
 
 

@@ -20,8 +20,9 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from focalroute.core.pool import load_pool
+from focalroute.core.records import F64, I64
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.table import F64, I64, LogTable, join, split
+from focalroute.evaluate.table import LogTable, join, split
 from focalroute.observe.features import clipped, text_features, unit_vector
 from focalroute.observe.memory import SHRINK, cosines, kernel, mean_text, shrunk, spread
 

@@ -29,13 +29,14 @@ from typing import Any
 import numpy as np
 
 from focalroute.core.pool import PoolFile, load_pool
+from focalroute.core.records import I64
 from focalroute.evaluate.metrics import compare, interval
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import price_at
 from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.table import I64, LogTable, join, split
+from focalroute.evaluate.table import LogTable, join, split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import load
 from tests.benchmarks.learning_replay import Online, Refitted

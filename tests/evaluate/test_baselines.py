@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from examples.paper.reranker import Rerank
+from focalroute.core.records import F64
 from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.presets.diversities import focal_diversities
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Turn, play
 from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin
 from focalroute.evaluate.subsets import plurality_accuracies
-from focalroute.evaluate.table import F64, LogTable
+from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.textual import TextVectors, knn, threshold_pair
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.evaluate.votes import LogLinear, MeanVote, Vote, log_linear_online

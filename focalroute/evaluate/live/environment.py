@@ -17,13 +17,12 @@ import numpy as np
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.receipts import Answer
-from focalroute.core.records import F32, Query, Reply
+from focalroute.core.records import F32, I64, Bools, Query, Reply
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.elicit.messages import format_answer, show_answer
 from focalroute.endpoints.wire import decode, encode
 from focalroute.evaluate.live.queries import LiveQuery
-from focalroute.evaluate.presets.der_training import I64, Bools
 from focalroute.money.cost import cost_of
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import width

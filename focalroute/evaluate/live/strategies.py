@@ -13,7 +13,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.records import F32, Member, Outcome, Query
 from focalroute.evaluate.live.environment import Asker, ChainCall, LiveEnvironment
 from focalroute.evaluate.live.queries import LiveQuery, LiveResult, cut, play
-from focalroute.evaluate.presets.der_training import DerSettings, train_routes
+from focalroute.evaluate.presets.der import DerSettings, train_routes
 from focalroute.evaluate.presets.networks import Mlp, mlp_parameters
 from focalroute.learn.export import der_model
 from focalroute.money.cost import typical_cost

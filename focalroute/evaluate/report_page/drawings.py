@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from focalroute.core.records import F64, I64, Bools
 from focalroute.observe.diversity import focal_diversity
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 #: Bins of the confidence, of equal width.
 BINS = 10

@@ -10,18 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from focalroute.core.records import Feedback
+from focalroute.core.records import F64, I64, Bools, Feedback
 from focalroute.learn.episodes import Costs, deciding
 from focalroute.learn.reward import credit
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.store.base import SYNTHESIS, StoredAnswer
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 _Rated = Sequence[tuple[StoredAnswer, Feedback]]
 _Receipt = dict[str, Any]
 _READ = {"calls", "cost", "latency_s", "policy_version"}

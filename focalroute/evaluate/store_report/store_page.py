@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from focalroute.core.records import F64, Bools
 from focalroute.evaluate.metrics import interval
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.drawings import (
@@ -24,7 +25,7 @@ from focalroute.evaluate.report_page.drawings import (
     StreamEvent,
 )
 from focalroute.evaluate.report_page.page import Page, Section, TextTable
-from focalroute.evaluate.store_report.history import F64, Bools, EndpointRecord, History
+from focalroute.evaluate.store_report.history import EndpointRecord, History
 from focalroute.evaluate.store_report.updates import NEEDED
 
 #: Rated answers below which nothing is drawn: an interval would span everything.

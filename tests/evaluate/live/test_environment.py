@@ -14,9 +14,8 @@ from focalroute.core.records import F32, Observation
 from focalroute.evaluate.live.environment import ChainCall, ChainReply, LiveEnvironment, in_process
 from focalroute.evaluate.live.queries import of_questions
 from focalroute.evaluate.live.strategies import environment_of, publish_routes
-from focalroute.evaluate.presets.der_training import DerSettings, roll, train_routes
-from focalroute.evaluate.presets.networks import Mlp, Ppo, mlp_pass
-from focalroute.evaluate.presets.paper_rewards import der_bonus, der_reward
+from focalroute.evaluate.presets.der import DerSettings, roll, train_routes
+from focalroute.evaluate.presets.networks import Mlp, Ppo, der_bonus, der_reward, mlp_pass
 from focalroute.observe.layout import width
 from focalroute.policy.der import flat, load_served
 from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT

@@ -18,7 +18,7 @@ from focalroute.evaluate.live.environment import ChainCall, in_process, over_htt
 from focalroute.evaluate.live.queries import LiveQuery, LiveResult, cut, joined, of_questions, play, read_queries
 from focalroute.evaluate.live.report import evaluate_live, live_command, live_report
 from focalroute.evaluate.live.strategies import LiveOptions
-from focalroute.evaluate.presets.der_training import DerSettings
+from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.serving.query import make_query
 from focalroute.sim import Fault, SimulatedPool, relay_models, stream

@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 
 from examples.paper.single_head import SingleHead, teams
-from focalroute.evaluate.presets.agents import Agents, AgentStep, BranchingHead, RlFocalSettings, decider_view, learn
 from focalroute.evaluate.presets.diversities import METRICS
 from focalroute.evaluate.presets.networks import Learned, Ppo, mlp_parameters
-from focalroute.evaluate.presets.rl_focal import by_mass, rl_focal, train, width_of
+from focalroute.evaluate.presets.rl_focal import (
+    Agents,
+    AgentStep,
+    BranchingHead,
+    RlFocalSettings,
+    by_mass,
+    decider_view,
+    learn,
+    rl_focal,
+    train,
+    width_of,
+)
 from focalroute.evaluate.replay import FeedbackKind, Turn, play
 from tests.evaluate.logs import closed, output, table_of
 from tests.evaluate.presets.worlds import PRICES, parts, sees_only_what_it_asked, two_sides
