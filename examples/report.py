@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from focalroute import Ensemble
-from focalroute.evaluate.store_report.command import report_command
+from focalroute.evaluate.report_page.report_command import report_command
 from focalroute.sim import SimulatedPool, stream
 
 STORE, PAGE = "asked.db", Path("report.html")

@@ -6,7 +6,7 @@ from collections import Counter
 from focalroute import Ensemble
 from focalroute.evaluate.live.environment import in_process
 from focalroute.evaluate.live.queries import of_questions
-from focalroute.evaluate.live.strategies import environment_of, train_der
+from focalroute.evaluate.live.report import environment_of, train_der
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.sim import SimulatedPool, relay_models, stream
 

@@ -23,8 +23,7 @@ from examples.paper.common import mean_se, parser_of, show
 from focalroute.answers import AnswerKind
 from focalroute.evaluate.live.environment import in_process
 from focalroute.evaluate.live.queries import LiveResult, joined, of_questions
-from focalroute.evaluate.live.report import live_report, show_live
-from focalroute.evaluate.live.strategies import LiveOptions, play_all
+from focalroute.evaluate.live.report import LiveOptions, live_report, play_all, show_live
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
 from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream

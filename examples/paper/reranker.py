@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.replay import Revealed, Turn
-from focalroute.evaluate.textual import TextVectors
+from focalroute.evaluate.singles import TextVectors
 from focalroute.evaluate.training import Training
 
 F64 = NDArray[np.float64]

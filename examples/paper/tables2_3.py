@@ -15,8 +15,7 @@ import numpy as np
 from examples.paper.common import Benchmark, Options, accuracy, benchmarks, cost, options, show
 from examples.paper.reranker import Rerank
 from focalroute.evaluate.replay import ReplayResult
-from focalroute.evaluate.singles import First
-from focalroute.evaluate.textual import has_text, threshold_pair
+from focalroute.evaluate.singles import First, has_text, threshold_pair
 from focalroute.evaluate.training import Training
 
 #: Published, Table 2 on GPQA: the strongest with three others, and RL-Focal. Table 3 on MMLU / GSM8K.

@@ -17,8 +17,8 @@ from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
 from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.recording import train_on
 from focalroute.evaluate.replay import Strategy, Turn
-from focalroute.evaluate.subsets import static_subset
 from focalroute.evaluate.training import Training
+from focalroute.evaluate.votes import static_subset
 from focalroute.learn.nets import parameters
 from focalroute.money.price_library import installed, look_up
 

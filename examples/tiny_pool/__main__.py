@@ -18,7 +18,7 @@ from examples.tiny_pool.recipe import ROSTER, Roster
 from examples.tiny_pool.serving import Servers
 from examples.tiny_pool.summary import draw, tables
 from examples.tiny_pool.training import ready
-from focalroute.evaluate.store_report.command import report_command
+from focalroute.evaluate.report_page.report_command import report_command
 from tests.real.build import llama_server_ready
 
 __all__ = ["main", "played", "write"]

@@ -188,8 +188,7 @@ def evaluate(
     With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
     """
     if live:
-        from focalroute.evaluate.live.report import live_command
-        from focalroute.evaluate.live.strategies import LiveOptions
+        from focalroute.evaluate.live.report import LiveOptions, live_command
 
         how = LiveOptions(answer, quality, train_fraction, seed, seeds, max_steps=max_rounds, publish_to=out)
         return live_command(live, queries, how, json_file=json_file)
@@ -232,7 +231,7 @@ def report(
 
     Needs the extra report. Sections without data say what they need.
     """
-    from focalroute.evaluate.store_report.command import report_command
+    from focalroute.evaluate.report_page.report_command import report_command
 
     report_command(evaluation, store, policy=policy, last=last, out=out, png=png, as_json=as_json)
 

@@ -31,7 +31,7 @@ def compare(
 
     Nobody is asked: the answers are weighed by the probabilities that were stored with them.
     """
-    from focalroute.evaluate.compare import compare_command
+    from focalroute.evaluate.offpolicy import compare_command
 
     compare_command(a, b, store, seed=seed, as_json=as_json)
 

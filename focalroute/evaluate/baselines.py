@@ -12,12 +12,19 @@ from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.replay import ReplayResult, Strategy
-from focalroute.evaluate.singles import First, RandomOf, ReplayedLatestCorrect, ReplayedRoundRobin, random_select
-from focalroute.evaluate.subsets import cascade, static_subset
+from focalroute.evaluate.singles import (
+    First,
+    RandomOf,
+    ReplayedLatestCorrect,
+    ReplayedRoundRobin,
+    has_text,
+    knn,
+    random_select,
+    threshold_pair,
+)
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.textual import has_text, knn, threshold_pair
 from focalroute.evaluate.training import Training
-from focalroute.evaluate.votes import MeanVote, Vote, Weighted, log_linear_online
+from focalroute.evaluate.votes import MeanVote, Vote, Weighted, cascade, log_linear_online, static_subset
 
 #: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {

@@ -87,7 +87,8 @@ class Strategy(Protocol):
         """Ask whom it likes and give the candidate it answers with, -1 for none."""
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Take in what is said of the answer to this turn, which is the one answered last."""
+        """Take in what is said of the answer to this turn, which is the one answered last; by default nothing."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

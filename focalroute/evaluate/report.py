@@ -14,8 +14,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.baselines import presets
-from focalroute.evaluate.eval_page import eval_page, read_eval
-from focalroute.evaluate.figures import figures
+from focalroute.evaluate.eval_page import eval_page, figures, read_eval
 from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
@@ -23,7 +22,8 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import with_embedder
 from focalroute.evaluate.replay import FeedbackKind
-from focalroute.evaluate.report_page.page import check_extra, html
+from focalroute.evaluate.report_page.page import html
+from focalroute.evaluate.report_page.plots import check_extra
 from focalroute.evaluate.table import SplitKind, join, learning_order, split
 from focalroute.evaluate.training import Training
 from focalroute.learn.offline.reinforce import OfflineSettings
@@ -168,7 +168,7 @@ class Report:
     runs: EvaluationRuns | None = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON report has it; with "figures", what a page draws (see `focalroute.evaluate.figures`)."""
+        """As the JSON report has it; with "figures", what a page draws (see `focalroute.evaluate.eval_page`)."""
         found = dataclasses.asdict(dataclasses.replace(self, runs=None))
         del found["runs"]
         if self.runs is None:

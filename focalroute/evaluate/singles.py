@@ -1,21 +1,42 @@
-"""Baselines that ask one endpoint a query, without looking at the query."""
+"""Baselines that ask one endpoint a query: the same, in turns, by chance, by their record, or by the query's text."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from zlib import crc32
 
-from focalroute.evaluate.replay import Revealed, Turn
+import numpy as np
+
+from focalroute.core.records import F32, F64
+from focalroute.evaluate.replay import Revealed, Strategy, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.policy.baselines import RecencyRanking
 
 
-def first_of(order: Sequence[int], turn: Turn) -> int | None:
-    """The first of an order that can be asked; None if nobody can."""
-    return next((i for i in order if i in turn.available), None)
+class OneEndpoint(Strategy, ABC):
+    """A baseline that asks one endpoint a query: the first of its order that can be asked."""
+
+    _last = -1  # whom it asked last
+
+    def answer(self, turn: Turn) -> int:
+        """That one's answer; -1 if nobody can be asked."""
+        for endpoint in self._order(turn):
+            if endpoint in turn.available:
+                self._last = endpoint
+                return turn.ask(endpoint).candidate
+        return -1
+
+    @abstractmethod
+    def _order(self, turn: Turn) -> Sequence[int]:
+        """Endpoints, most wanted first."""
 
 
-class First:
+class First(OneEndpoint):
     """``best-single-train``, ``best-single-hindsight``: always the same endpoint; the next best where it is missing.
 
     Args:
@@ -23,54 +44,35 @@ class First:
     """
 
     def __init__(self, order: Sequence[int]) -> None:
-        self._order = tuple(order)
+        self._fixed = tuple(order)
 
-    def answer(self, turn: Turn) -> int:
-        """Its answer."""
-        wanted = first_of(self._order, turn)
-        return -1 if wanted is None else turn.ask(wanted).candidate
-
-    def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Nothing to learn."""
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return self._fixed
 
 
-class RandomOf:
-    """``random``, ``random-select``: one of the given endpoints, each as likely."""
+class RandomOf(OneEndpoint):
+    """``random``, ``random-select``: one of the given endpoints, each as likely; anybody where none is there."""
 
     def __init__(self, endpoints: Sequence[int], seed: int) -> None:
         self._endpoints = tuple(endpoints)
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
-    def answer(self, turn: Turn) -> int:
-        """The answer of one of them; of anybody where none of them is there."""
+    def _order(self, turn: Turn) -> Sequence[int]:
         there = [i for i in self._endpoints if i in turn.available] or turn.available
-        return turn.ask(self._random.choice(there)).candidate if there else -1
-
-    def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Nothing to learn."""
+        return there and (self._random.choice(there),)
 
 
-class ReplayedRoundRobin:
-    """``round-robin``: everyone in turn, in pool order."""
+class ReplayedRoundRobin(OneEndpoint):
+    """``round-robin``: everyone in turn, in pool order; who is missing is passed over."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._next = 0
 
-    def answer(self, turn: Turn) -> int:
-        """The next one's answer; who is missing is passed over."""
-        order = [(self._next + step) % self._size for step in range(self._size)]
-        wanted = first_of(order, turn)
-        if wanted is None:
-            return -1
-        self._next = (wanted + 1) % self._size
-        return turn.ask(wanted).candidate
-
-    def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Nothing to learn."""
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return [(self._last + 1 + step) % self._size for step in range(self._size)]
 
 
-class ReplayedLatestCorrect:
+class ReplayedLatestCorrect(OneEndpoint):
     """``latest-correct`` (the paper's greedy control): the member that was right most recently.
 
     Ranked by `focalroute.policy.baselines.RecencyRanking` among those that were asked; it starts from the training
@@ -85,14 +87,12 @@ class ReplayedLatestCorrect:
             known = table.there[row] & ~table.failed[row]
             self._recency.record({i: float(table.value[row, i]) for i in known.nonzero()[0].tolist()})
 
-    def answer(self, turn: Turn) -> int:
-        """Its answer."""
-        wanted = max(turn.available, key=lambda i: (*self._recency.key(i), -self._rank.index(i)), default=None)
-        return -1 if wanted is None else turn.ask(wanted).candidate
-
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Note who was right."""
         self._recency.record(revealed.values)
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return sorted(self._rank, key=self._recency.key, reverse=True)
 
 
 def random_select(training: Training) -> RandomOf:
@@ -103,3 +103,169 @@ def random_select(training: Training) -> RandomOf:
     sizes = range(2, max(3, len(training.table.endpoints) // 2 + 1))
     k = best_setting(training, sizes, lambda part, k: RandomOf(part.rank[:k], part.seed))
     return RandomOf(training.rank[:k], training.seed)
+
+
+_WIDTH = 512
+_WORD = re.compile(r"\w+")
+_MAX_CHARACTERS = 4000
+_RIDGE = 1.0
+
+
+def has_text(training: Training) -> bool:
+    """Whether any training query has text."""
+    return any(training.table.texts[row] for row in training.rows.tolist())
+
+
+class TextVectors:
+    """TF-IDF of hashed words, fitted on the training part; Euclidean norm 1.
+
+    A word weighs (1 + ln tf) (ln((1 + n) / (1 + df)) + 1), n texts of which df hold it (Salton & Buckley 1988); hashed
+    with signs to 512 columns (Weinberger et al. 2009). Of a long text the first 4,000 characters are read.
+
+    Attributes:
+        rows: float32 (n, 512), the training texts themselves.
+    """
+
+    def __init__(self, training: Training) -> None:
+        texts = [Counter(_words(training.table.texts[row])) for row in training.rows.tolist()]
+        seen = Counter(word for counts in texts for word in counts)
+        self._rarity = {word: math.log((1 + len(texts)) / (1 + df)) + 1 for word, df in seen.items()}
+        self._unseen = math.log(1 + len(texts)) + 1
+        self.rows: F32 = np.stack([self._vector(counts) for counts in texts])
+
+    def __call__(self, text: str) -> F32:
+        """float32 (512,)."""
+        return self._vector(Counter(_words(text)))
+
+    def _vector(self, counts: Mapping[str, int]) -> F32:
+        vector = np.zeros(_WIDTH)
+        for word, count in counts.items():
+            hashed = crc32(word.encode("utf-8", "replace"))
+            weight = (1 + math.log(count)) * self._rarity.get(word, self._unseen)
+            vector[hashed % _WIDTH] += weight if hashed & 0x80000000 else -weight
+        norm = math.sqrt(vector @ vector)
+        return (vector / norm if norm else vector).astype(np.float32)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text[:_MAX_CHARACTERS].lower())
+
+
+class Knn(OneEndpoint):
+    """``knn``: the endpoint whose answers to the k most similar queries so far were worth most.
+
+    Similarity is the cosine of TF-IDF vectors. Where an endpoint was not asked its accuracy on the training part
+    stands in, as one more neighbour. Test queries join the neighbours once their outcome is revealed.
+    """
+
+    def __init__(self, training: Training, vectors: TextVectors, k: int) -> None:
+        table, rows = training.table, training.rows
+        self._k = k
+        self._rank = training.rank
+        self._mean = table.accuracy(rows)
+        self._vectors = vectors
+        self._size = len(rows)
+        self._known: F32 = np.concatenate([vectors.rows, np.zeros_like(vectors.rows)])
+        values = np.where(table.failed[rows], np.nan, table.value[rows])
+        self._values: F64 = np.concatenate([values, np.full_like(values, np.nan)])
+        self._vector: F32 = self._known[0]
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        """The most promising first; of equals the one that is better on the training part."""
+        self._vector = self._vectors(turn.query.text)
+        similarity = self._known[: self._size] @ self._vector
+        k = min(self._k, self._size)
+        nearest = np.argpartition(-similarity, k - 1)[:k]
+        values = self._values[nearest]
+        there = ~np.isnan(values)
+        worth = (np.where(there, values, 0.0).sum(axis=0) + self._mean) / (there.sum(axis=0) + 1)
+        return sorted(self._rank, key=lambda i: -float(worth[i]))
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """One more neighbour."""
+        if self._size == len(self._known):
+            self._known = np.concatenate([self._known, np.zeros_like(self._known)])
+            self._values = np.concatenate([self._values, np.full_like(self._values, np.nan)])
+        self._known[self._size] = self._vector
+        for i, value in revealed.values.items():
+            self._values[self._size, i] = value
+        self._size += 1
+
+
+def knn(training: Training) -> Knn:
+    """``knn`` with k chosen on the training part's last fifth."""
+    vectors = TextVectors(training.cut()[0])
+    k = best_setting(training, (10, 40, 160), lambda part, k: Knn(part, vectors, k))
+    return Knn(training, TextVectors(training), k)
+
+
+class ThresholdPair(OneEndpoint):
+    """``threshold-pair``, RouteLLM's shape: the cheap endpoint where the strong one is not likely enough to do better.
+
+    Args:
+        rank: the endpoints, best first, for where both are missing.
+        predicted: the gain of the strong one by text.
+        threshold: the gain from which on a query goes to the strong one.
+    """
+
+    def __init__(self, rank: Sequence[int], predicted: Gain, threshold: float) -> None:
+        self._rank = tuple(rank)
+        self._predicted = predicted
+        self._threshold = threshold
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        """The strong one where the predicted gain passes the threshold, else the cheap one."""
+        cheap, strong = self._predicted.pair
+        if self._predicted(turn.query.text) >= self._threshold:
+            return strong, cheap, *self._rank
+        return cheap, strong, *self._rank
+
+
+class Gain:
+    """How much more the strong endpoint's answer is worth than the cheap one's: ridge regression on the text's vector.
+
+    Attributes:
+        pair: (cheap, strong).
+    """
+
+    def __init__(self, training: Training, pair: tuple[int, int]) -> None:
+        self.pair = pair
+        self._vectors = TextVectors(training)
+        table, rows = training.table, training.rows
+        x = self._vectors.rows.astype(np.float64)
+        gain = np.nan_to_num(table.value[rows][:, pair[1]]) - np.nan_to_num(table.value[rows][:, pair[0]])
+        self._mean = float(gain.mean())
+        penalty: F64 = _RIDGE * np.eye(_WIDTH)
+        self._weights = np.linalg.solve(x.T @ x + penalty, x.T @ (gain - self._mean)).astype(np.float64)
+
+    def __call__(self, text: str) -> float:
+        """The predicted gain."""
+        return float(self._vectors(text) @ self._weights) + self._mean
+
+
+def threshold_pair(training: Training, pair: tuple[int, int] | None = None) -> ThresholdPair | First:
+    """``threshold-pair``: strong is the most accurate on the training part, cheap the best of those at half its cost.
+
+    The gain is learned from the first four fifths; the threshold, a quantile of the gains predicted for the last fifth,
+    is chosen there. Where nobody is that cheap, the strong one alone.
+
+    Args:
+        pair: (cheap, strong) instead.
+    """
+    pair = pair or _pair(training)
+    if pair is None:
+        return First(training.rank)
+    fit, held = training.cut()
+    gain = Gain(fit, pair)
+    predicted = [gain(training.table.texts[row]) for row in held.tolist()]
+    thresholds = [-math.inf, *np.quantile(predicted, np.linspace(0.1, 0.9, 9)).tolist(), math.inf]
+    chosen = best_setting(training, thresholds, lambda part, threshold: ThresholdPair(part.rank, gain, threshold))
+    return ThresholdPair(training.rank, gain, chosen)
+
+
+def _pair(training: Training) -> tuple[int, int] | None:
+    table, rows = training.table, training.rows
+    usd = table.usd[rows].sum(axis=0) / np.maximum(table.there[rows].sum(axis=0), 1)
+    strong = training.rank[0]
+    cheap = next((i for i in training.rank if usd[i] <= usd[strong] / 2), None)
+    return None if cheap is None else (cheap, strong)

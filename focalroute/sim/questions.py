@@ -19,8 +19,7 @@ from random import Random
 from types import MappingProxyType
 
 from focalroute.core.errors import ConfigError
-from focalroute.sim.families import FAMILIES, Family, Match, calculate, near, yes_no
-from focalroute.sim.passages import PASSAGES
+from focalroute.sim.families import FAMILIES, PASSAGES, Family, Match, calculate, near, yes_no
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
 
 #: The topic of questions of two hops.

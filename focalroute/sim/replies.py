@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice, product
 from math import prod
 
+from focalroute.sim.families import FACTS, SUMMARY, fact_in, questions_behind, summed_up
 from focalroute.sim.models import SimulatedModel, distribution, sample, swayed, uniforms
-from focalroute.sim.passages import FACTS, SUMMARY, fact_in, questions_behind, summed_up
 from focalroute.sim.prompt import Prompt, same
 from focalroute.sim.prose import Brief
 from focalroute.sim.questions import TWO_HOPS, FoundQuestion, alternatives, find, hops

@@ -11,7 +11,7 @@ from focalroute.core.records import Query, Reply
 from focalroute.endpoints.elicit.messages import transfer
 from focalroute.evaluate.quality import metric, rouge
 from focalroute.sim import Question, SimulatedModel, SimulatedPool, solve, stream
-from focalroute.sim.passages import FACTS, fact_in, questions_behind, summed_up
+from focalroute.sim.families import FACTS, fact_in, questions_behind, summed_up
 from tests.sim.conftest import Client
 
 REPORT = (

@@ -26,7 +26,7 @@ from focalroute.evaluate.presets.networks import (
     mlp_pass,
     regress,
 )
-from focalroute.evaluate.replay import Revealed, Turn
+from focalroute.evaluate.replay import Strategy, Turn
 from focalroute.evaluate.training import Training, best_setting
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.mappo import gae
@@ -363,7 +363,7 @@ def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, do
     return np.concatenate([texts, answers, last, figures], axis=1)
 
 
-class DerStrategy:
+class DerStrategy(Strategy):
     """The policy in service: its likeliest action at each step; it stays as trained, as in the paper.
 
     Args:
@@ -390,9 +390,6 @@ class DerStrategy:
             if turn.ask(chosen).candidate >= 0:
                 last = chosen
         return turn.replies[last].candidate if last >= 0 else -1
-
-    def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """It stays as trained."""
 
     def _state(self, turn: Turn, text: F32, last: int, done: float) -> F32:
         one_hot, answer = np.zeros(self._size, np.float32), np.zeros(_TEXT, np.float32)

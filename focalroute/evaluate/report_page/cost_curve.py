@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from focalroute.evaluate.report_page._engine import Palette
 from focalroute.evaluate.report_page.drawings import CostAxis, CostQuality, MethodPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from focalroute.evaluate.report_page.plots import Palette
 
 #: Left, bottom, right, top.
 Box = tuple[float, float, float, float]

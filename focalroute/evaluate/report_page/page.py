@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from focalroute.evaluate.report_page import _engine, plots
+from focalroute.evaluate.report_page import plots
 from focalroute.evaluate.report_page.drawings import CostQuality, Drawing
 
 #: The page's sections in their order: what each is linked by, and its title.
@@ -70,22 +70,13 @@ class Page:
     sections: Mapping[str, Section]
 
 
-def check_extra() -> None:
-    """Say so if pages cannot be made.
-
-    Raises:
-        ConfigError: the extra ``report`` is not installed.
-    """
-    _engine.check()
-
-
 def html(page: Page) -> str:
     """The page as HTML.
 
     Raises:
         ConfigError: the extra ``report`` is not installed.
     """
-    check_extra()
+    plots.check_extra()
     style = Path(__file__).with_name("page.css").read_text("utf-8")
     body = "\n".join(_body(page))
     return (
@@ -102,7 +93,7 @@ def pngs(page: Page) -> Iterator[tuple[str, bytes]]:
     Raises:
         ConfigError: the extra ``report`` is not installed.
     """
-    check_extra()
+    plots.check_extra()
     for name, section in page.sections.items():
         if section.drawing is not None:
             yield name, plots.as_png(section.drawing)

@@ -16,8 +16,7 @@ from focalroute import ConfigError, Ensemble
 from focalroute.cli.app import app
 from focalroute.evaluate.live.environment import ChainCall, in_process, over_http
 from focalroute.evaluate.live.queries import LiveQuery, LiveResult, cut, joined, of_questions, play, read_queries
-from focalroute.evaluate.live.report import evaluate_live, live_command, live_report
-from focalroute.evaluate.live.strategies import LiveOptions
+from focalroute.evaluate.live.report import LiveOptions, evaluate_live, live_command, live_report
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.serving.query import make_query

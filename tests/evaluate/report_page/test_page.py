@@ -17,7 +17,7 @@ from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.report import evaluate, evaluate_command
 from focalroute.evaluate.report_page.page import SECTIONS, html
 from focalroute.evaluate.report_page.plots import as_svg
-from focalroute.evaluate.store_report.command import report_command
+from focalroute.evaluate.report_page.report_command import report_command
 from focalroute.policy.bundle import cold, load
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
 from tests.evaluate.report_page.browsing import browser, fits_a_phone

@@ -21,11 +21,10 @@ from focalroute import Answer, AsyncEnsemble
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback, Member
 from focalroute.evaluate.report_page.drawings import AskedByRound, CostQuality, ErrorComparison, OverTime, WhenRight
+from focalroute.evaluate.report_page.history import History, read_history
 from focalroute.evaluate.report_page.page import SECTIONS
-from focalroute.evaluate.store_report.command import report_command
-from focalroute.evaluate.store_report.history import History, read_history
-from focalroute.evaluate.store_report.store_page import FEW, store_page
-from focalroute.evaluate.store_report.updates import MEANINGS, updates_section
+from focalroute.evaluate.report_page.report_command import MEANINGS, report_command, updates_section
+from focalroute.evaluate.report_page.store_page import FEW, store_page
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.update_report import Diagnostics

@@ -24,9 +24,8 @@ from focalroute.evaluate.report_page.drawings import (
     OverTime,
     StreamEvent,
 )
+from focalroute.evaluate.report_page.history import EndpointRecord, History
 from focalroute.evaluate.report_page.page import Page, Section, TextTable
-from focalroute.evaluate.store_report.history import EndpointRecord, History
-from focalroute.evaluate.store_report.updates import NEEDED
 
 #: Rated answers below which nothing is drawn: an interval would span everything.
 FEW = 10
@@ -36,6 +35,7 @@ _MOST_BESIDE = 5
 _VOTE = "vote of those asked"
 _OURS = "focalroute"
 
+_NO_FOLDER = "Give --policy FOLDER, the folder that updates are published to, to see what each of its versions learned."
 _NO_FEEDBACK = (
     "Needs feedback for at least {few} answers; this store has it for {n}. Say how good answers were with "
     "ensemble.feedback(answer, label=...) or reward=..., also later and from another process."
@@ -70,7 +70,7 @@ def store_page(history: History, name: str, updates: Section | None = None) -> P
             "rounds": _rounds(history) if asked else Section("Needs answers: nothing was asked with this store yet."),
             "diversity": unlabelled or _diversity(history),
             "tasks": _tasks(history),
-            "updates": updates or Section(NEEDED),
+            "updates": updates or Section(_NO_FOLDER),
             "figures": _figures(history) if asked else Section("Needs answers: ask with this store first."),
         },
     )

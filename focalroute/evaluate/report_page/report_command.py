@@ -1,0 +1,201 @@
+"""Runs ``focalroute report``, and describes the updates of a policy folder, with the meaning of every figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from focalroute.core.errors import ConfigError
+from focalroute.evaluate.eval_page import eval_page, read_eval
+from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
+from focalroute.evaluate.report_page.drawings import Series, VersionHistories
+from focalroute.evaluate.report_page.history import read_history
+from focalroute.evaluate.report_page.page import Page, Section, TextTable, html, pngs
+from focalroute.evaluate.report_page.plots import check_extra
+from focalroute.evaluate.report_page.store_page import store_page
+from focalroute.policy import bundle
+from focalroute.policy.der import load_served
+from focalroute.store import display_name, is_redis, open_store, require_existing
+
+#: Every figure of an update: its name here, and what it means (see `focalroute.learn.update_report.Diagnostics`).
+MEANINGS: Mapping[str, tuple[str, str]] = {
+    "gain": (
+        "gain, points",
+        "What the gate expects of the new policy against the old one on answers held out: 1 is one more right answer "
+        "in 100, cost counted. Surely below -1, and it is not published.",
+    ),
+    "effective_sample_size": (
+        "effective sample size",
+        "How many fresh decisions the stored ones are worth. Far below their number: the policy has moved on since.",
+    ),
+    "approx_kl": (
+        "approximate KL",
+        "How far the Decider went in this update. It stops at the limit in the hyperparameters (target_kl); always "
+        "there: the steps are large.",
+    ),
+    "clip_fraction": ("clip fraction", "Share of decisions whose step was cut off. Far over 0.3: too large a step."),
+    "entropy": (
+        "entropy, nats",
+        "How undecided the Decider is over whom to ask, added up over the endpoints. Falling to 0: it no longer "
+        "explores, and learns no more.",
+    ),
+    "explained_variance": (
+        "explained variance",
+        "How well the critic foresees what an answer will be worth: 1 perfectly, 0 no better than always saying the "
+        "mean, below 0 worse. Low in the first updates.",
+    ),
+    "fusion_loss_after": (
+        "Fusion loss, nats",
+        "Mean surprise at the feedback after the update. Lower is better; compare it with the loss before.",
+    ),
+    "fusion_kl": ("Fusion KL", "How far the Fusion's answers moved in this update."),
+    "fusion_loss": ("Fusion loss before", "The same surprise before the update."),
+    "value_loss": ("value loss", "The critic's mean squared error, halved, before the update."),
+    "policy_loss": (
+        "policy loss",
+        "The surrogate that was minimised. Its level means nothing, as advantages are normalised.",
+    ),
+    "decisions": ("decisions", "Sampled decisions that it learned from; 0: nothing was explored, so only the Fusion."),
+    "episodes": ("answers", "Rated answers that it learned from."),
+}
+_DRAWN = 8
+
+
+def updates_section(folder: str) -> Section:
+    """Describe the versions of a folder that an update made.
+
+    Raises:
+        PolicyError: a version does not pass its checks.
+    """
+    name = Path(folder).name
+    found = {version: metrics for version in bundle.versions(folder) if (metrics := _metrics(folder, version))}
+    if not found:
+        return Section(f"{name} holds no version that an update made: give feedback, then run focalroute update.")
+    drawn = list(MEANINGS)[:_DRAWN]
+    lines = [Series(MEANINGS[key][0], [metrics[key] for metrics in found.values()]) for key in drawn]
+    latest = max(found)
+    rows = [(title, _shown(found[latest][key]), meaning) for key, (title, meaning) in MEANINGS.items()]
+    return Section(
+        f"The {len(found)} versions that {name} keeps of its updates. An update that was rejected, or had too little "
+        "evidence, makes no version: focalroute update says so, and a serving process logs it.",
+        VersionHistories(tuple(found), lines) if len(found) > 1 else None,
+        TextTable(("", f"version {latest}", "what it means"), rows, words=True),
+    )
+
+
+def _metrics(folder: str, version: int) -> Mapping[str, Any] | None:
+    """Read the metrics of an update's version; None where something else made the version."""
+    metrics = load_served(folder, version).metrics
+    gate = metrics.get("gate")
+    if not isinstance(gate, Mapping):
+        return None
+    return {**metrics, "gain": gate["gain"]}
+
+
+def _shown(value: float) -> str:
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+#: How many of a store's latest answers are read.
+LATEST = 10_000
+
+_SQLITE = b"SQLite format 3\0"
+
+
+def report_command(
+    evaluation: Path | None,
+    store: str | None,
+    *,
+    policy: str | None = None,
+    last: int = LATEST,
+    out: Path,
+    png: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Write the page about a store or an evaluation, and its drawings as PNGs, and print what was written.
+
+    Args:
+        evaluation: what ``focalroute eval --json`` wrote.
+        store: a SQLite file, or a redis:// address; one of both is given.
+        policy: a policy folder, for what its updates did.
+        last: of the store, so many of the latest answers.
+        out: the page; "-" is standard output, which then has nothing else.
+        png: folder for the PNGs; made if missing.
+        as_json: print it as JSON.
+
+    Raises:
+        ConfigError: an argument is wrong, what is given is something else, or a file cannot be written.
+        PolicyError: a version in the policy folder does not pass its checks.
+        StoreError: the store cannot be read.
+    """
+    check_extra()
+    check_writable(out)
+    updates = None if policy is None else _updates(policy)
+    page = _page(evaluation, store, last, updates)
+    write_file(out, html(page))
+    drawn = [] if png is None else _write_pngs(page, png)
+    missing = {
+        name: section.caption
+        for name, section in page.sections.items()
+        if section.drawing is None and section.table is None
+    }
+    if out == STANDARD_OUTPUT:
+        return
+    if as_json:
+        summary = {"page": str(out), "pngs": [str(file) for file in drawn], "missing": missing}
+        print(json.dumps(summary, indent=2))
+        return
+    print(page.lead)
+    print(f"{out}: written" + (f", and {len(drawn)} PNGs to {png}" if png else ""))
+    if missing:
+        print(f"without data, each says what it needs: {', '.join(missing)}")
+
+
+def _page(evaluation: Path | None, store: str | None, last: int, updates: Section | None) -> Page:
+    if (evaluation is None) == (store is None):
+        raise ConfigError("report: give EVAL.json, what focalroute eval --json wrote, or --store STORE")
+    if evaluation is not None:
+        return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
+    assert store is not None  # noqa: S101 - one of both is there
+    with closing(open_store(require_existing(store))) as opened:
+        name = display_name(store) if is_redis(store) else Path(store).name
+        return store_page(read_history(opened.recent(last)), name, updates)
+
+
+def _json(file: Path) -> object:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    if content.startswith(_SQLITE):
+        raise ConfigError(f"{file}: is a store; give it as --store {file}")
+    try:
+        found: object = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{file}: is not JSON; give the file that focalroute eval --json wrote") from None
+    return found
+
+
+def _updates(folder: str) -> Section:
+    if not Path(folder).is_dir():
+        raise ConfigError(
+            f"{folder}: there is no such folder; give the folder of policy bundles that updates publish to"
+        )
+    return updates_section(folder) if bundle.versions(folder) else Section(f"{folder} holds no policy yet.")
+
+
+def _write_pngs(page: Page, folder: Path) -> list[Path]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from None
+    written = []
+    for name, content in pngs(page):
+        write_file(folder / f"{name}.png", content)
+        written.append(folder / f"{name}.png")
+    return written
