@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import gzip
 import json
@@ -152,7 +151,7 @@ def test_a_log_that_was_collected_can_be_evaluated(tmp_path: Path, pool: Simulat
     """Lines in the dataset's order though answers come in any, costs and tokens as the service said."""
     out = tmp_path / "log.jsonl"
     before = billed(pool)
-    collected = asyncio.run(collect(pool.endpoints, read_dataset(dataset), out))
+    collected = collect(pool.endpoints, read_dataset(dataset), out)
     queries = read_log(out)
     assert [query.id for query in queries] == [row["id"] for row in ROWS]
     assert all(len(query.outputs) == len(pool.endpoints) for query in queries)
@@ -171,11 +170,11 @@ def test_what_ended_early_is_resumed_and_nobody_is_asked_twice(
     tmp_path: Path, pool: SimulatedPool, dataset: Path
 ) -> None:
     questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
-    asyncio.run(collect(pool.endpoints, questions[:15], out))
+    collect(pool.endpoints, questions[:15], out)
     before = {name: stats.calls for name, stats in pool.stats().items()}
     with out.open("ab") as file:
         file.write(b'{"id": "half a li')
-    collected = asyncio.run(collect(pool.endpoints, questions, out, resume=True))
+    collected = collect(pool.endpoints, questions, out, resume=True)
     asked = {name: stats.calls - before[name] for name, stats in pool.stats().items()}
     assert (collected.before, collected.asked) == (15, 25)
     assert all(25 <= calls <= 25 + 7 for calls in asked.values())  # what it can do is probed anew
@@ -184,30 +183,30 @@ def test_what_ended_early_is_resumed_and_nobody_is_asked_twice(
 
 def test_a_log_of_something_else_is_left_alone(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
     questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
-    asyncio.run(collect(pool.endpoints[:1], questions[:2], out))
+    collect(pool.endpoints[:1], questions[:2], out)
     there = out.read_bytes()
     with pytest.raises(ConfigError, match="is there already"):
-        asyncio.run(collect(pool.endpoints, questions, out))
+        collect(pool.endpoints, questions, out)
     with pytest.raises(ConfigError, match="not in the dataset"):
-        asyncio.run(collect(pool.endpoints, questions[5:], out, resume=True))
+        collect(pool.endpoints, questions[5:], out, resume=True)
     with pytest.raises(ConfigError, match="name that ends in"):
-        asyncio.run(collect(pool.endpoints, questions, tmp_path / "log.txt"))
+        collect(pool.endpoints, questions, tmp_path / "log.txt")
     with pytest.raises(ConfigError, match="cannot be written"):
-        asyncio.run(collect(pool.endpoints, questions, tmp_path / "no" / "log.jsonl"))
+        collect(pool.endpoints, questions, tmp_path / "no" / "log.jsonl")
     assert out.read_bytes() == there
 
 
 def test_the_budget_holds_over_all_resumptions(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
     questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
-    whole = asyncio.run(collect(pool.endpoints, questions, tmp_path / "whole.jsonl")).usd
+    whole = collect(pool.endpoints, questions, tmp_path / "whole.jsonl").usd
     cap = whole / 2
-    first = asyncio.run(collect(pool.endpoints, questions, out, max_usd=cap, concurrency=4))
+    first = collect(pool.endpoints, questions, out, max_usd=cap, concurrency=4)
     assert first.stopped is not None
     assert 0 < first.asked < 40
     assert len(read_log(out)) == first.asked
-    second = asyncio.run(collect(pool.endpoints, questions, out, max_usd=cap, resume=True))
+    second = collect(pool.endpoints, questions, out, max_usd=cap, resume=True)
     assert max(first.usd, second.usd, paid_for(out)) <= cap
-    third = asyncio.run(collect(pool.endpoints, questions, out, max_usd=2 * whole, resume=True))
+    third = collect(pool.endpoints, questions, out, max_usd=2 * whole, resume=True)
     assert third.stopped is None
     assert len(read_log(out)) == 40
 
@@ -215,7 +214,7 @@ def test_the_budget_holds_over_all_resumptions(tmp_path: Path, pool: SimulatedPo
 def test_free_form_answers_are_written_in_normal_form(tmp_path: Path, pool: SimulatedPool) -> None:
     rows = [{"prompt": q.text, "label": q.answer} for q in stream(10, topics=["arithmetic"])]
     questions = read_dataset(written(tmp_path / "free.jsonl", rows), kind="number")
-    collected = asyncio.run(collect(pool.endpoints, questions, tmp_path / "log.jsonl", kind="number"))
+    collected = collect(pool.endpoints, questions, tmp_path / "log.jsonl", kind="number")
     queries = read_log(tmp_path / "log.jsonl")
     right = sum(out.answer == query.label for query in queries for out in query.outputs.values())
     assert right == collected.right.total() > 0
@@ -238,7 +237,7 @@ def test_a_failed_call_and_a_reply_without_an_answer_are_told_apart(tmp_path: Pa
 
     with serving(handler) as server:
         endpoints = _endpoints(server, "good", "vague", "broken")
-        collected = asyncio.run(collect(endpoints, [_question(0)], tmp_path / "log.jsonl", kind="number"))
+        collected = collect(endpoints, [_question(0)], tmp_path / "log.jsonl", kind="number")
     outputs = read_log(tmp_path / "log.jsonl")[0].outputs
     assert (outputs["good"].answer, outputs["vague"].answer, outputs["vague"].error) == ("42", None, None)
     assert outputs["broken"].error is not None
@@ -255,7 +254,7 @@ def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
     with serving(handler) as server:
         questions = [_question(number) for number in range(100)]
         endpoints = _endpoints(server, "a", "b")
-        collected = asyncio.run(collect(endpoints, questions, tmp_path / "log.jsonl", concurrency=1))
+        collected = collect(endpoints, questions, tmp_path / "log.jsonl", concurrency=1)
     assert collected.asked == 10
     assert "every call failed" in (collected.stopped or "")
     assert collected.usd == Decimal(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from focalroute import ConfigError
 from focalroute.core.errors import FocalrouteError
-from focalroute.evaluate.collect import collect, collect_on, read_dataset
+from focalroute.evaluate.collect import collect, read_dataset
 from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private, open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.report import evaluate
@@ -213,9 +212,9 @@ def _answers(log: Path) -> list[tuple[str, dict[str, Any]]]:
 def test_many_machines_collect_what_one_does(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
     """Each question once, in order, for the same money; what endpoints can do, each machine tries out for itself."""
     questions = read_dataset(dataset)
-    one = asyncio.run(collect(pool.endpoints, questions, tmp_path / "one.jsonl"))
+    one = collect(pool.endpoints, questions, tmp_path / "one.jsonl")
     before, steps = logs.billed(pool), list[int]()
-    many = collect_on(ray, pool.endpoints, questions, tmp_path / "many.jsonl", advance=steps.append)
+    many = collect(pool.endpoints, questions, tmp_path / "many.jsonl", advance=steps.append, engine=ray)
     assert _answers(tmp_path / "many.jsonl") == _answers(tmp_path / "one.jsonl")
     assert (many.asked, many.right, many.stopped) == (40, one.right, None)
     assert many.usd == logs.billed(pool) - before
@@ -236,13 +235,13 @@ class TwoMachines(Engine):
 def _assert_one_budget_is_kept(engine: Engine, pool: SimulatedPool, dataset: Path, folder: Path) -> None:
     """A machine spends what others' shares left over, so no more is left than one machine alone would leave."""
     questions, out = read_dataset(dataset), folder / "log.jsonl"
-    whole = asyncio.run(collect(pool.endpoints, questions, folder / "whole.jsonl")).usd
+    whole = collect(pool.endpoints, questions, folder / "whole.jsonl").usd
     before = logs.billed(pool)
-    first = collect_on(engine, pool.endpoints, questions, out, max_usd=whole / 2)
+    first = collect(pool.endpoints, questions, out, max_usd=whole / 2, engine=engine)
     assert first.stopped is not None
     assert 0 < first.asked < 40
     assert first.usd == logs.billed(pool) - before <= whole / 2
-    rest = collect_on(engine, pool.endpoints, questions, out, max_usd=2 * whole, resume=True)
+    rest = collect(pool.endpoints, questions, out, max_usd=2 * whole, resume=True, engine=engine)
     assert (rest.before, rest.asked, rest.stopped) == (first.asked, 40 - first.asked, None)
     assert [one.id for one in read_log(out)] == [question.id for question in questions]
 

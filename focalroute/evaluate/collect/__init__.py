@@ -3,8 +3,8 @@
 `harness` makes such a log of what leaderboards publish instead.
 """
 
-from focalroute.evaluate.collect.collecting import Collected, collect, collect_on
+from focalroute.evaluate.collect.collecting import Collected, collect
 from focalroute.evaluate.collect.dataset import LabelledQuestion, read_dataset
 from focalroute.evaluate.collect.harness import Imported, import_samples
 
-__all__ = ["Collected", "Imported", "LabelledQuestion", "collect", "collect_on", "import_samples", "read_dataset"]
+__all__ = ["Collected", "Imported", "LabelledQuestion", "collect", "import_samples", "read_dataset"]

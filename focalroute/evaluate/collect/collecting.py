@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
@@ -21,7 +21,7 @@ from focalroute.core.records import Reply
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.evaluate.collect.dataset import LabelledQuestion
-from focalroute.evaluate.job_engine import Engine
+from focalroute.evaluate.job_engine import HERE, Engine
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.money.budget import BudgetGuard
 from focalroute.serving.concurrency import run_together
@@ -129,6 +129,7 @@ class LogFile:
 
 
 _PICO = Decimal("1e-12")
+_SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # of a question, as of an ensemble
 _SPENT = "the budget leaves too little for another question"
 _IN_VAIN = 10  # questions in a row of which every call failed: there is no point in going on
 
@@ -153,7 +154,7 @@ class Collected:
     stopped: str | None = None
 
 
-async def collect(
+def collect(
     endpoints: Iterable[Endpoint],
     questions: Sequence[LabelledQuestion],
     out: str | Path,
@@ -161,11 +162,9 @@ async def collect(
     kind: AnswerKind | None = None,
     concurrency: int = 16,
     max_usd: Decimal | float | str | None = None,
-    samples: int = 10,
-    attempts: int = 3,
-    deadline_s: float = 60.0,
     resume: bool = False,
     advance: Callable[[int], object] = lambda _: None,
+    engine: Engine = HERE,
 ) -> Collected:
     """Ask every endpoint every question, and write what they answered as an outcome log.
 
@@ -173,53 +172,32 @@ async def collect(
     No paid answer is lost, whatever ends it; what ended early can be resumed. It ends early, and says so, where the
     budget leaves too little, and where every call of ten questions in a row failed.
 
+    Every machine of an engine asks a share of the questions; the log is written here. What may be spent is shared out
+    as well, so that all of them together keep to it without asking each other; what their shares left over is spent by
+    one of them in the end. Each machine takes the keys from its own environment, and keeps the pool's limits of calls
+    for itself.
+
     Args:
         endpoints: the pool.
         questions: in the order that the log is to have.
         out: a ``.jsonl`` file.
         kind: of free-form answers, as for ``ask(answer=)``.
-        concurrency: questions at a time.
+        concurrency: questions at a time, on each machine.
         max_usd: what the whole log may cost, with what is there already; it stops in time.
-        samples: as of an ensemble; ``attempts`` and ``deadline_s`` (of a question) likewise.
         resume: go on after the questions whose lines are there.
         advance: called with the number of questions done.
+        engine: whose machines ask.
 
     Raises:
         ConfigError: an argument is wrong, or the file is not this dataset's log.
-    """
-    way = _Way(validate_pool(endpoints, askable=True), kind, concurrency, samples, attempts, deadline_s)
-    with _writing(questions, out, max_usd, resume, advance) as (writing, left):
-        return writing.ended(await _ask_all(way, writing.waiting, left, writing.take))
-
-
-def collect_on(
-    engine: Engine,
-    endpoints: Iterable[Endpoint],
-    questions: Sequence[LabelledQuestion],
-    out: str | Path,
-    *,
-    kind: AnswerKind | None = None,
-    concurrency: int = 16,
-    max_usd: Decimal | float | str | None = None,
-    resume: bool = False,
-    advance: Callable[[int], object] = lambda _: None,
-) -> Collected:
-    """As `collect`, on all machines of an engine, each of which asks a share of the questions; the log is written here.
-
-    What may be spent is shared out as well, so that all of them together keep to it without asking each other. What
-    their shares left over is spent by one of them in the end. Each machine takes the keys from its own environment, and
-    keeps the pool's limits of calls for itself.
-
-    Args:
-        concurrency: questions at a time, on each machine.
-
-    Raises:
-        ConfigError: likewise.
         FocalrouteError: a machine was lost. What it had answered is in the log, so resuming asks the rest; what it
             had under way may have been paid.
     """
     way = _Way(validate_pool(endpoints, askable=True), kind, concurrency)
-    with _writing(questions, out, max_usd, resume, advance) as (writing, left):
+    limit = None if max_usd is None else parse_usd(max_usd, "max_usd")
+    with closing(LogFile(Path(out), questions, resume=resume)) as log:
+        writing = _Writing(log, questions, advance)
+        left = None if limit is None else limit - log.spent
         for machines in (engine.machines, 1):
             share = None if left is None else (left / machines).quantize(_PICO, ROUND_FLOOR)
             waiting = list(writing.waiting)
@@ -230,20 +208,6 @@ def collect_on(
                 break
             left -= sum((one.usd for one in ended), Decimal(0))
         return collected
-
-
-@contextmanager
-def _writing(
-    questions: Sequence[LabelledQuestion],
-    out: str | Path,
-    max_usd: Decimal | float | str | None,
-    resume: bool,
-    advance: Callable[[int], object],
-) -> Iterator[tuple[_Writing, Decimal | None]]:
-    """The open log, and the USD that are left for it; None: no limit."""
-    limit = None if max_usd is None else parse_usd(max_usd, "max_usd")
-    with closing(LogFile(Path(out), questions, resume=resume)) as log:
-        yield _Writing(log, questions, advance), None if limit is None else limit - log.spent
 
 
 def _share(
@@ -265,9 +229,6 @@ class _Way:
     pool: tuple[Endpoint, ...]
     kind: AnswerKind | None
     concurrency: int
-    samples: int = 10
-    attempts: int = 3
-    deadline_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -342,7 +303,7 @@ async def _ask_all(
         return _Ended(_SPENT, Decimal(0))
     with closing(open_store(None)) as store:
         guard = BudgetGuard(None if left is None else Budget(usd_total=left), way.pool, store)
-        pool = Pool(way.pool, store, guard, rules=Rules(way.attempts), samples=way.samples)
+        pool = Pool(way.pool, store, guard, rules=Rules(_ATTEMPTS), samples=_SAMPLES)
         work = _Asking(way, pool, guard, left, tell)
         try:
             await run_together(work.run(waiting) for _ in range(way.concurrency))
@@ -382,12 +343,12 @@ class _Asking:
     async def _one(self, question: LabelledQuestion) -> None:
         kind = self.way.kind if question.choices is None else None
         query = make_query(question.messages, choices=question.choices, answer=kind)
-        ask_budget = self.guard.ask_budget(None, query.id, (), self.way.deadline_s)
+        ask_budget = self.guard.ask_budget(None, query.id, (), _DEADLINE_S)
         bound = sum(await self.pool.upper_bounds(query, ask_budget) or (), Decimal(0))
         if not await self._affordable(bound):
             self.stopped = _SPENT
             return
-        deadline = asyncio.get_running_loop().time() + self.way.deadline_s
+        deadline = asyncio.get_running_loop().time() + _DEADLINE_S
         replies = await self.pool.ask(range(len(self.way.pool)), self.pool.call_context(query, ask_budget, deadline))
         async with self.settled:
             self.promised -= bound

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
-from focalroute.evaluate.collect.collecting import Collected, collect, collect_on
+from focalroute.evaluate.collect.collecting import Collected, collect
 from focalroute.evaluate.collect.dataset import read_dataset
 from focalroute.evaluate.collect.harness import import_samples
 from focalroute.evaluate.job_engine import open_engine
@@ -41,17 +40,13 @@ def collect_command(
 
     Raises:
         ConfigError: an argument, the dataset, the pool or the log is wrong, or there is no such engine.
-        FocalrouteError: see `collect_on`.
+        FocalrouteError: see `collect`.
     """
     endpoints = load_pool(pool).endpoints
     questions = read_dataset(dataset, columns=_columns(columns), kind=answer)[:limit]
     settings: Any = {"kind": answer, "concurrency": concurrency, "max_usd": max_usd, "resume": resume}
-    with progress_bar("asking", len(questions), shown=not as_json) as advance:
-        if engine == "local":
-            collected = asyncio.run(collect(endpoints, questions, out, **settings, advance=advance))
-        else:
-            with open_engine(engine) as opened:
-                collected = collect_on(opened, endpoints, questions, out, **settings, advance=advance)
+    with progress_bar("asking", len(questions), shown=not as_json) as advance, open_engine(engine) as opened:
+        collected = collect(endpoints, questions, out, **settings, advance=advance, engine=opened)
     names = [endpoint.name for endpoint in endpoints]
     if as_json:
         print(json.dumps(_told(collected, out, names), indent=2))
