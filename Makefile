@@ -37,9 +37,10 @@ bench: $(READY) ## speed and memory beside the peers and the floor, as tables (1
 bench-long: $(READY) ## the memory of 1,000,000 asks (half an hour)
 	$(BIN)/python -m tests.benchmarks --long
 
-money: $(READY) ## 10,000 asks in 4 processes under one budget, and 5,000 at a target cost (10 minutes)
+money: $(READY) ## 10,000 asks in 4 processes under one budget, 5,000 at a target cost, and calls that break off (15 minutes)
 	$(BIN)/python -m tests.benchmarks.budgets
 	$(BIN)/python -m tests.benchmarks.pacing
+	$(BIN)/python -m tests.benchmarks.broken_calls --limit 0.004
 
 chaos: $(READY) ## 20,000 asks with 30 % of calls faulted, and an outage of the best endpoint (10 minutes)
 	$(BIN)/python -m tests.benchmarks.chaos

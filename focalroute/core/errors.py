@@ -127,11 +127,13 @@ class CallFailed(FocalrouteError):
 
     Attributes:
         usage: what the failed call consumed all the same, where the service said so.
-        free: whether it surely cost nothing: it never got there, or the service refused it.
+        free: whether it surely cost nothing: it never got there, or the service refused it. A status from 500 on or 408
+            is no such refusal: a model may have worked behind the gateway that gave up.
     """
 
     def __init__(self, failure: Failure, usage: Usage | None = None, *, free: bool = False) -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.usage = usage
-        self.free = free or failure.kind in ("status", "unavailable")
+        refused = failure.kind == "status" and failure.status != 408 and (failure.status or 0) < 500
+        self.free = free or refused or failure.kind == "unavailable"

@@ -22,8 +22,8 @@ class Call:
         round: 1-based; 0: it wrote the answer from the replies of all rounds.
         probability: with which it was picked by itself.
         candidate: the candidate it backs; None: it gave no usable reply.
-        cost: USD of all its attempts. One that was given up stands with the most it can have cost, as its usage never
-            came back (``cost_source`` "reserved"); None where nothing bounds that ("unknown").
+        cost: USD of all its attempts. One whose usage never came back, as it was given up or broke off, stands with an
+            estimate (``cost_source`` "reserved"); None where nothing bounds what it cost ("unknown").
         evidence: the weight of its vote by its record, in log-odds, as the Fusion saw it; None without a vote.
         saved: of a call that was cancelled, as it was no longer needed: USD that it would have gone on to cost. An
             estimate, not taken off ``cost``: the endpoint's expected cost (the mean of its calls, with its listed price

@@ -39,7 +39,7 @@ Method = Literal["likelihood", "logprobs", "samples", "parsed", "text"]
 #: How replies become the answer: see `Query`.
 Combine = Literal["choose", "pick", "synthesise"]
 #: Where a cost comes from: the reply said so; tokens x the pool file's own price, a listing's or a price library's (see
-#: `Endpoint.prices_from`); what was reserved for it, as its usage never came back; nobody knows.
+#: `Endpoint.prices_from`); an estimate within what was reserved for it, as its usage never came back; nobody knows.
 CostSource = Literal["provider", "price", "listing", "library", "reserved", "unknown"]
 
 

@@ -57,7 +57,10 @@ class PaidCall:
 
     def settle(self) -> Bill:
         """Replace the reservation by the bill."""
-        bill = bill_of(self._endpoint, self.usage, self._bound, free=self.free)
+        bound, usual = self._bound, None
+        if bound is not None and self.usage is None:
+            usual = self._ask_budget.usual_cost(self._endpoint.name, bound)
+        bill = bill_of(self._endpoint, self.usage, bound, free=self.free, usual=usual)
         self._ask_budget.settle(self._hold, bill)
         return bill
 

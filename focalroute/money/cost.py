@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import operator
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,6 +20,8 @@ from focalroute.store.base import LedgerSum, Store
 
 _log = logging.getLogger("focalroute")
 _MILLION = Decimal(1_000_000)
+_WARN_EVERY_S = 60.0
+_warned_at: dict[str, float] = {}  # by endpoint
 
 
 def cost_of(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSource]:
@@ -64,12 +68,17 @@ def total(costs: Iterable[Decimal | None]) -> Decimal | None:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The usage and cost of one attempt at one endpoint."""
+    """The usage and cost of one attempt at one endpoint.
+
+    Attributes:
+        doubt: USD that it may have cost besides, as nobody knows whether it was billed.
+    """
 
     endpoint: str
     usage: Usage | None
     cost: Decimal | None
     source: CostSource
+    doubt: Decimal = Decimal(0)
 
     @staticmethod
     def total(bills: Sequence[Bill]) -> tuple[Usage | None, Decimal | None, CostSource]:
@@ -80,24 +89,46 @@ class Bill:
         return usage, total(bill.cost for bill in bills), source
 
 
-def bill_of(endpoint: Endpoint, usage: Usage | None, bound: Decimal | None, *, free: bool = False) -> Bill:
-    """Make an attempt's bill: by its usage, or without one by ``bound``, its reservation, unless it was surely free.
+def bill_of(
+    endpoint: Endpoint,
+    usage: Usage | None,
+    bound: Decimal | None,
+    *,
+    free: bool = False,
+    usual: Decimal | None = None,
+) -> Bill:
+    """Make an attempt's bill: by its usage, or without one an estimate, unless it was surely free.
 
-    A bill above its bound is not believed, since no allowed call costs so much: it counts as the bound, and a warning
-    names the endpoint, whose prices may be out of date.
+    The estimate is half of what such a call usually costs, as if every second one were billed; one and a half times
+    the usual cost may be spent. Where that is not known either, it is ``bound``, what was reserved.
+
+    A bill above its bound is not believed, since no allowed call costs so much: it counts as the bound, and a warning,
+    at most one a minute for each endpoint, says what was reserved and what was billed: prices may be out of date.
     """
     if usage is not None:
         cost, source = cost_of(usage, endpoint)
         if bound is not None and cost is not None and cost > bound:
-            _log.warning(
-                "%s billed %s USD for a call that can cost %s at the most; the latter is counted. Check its prices",
-                endpoint.name, cost, bound,
-            )  # fmt: skip
+            _warn_of_excess(endpoint.name, bound, cost)
             return Bill(endpoint.name, usage, bound, "reserved")
         return Bill(endpoint.name, usage, cost, source)
     if free:
         return Bill(endpoint.name, None, Decimal(0), "price")
-    return Bill(endpoint.name, None, bound, "unknown" if bound is None else "reserved")
+    if bound is None:
+        return Bill(endpoint.name, None, None, "unknown")
+    if usual is None:
+        return Bill(endpoint.name, None, bound, "reserved")
+    cost = usual / 2
+    return Bill(endpoint.name, None, cost, "reserved", min(usual, bound - cost))
+
+
+def _warn_of_excess(endpoint: str, bound: Decimal, cost: Decimal) -> None:
+    now = time.monotonic()
+    if now - _warned_at.get(endpoint, -math.inf) >= _WARN_EVERY_S:
+        _warned_at[endpoint] = now
+        _log.warning(
+            "%s billed %s USD for a call that can cost %s at the most, which was reserved; the latter is counted. "
+            "Check its prices", endpoint, cost, bound,
+        )  # fmt: skip
 
 
 _CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "library", "price", "listing", "provider")

@@ -47,7 +47,7 @@ KINDS: Mapping[str, str] = MappingProxyType({
     "decoy": "the right answer after words of the question that name another one",
 })  # fmt: skip
 
-#: The faults after which the service bills the call all the same.
+#: The faults after which the service bills the call all the same, unless `Fault.billed` says otherwise.
 BILLED = frozenset(KINDS) - {"status", "reset", "redirect", "html", "flood", "bomb"}
 
 #: The faults of a stream's first chunk alone.
@@ -69,6 +69,7 @@ class Fault:
         seconds: for "hang" and "drip".
         location: for "redirect".
         size: for "huge", "flood" and "bomb".
+        billed: whether the service bills the call all the same; None: as is usual for its kind (`BILLED`).
     """
 
     kind: str
@@ -79,6 +80,7 @@ class Fault:
     seconds: float = 30.0
     location: str = "http://redirected.invalid/v1/chat/completions"
     size: int = 8_000_000
+    billed: bool | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -94,6 +96,11 @@ class Fault:
         for field, right in checks.items():
             if not right:
                 raise ConfigError(f"Fault {self.kind!r}: {field}: {getattr(self, field)!r} is out of range")
+
+    @property
+    def bills(self) -> bool:
+        """Whether the service bills a call that meets it."""
+        return self.kind in BILLED if self.billed is None else self.billed
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -249,7 +256,7 @@ class ServedModel:
         """Charge a call, unless its fault is one that is not charged for; its cost in USD."""
         model = self.model
         cost = (prompt_tokens * model.input_usd_per_1m + completion_tokens * model.output_usd_per_1m) / 1_000_000
-        if fault is None or fault.kind in BILLED:
+        if fault is None or fault.bills:
             self._tokens[0] += prompt_tokens
             self._tokens[1] += completion_tokens
             self._usd += cost

@@ -183,6 +183,8 @@ async def _answer(
     """One call to one model, from the request to the bill to the reply."""
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
+        if fault.bills:
+            composed(served, body, dialect, fault)
         return await _INSTEAD[fault.kind](request, fault, dialect)
     composer = composed(served, body, dialect, fault)
     if fault is not None and fault.kind == "hang":

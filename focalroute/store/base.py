@@ -19,6 +19,9 @@ from focalroute.store.accounts import Account, Balance
 PROBE = "probe"
 #: Likewise what a judge costs, before the id of the answer that it judged; and the source of its feedback.
 JUDGE = "judge"
+#: How the id of a reservation begins that outlives its call, which may have cost more than its row in the ledger says.
+#: When its time is over it is released, and not settled.
+DOUBT = "doubt:"
 #: The kind of an answer that was written from the candidates; it is the last of the answer's keys itself.
 SYNTHESIS = "synthesis"
 

@@ -13,6 +13,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.records import Usage
 from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
+from focalroute.money import cost
 from focalroute.money.cost import Bill, bill_of, cost_of, total, typical_cost
 
 STEADY = settings(deadline=None, derandomize=True)
@@ -62,10 +63,25 @@ def test_the_dearer_of_the_providers_figure_and_tokens_times_price_counts() -> N
     assert cost_of(Usage(1000, 1000, cost_usd=ZERO), UNPRICED) == (ZERO, "provider")
 
 
-def test_a_bill_above_its_bound_counts_as_the_bound_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bill_above_its_bound_counts_as_the_bound_and_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "_warned_at", {})
     bill = bill_of(endpoint(1, 1), Usage(10, 10, cost_usd=Decimal(99999)), Decimal("0.01"))
     assert (bill.cost, bill.source) == (Decimal("0.01"), "reserved")
-    assert "99999" in caplog.text
+    assert "a billed 99999 USD for a call that can cost 0.01 at the most" in caplog.text
+
+
+def test_such_a_warning_comes_once_a_minute_for_each_endpoint(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(cost, "_warned_at", {})
+    dear = Usage(10, 10, cost_usd=Decimal(7))
+    for now, name in ((0.0, "a"), (59.0, "a"), (59.0, "b"), (60.0, "a")):  # noqa: B007 - read by the clock
+        bill_of(endpoint(name=name), dear, Decimal("0.01"))
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["a", "b", "a"]
 
 
 def test_without_a_price_the_cost_is_unknown_but_a_price_of_zero_is_known() -> None:

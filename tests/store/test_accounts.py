@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from focalroute.core.records import Usage
 from focalroute.store.accounts import Account, Balance
-from focalroute.store.base import LedgerRow, Release, Reservation
+from focalroute.store.base import DOUBT, LedgerRow, Release, Reservation
 from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import RedisServer
 from tests.store.engines import Engine, RedisEngine, SqliteEngine
@@ -180,6 +180,7 @@ def test_what_a_killed_process_had_reserved_stands(engine: Engine) -> None:
 import os, signal, sys
 from tests.store.test_accounts import LIMITS, hold, bill
 from focalroute.store import open_store
+from dataclasses import replace
 from decimal import Decimal
 store = open_store(sys.argv[1])
 store.open_accounts(LIMITS)
@@ -400,3 +401,16 @@ def test_a_process_that_was_only_asleep_settles_or_releases_what_was_estimated(e
         left = [(one.calls, one.estimated, one.cost) for one in asleep.ledger("all")]
         assert left == ([] if released else [(1, 0, spent)])
         assert asleep.verify() == ()
+
+
+def test_what_is_held_in_doubt_is_released_when_its_time_is_over_and_never_spent(engine: Engine) -> None:
+    held = Reservation(DOUBT + "1", "x", "a", Decimal("0.5"), ("team",), timeout_s=30)
+    with closing(engine.open()) as store:
+        store.open_accounts(LIMITS)
+        assert store.reserve(held, LIMITS).result(10).granted
+        engine.later(store, 100)
+    with closing(engine.open()) as store:
+        balances = store.open_accounts(LIMITS)
+        assert set(balances.values()) == {replace(one, spent=ZERO, reserved=ZERO) for one in balances.values()}
+        assert list(store.ledger("all")) == []
+        assert store.verify() == ()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import AHEAD_S, GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
 from focalroute.store.base import (
+    DOUBT,
     CapabilityRow,
     HealthRow,
     LedgerRow,
@@ -200,7 +201,7 @@ class AccountBalances:
                 self._add(row.reservation.tags, row.at, spent=-estimated, reserved=-held)
 
     def settle_overdue(self) -> None:
-        """Turn what dead processes had reserved into rows of the ledger, estimated at the whole amount.
+        """Turn what dead processes had reserved into rows of the ledger, estimated at the whole amount; end doubts.
 
         What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
         """
@@ -208,13 +209,15 @@ class AccountBalances:
         self._db.execute(ahead, (self._now, self._now + AHEAD_S))
         overdue = "SELECT id, at, pico, tags FROM reservations WHERE coalesce(until, at + ?) < ? ORDER BY at"
         for held, at, amount, tags in self._db.execute(overdue, (_LONGEST_S + GRACE_S, self._now)).fetchall():
-            self._db.execute(
-                "INSERT INTO ledger (answer_id, endpoint, at, cost_pico, cost_source, tags, overdue) "
-                "SELECT answer_id, endpoint, at, pico, 'reserved', tags, id FROM reservations WHERE id = ?",
-                (held,),
-            )
+            doubt = held.startswith(DOUBT)
+            if not doubt:
+                self._db.execute(
+                    "INSERT INTO ledger (answer_id, endpoint, at, cost_pico, cost_source, tags, overdue) "
+                    "SELECT answer_id, endpoint, at, pico, 'reserved', tags, id FROM reservations WHERE id = ?",
+                    (held,),
+                )
             self._db.execute("DELETE FROM reservations WHERE id = ?", (held,))
-            self._add(json.loads(tags), at, spent=amount, reserved=-amount)
+            self._add(json.loads(tags), at, spent=0 if doubt else amount, reserved=-amount)
 
     def save(self) -> None:
         """Write what has changed."""

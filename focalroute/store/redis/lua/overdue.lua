@@ -1,5 +1,5 @@
--- Turn what dead processes had reserved into estimated rows of the ledger, up to 1,000 at a time. Gives how many.
--- What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
+-- Turn what dead processes had reserved into estimated rows of the ledger, up to 1,000 at a time; end doubts. Gives how
+-- many. What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
 
 local at = now()
 local later = redis.call('ZRANGEBYSCORE', due, string.format('%.6f', at + 60), '+inf', 'WITHSCORES')
@@ -12,14 +12,17 @@ end
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', string.format('(%.6f', at), 'LIMIT', 0, 1000)
 for _, id in ipairs(ids) do
     local held = cjson.decode(redis.call('HGET', reservations, id))
-    local endpoint = cjson.decode(held.row)[2]
-    local entry = redis.call('XADD', ledger, '*', 'at', held.at, 'micro', held.micro, 'pico', held.pico, 'tags',
-        held.tags, 'row', held.row, 'overdue', id)
-    redis.call('HSET', overdue, id, entry)
+    local amount = {tonumber(held.micro), tonumber(held.pico)}
+    local spent = NOTHING
+    if string.sub(id, 1, 6) ~= 'doubt:' then
+        spent = amount
+        local entry = redis.call('XADD', ledger, '*', 'at', held.at, 'micro', held.micro, 'pico', held.pico, 'tags',
+            held.tags, 'row', held.row, 'overdue', id)
+        redis.call('HSET', overdue, id, entry)
+        add_up(cjson.decode(held.row)[2], 1, '0', '0', held.micro, held.pico)
+    end
     redis.call('HDEL', reservations, id)
     redis.call('ZREM', due, id)
-    add_up(endpoint, 1, '0', '0', held.micro, held.pico)
-    local amount = {tonumber(held.micro), tonumber(held.pico)}
-    move(cjson.decode(held.tags), tonumber(held.at), amount, minus(NOTHING, amount))
+    move(cjson.decode(held.tags), tonumber(held.at), spent, minus(NOTHING, amount))
 end
 return #ids

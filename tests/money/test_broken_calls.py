@@ -1,0 +1,48 @@
+"""Calls that break off, so that nobody knows whether they were billed: neither the limit nor the books may suffer."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+
+import pytest
+
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Failure
+from focalroute.sim import Fault
+from tests.benchmarks import broken_calls
+
+LIMIT = Decimal("0.002")
+FAULTS = [Fault("status", status=504), Fault("reset"), Fault("cut")]
+
+
+def faults(share: float, *, billed: bool) -> list[Fault]:
+    """A gateway's error status, a lost connection and a reply that breaks off, each as often as any other."""
+    chances = (share / 3, share / (3 - share), share / (3 - 2 * share))
+    return [
+        Fault(fault.kind, status=fault.status, probability=chance, billed=billed)
+        for fault, chance in zip(FAULTS, chances, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("billed", [True, False], ids=["all billed", "none billed"])
+def test_with_20_percent_of_calls_broken_the_ledger_is_near_the_bill_and_the_limit_holds(billed: bool) -> None:
+    outcome = asyncio.run(broken_calls.run(faults(0.2, billed=billed), limit=LIMIT, free_form=True))
+    assert outcome.estimated > 0
+    assert 0.8 <= outcome.ratio <= 1.2
+    assert LIMIT * Decimal("0.6") <= outcome.billed <= LIMIT
+
+
+@pytest.mark.parametrize("warm", [0, 50], ids=["from the start", "after a good time"])
+def test_error_statuses_that_are_all_billed_do_not_pass_the_limit(warm: int) -> None:
+    fault = Fault("status", status=504, billed=True)
+    outcome = asyncio.run(broken_calls.run([fault], limit=LIMIT, warm=warm, free_form=True))
+    assert outcome.asks["failed"] > 0 < outcome.asks["over budget"]
+    assert outcome.billed <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("free", "statuses"), [(True, (307, 400, 401, 403, 404, 422, 429)), (False, (408, 500, 502, 503, 504, 524))]
+)
+def test_a_status_that_refuses_is_free_and_one_that_breaks_off_may_not(free: bool, statuses: tuple[int, ...]) -> None:
+    assert {CallFailed(Failure("status", "?", status)).free for status in statuses} == {free}
