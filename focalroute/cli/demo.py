@@ -169,15 +169,10 @@ def _row(method: str, outcomes: Sequence[_Outcome]) -> DemoRow:
 
 def show(result: DemoResult) -> None:
     """Print the table."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
+    from focalroute.evaluate import output
 
-    table = Table(box=SIMPLE, title=f"{result.queries} questions, seed {result.seed}; topics and skills drift half-way")
-    for column in ("", "accuracy", "before", "after", "$ / 1000", "calls"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for row in result.rows:
-        table.add_row(
+    rows = [
+        (
             row.method,
             f"{row.accuracy:.1%} ± {row.margin:.1%}",
             f"{row.accuracy_before_drift:.1%}",
@@ -185,8 +180,11 @@ def show(result: DemoResult) -> None:
             f"{row.usd_per_1000_queries:.4f}",
             f"{row.calls_per_query:.2f}",
         )
-    console = Console()
-    console.print(table)
+        for row in result.rows
+    ]
+    title = f"{result.queries} questions, seed {result.seed}; topics and skills drift half-way"
+    console = output.console()
+    console.print(output.table(("", "accuracy", "before", "after", "$ / 1000", "calls"), rows, title=title))
     console.print("The best single is chosen in hindsight; $ are for 1000 queries, calls for each query.")
     learned = (
         f"learned {result.policy_version} updates" if result.policy_version else "had too little feedback to learn"

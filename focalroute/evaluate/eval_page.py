@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64
 from focalroute.evaluate.baselines import IN_HINDSIGHT
-from focalroute.evaluate.metrics import BLOCK, PairedDifference
+from focalroute.evaluate.metrics import BLOCK, PairedDifference, Score, span
 from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.drawings import (
@@ -145,15 +145,9 @@ _UPDATES = "An evaluation is of one policy: it plays no updates. Give --policy F
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(Score):
     """A method or an operating point, as the JSON has it (see `focalroute.evaluate.report`)."""
 
-    name: str
-    accuracy: float
-    accuracy_ci95: tuple[float, float]
-    cost_usd_per_query: float
-    cost_ratio: float
-    calls_per_query: float
     target_cost_ratio: float | None = None
     minus: Mapping[str, PairedDifference] = field(default_factory=dict)
     curve_minus: PairedDifference | None = None
@@ -251,10 +245,9 @@ def _lead(report: EvalFile) -> str:
         for row in report.methods
         if row.name in ("best-single-train", "plurality")
     )
-    low, high = point.accuracy_ci95
     return (
         f"At {_percent(point.cost_ratio)} of the cost of asking everybody, focalroute has {report.scored} "
-        f"{point.accuracy:.3f} ({low:.3f} to {high:.3f}) with {point.calls_per_query:.1f} calls a query; "
+        f"{point.accuracy:.3f} ({span(point.accuracy_ci95)}) with {point.calls_per_query:.1f} calls a query; "
         f"{', '.join(baselines)}."
     )
 
@@ -372,32 +365,17 @@ def _figures(report: EvalFile) -> Section:
         f"blocks of up to {BLOCK} consecutive test queries, each with its answers of all seeds.",
         table=TextTable(
             columns,
-            [_cells(row, shown) for row in every],
+            [tuple(_cells(row, shown)) for row in every],
             frozenset(number for number, row in enumerate(every) if id(row) in ours),
         ),
     )
 
 
-def _cells(row: Row, shown: Row) -> tuple[str, ...]:
-    return (
-        row.title,
-        f"{row.accuracy:.4f}",
-        _interval(row.accuracy_ci95, ".3f"),
-        f"{row.cost_ratio:.3f}",
-        f"{row.cost_usd_per_query * 1000:.4f}",
-        f"{row.calls_per_query:.2f}",
-        *_difference(shown.minus.get(row.name)),
-        *_difference(row.curve_minus),
-    )
+def _cells(row: Row, shown: Row) -> Iterator[str]:
+    yield from (row.title, *row.cells())
+    for found in (shown.minus.get(row.name), row.curve_minus):
+        yield from found.cells() if found else ("", "")
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%"
-
-
-def _interval(ends: Sequence[float], form: str) -> str:
-    return f"{ends[0]:{form}} to {ends[1]:{form}}"
-
-
-def _difference(found: PairedDifference | None) -> tuple[str, str]:
-    return ("", "") if found is None else (f"{found.difference:+.3f}", _interval(found.ci95, "+.3f"))

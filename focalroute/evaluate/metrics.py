@@ -41,6 +41,16 @@ class Score:
     cost_ratio: float
     calls_per_query: float
 
+    def cells(self, digits: int = 4) -> tuple[str, ...]:
+        """As tables have it: accuracy, its interval, cost ratio, USD for 1,000 queries, calls."""
+        return (
+            f"{self.accuracy:.{digits}f}",
+            span(self.accuracy_ci95),
+            f"{self.cost_ratio:.3f}",
+            f"{self.cost_usd_per_query * 1000:.4f}",
+            f"{self.calls_per_query:.2f}",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
@@ -57,6 +67,15 @@ class PairedDifference:
     ci95: tuple[float, float]
     beats: bool
     no_worse: bool
+
+    def cells(self) -> tuple[str, str]:
+        """The mean and its interval, as tables have them."""
+        return f"{self.difference:+.3f}", span(self.ci95, "+.3f")
+
+
+def span(ends: tuple[float, float], form: str = ".3f") -> str:
+    """An interval in words."""
+    return f"{ends[0]:{form}} to {ends[1]:{form}}"
 
 
 def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:

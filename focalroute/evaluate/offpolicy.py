@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64, Feedback
+from focalroute.evaluate import output
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gate import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
@@ -354,19 +354,13 @@ def _show(store: str, names: dict[str, str], found: PolicyComparison) -> None:
 
 
 def _show_estimates(columns: Sequence[Estimates | None]) -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=SIMPLE)
-    for column in ("", "", "A", "B", "B minus A"):
-        grid.add_column(column, justify="right" if column else "left", no_wrap=True)
+    rows = []
     for measure in MEASURES:
         for how in ESTIMATORS:
             title = _TITLES[measure] if how == ESTIMATORS[0] else ""
             cells = [_cell(None if part is None else part[measure][how], _UNITS[measure]) for part in columns]
-            grid.add_row(title, how, *cells)
-    Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(grid)
+            rows.append((title, how, *cells))
+    output.console(_PIPED_WIDTH).print(output.table(("", "", "A", "B", "B minus A"), rows))
 
 
 def _evidence(value: PolicyValue, episodes: int) -> str:

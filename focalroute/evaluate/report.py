@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +12,13 @@ from typing import Any
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
+from focalroute.evaluate import output
 from focalroute.evaluate.baselines import presets
 from focalroute.evaluate.eval_page import eval_page, figures, read_eval
-from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
 from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import with_embedder
 from focalroute.evaluate.replay import FeedbackKind
@@ -318,30 +318,19 @@ def cost_ratios(text: str) -> tuple[float, ...] | None:
 
 def show(report: Report) -> None:
     """Print the report as a table, the most accurate first."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table as Grid
-
     shown = min(report.focalroute, key=lambda point: abs((point.target_cost_ratio or _SHOWN) - _SHOWN))
     seeds = f"seed {report.seed}" if report.seeds == 1 else f"{report.seeds} seeds"
-    grid = Grid(box=SIMPLE, title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}")
-    for column in ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "", "its curve"):
-        grid.add_column(column, justify="right" if column else "left", no_wrap=True)
-    grid.columns[6].header = f"focalroute @ {shown.cost_ratio:.2f} minus it"
-    for row in sorted((*report.focalroute, *report.methods), key=lambda row: -row.accuracy):
-        low, high = row.accuracy_ci95
-        grid.add_row(
-            named(row),
-            f"{row.accuracy:.4f}",
-            f"{low:.3f} to {high:.3f}",
-            f"{row.cost_ratio:.3f}",
-            f"{row.cost_usd_per_query * 1000:.4f}",
-            f"{row.calls_per_query:.2f}",
-            "" if isinstance(row, OperatingPoint) else _difference(shown.minus[row.name]),
-            _difference(row.curve_minus) if isinstance(row, Method) else "",
-            style="bold" if isinstance(row, OperatingPoint) else None,
-        )
-    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    rows: list[OperatingPoint | Method] = [*report.focalroute, *report.methods]
+    rows.sort(key=lambda row: -row.accuracy)
+    minus = f"focalroute @ {shown.cost_ratio:.2f} minus it"
+    grid = output.table(
+        ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", minus, "its curve"),
+        (_cells(row, shown) for row in rows),
+        title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}",
+        left=("", minus),
+        strong={named(point) for point in report.focalroute},
+    )
+    console = output.console(_PIPED_WIDTH)
     console.print(grid)
     console.print(
         f"Answered first, then revealed ({report.feedback}) and learned from. best-single-hindsight and oracle know "
@@ -354,6 +343,12 @@ def show(report: Report) -> None:
         console.print("focalroute served its cold start: trained on no recorded answers, one operating point.")
 
 
+def _cells(row: OperatingPoint | Method, shown: OperatingPoint) -> tuple[str, ...]:
+    if isinstance(row, OperatingPoint):
+        return named(row), *row.cells(), "", ""
+    return row.name, *row.cells(), _difference(shown.minus[row.name]), _difference(row.curve_minus)
+
+
 def named(row: Score) -> str:
     """What a row of the report is called: an operating point with its target."""
     if isinstance(row, OperatingPoint) and row.target_cost_ratio is not None:
@@ -362,4 +357,4 @@ def named(row: Score) -> str:
 
 
 def _difference(found: PairedDifference | None) -> str:
-    return "" if found is None else f"{found.difference:+.3f} ({found.ci95[0]:+.3f} to {found.ci95[1]:+.3f})"
+    return "{} ({})".format(*found.cells()) if found else ""

@@ -15,6 +15,7 @@ from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate.job_engine import open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.output import table
 from focalroute.evaluate.recording import (
     TrainingJob,
     best_of,
@@ -186,18 +187,16 @@ def _publish(one: _Log, trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Trained], best: Trained, version: int, out: Path, held: int) -> None:
-    from rich.box import SIMPLE
     from rich.console import Console
-    from rich.table import Table as Grid
 
     console = Console(highlight=False, soft_wrap=True)
     for one in found:
         kept = f", version {version} of {out}" if one is best else ""
         console.print(f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}{kept}")
-    grid = Grid(box=SIMPLE, title=f"seed {best.seed} on the last {held} queries, before it learned from them")
-    for column in ("cost weight", "accuracy", "cost ratio", "calls"):
-        grid.add_column(column, justify="right")
-    for point in best.curve:
-        figures = (f"{point.accuracy:.4f}", f"{point.cost_ratio:.3f}", f"{point.calls:.2f}")
-        grid.add_row(f"{point.cost_weight:g}", *figures)
-    console.print(grid)
+    console.print(
+        table(
+            ("cost weight", "accuracy", "cost ratio", "calls"),
+            [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
+            title=f"seed {best.seed} on the last {held} queries, before it learned from them",
+        )
+    )

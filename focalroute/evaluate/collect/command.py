@@ -15,6 +15,7 @@ from focalroute.evaluate.collect.collecting import Collected, collect
 from focalroute.evaluate.collect.dataset import read_dataset
 from focalroute.evaluate.collect.harness import import_samples
 from focalroute.evaluate.job_engine import open_engine
+from focalroute.evaluate.output import table
 
 
 def collect_command(
@@ -105,19 +106,15 @@ def _told(collected: Collected, out: Path, names: Sequence[str]) -> Mapping[str,
 
 
 def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
-    from rich.box import SIMPLE
     from rich.console import Console
-    from rich.table import Table
 
-    grid = Table(box=SIMPLE)
-    for column in ("endpoint", "answered", "right", "failed"):
-        grid.add_column(column, justify="left" if column == "endpoint" else "right")
+    rows = []
     for name in names:
         answered = collected.answered[name]
         share = f"{collected.right[name] / answered:.1%}" if answered else "-"
-        grid.add_row(name, str(answered), share, str(collected.failed[name]))
+        rows.append((name, str(answered), share, str(collected.failed[name])))
     console = Console(highlight=False, soft_wrap=True)
-    console.print(grid)
+    console.print(table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",)))
     there = f" ({collected.before} were there)" if collected.before else ""
     console.print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
     if collected.stopped is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,10 +18,11 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.records import F32, Member, Outcome, Query
-from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
+from focalroute.evaluate import output
 from focalroute.evaluate.live.environment import Asker, ChainCall, LiveEnvironment, in_process, over_http
 from focalroute.evaluate.live.queries import LiveQuery, LiveResult, cut, joined, play, read_queries
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
+from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.presets.der import DerSettings, train_routes
 from focalroute.evaluate.presets.networks import Mlp, mlp_parameters
 from focalroute.evaluate.quality import metric
@@ -325,31 +325,20 @@ def _slope(a: Score, b: Score) -> float:
 
 def show_live(report: LiveReport) -> None:
     """Print the report as two tables, the most accurate first."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
     seeds = "1 seed" if report.seeds == 1 else f"{report.seeds} seeds"
-    grid = Table(box=SIMPLE, title=f"{report.title}: {report.n_test} queries, {seeds}")
-    for column in ("", report.scored, "95 %", "calls", "$ / 1000", "cost ratio"):
-        grid.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for row in sorted(report.methods, key=lambda row: -row.accuracy):
-        low, high = row.accuracy_ci95
-        grid.add_row(
-            row.name,
-            f"{row.accuracy:.3f}",
-            f"{low:.3f} to {high:.3f}",
-            f"{row.calls_per_query:.2f}",
-            f"{row.cost_usd_per_query * 1000:.4f}",
-            f"{row.cost_ratio:.3f}",
-            style="bold" if row.name in report.minus else None,
-        )
-    equal = Table(box=SIMPLE, title="DER minus the best of a family at the same cost; *: beats it")
-    for column in ("", *FAMILIES):
-        equal.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, families in report.equal_cost.items():
-        equal.add_row(name, *(_difference(families[family]) for family in FAMILIES), style="bold")
-    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    grid = output.table(
+        ("", report.scored, "95 %", "calls", "$ / 1000", "cost ratio"),
+        (_cells(row) for row in sorted(report.methods, key=lambda row: -row.accuracy)),
+        title=f"{report.title}: {report.n_test} queries, {seeds}",
+        strong=report.minus,
+    )
+    equal = output.table(
+        ("", *FAMILIES),
+        [(name, *(_difference(found[family]) for family in FAMILIES)) for name, found in report.equal_cost.items()],
+        title="DER minus the best of a family at the same cost; *: beats it",
+        strong=report.equal_cost,
+    )
+    console = output.console(_PIPED_WIDTH)
     console.print(grid)
     console.print(equal)
     console.print(
@@ -359,6 +348,10 @@ def show_live(report: LiveReport) -> None:
     )
 
 
+def _cells(row: Score) -> tuple[str, ...]:
+    accuracy, interval, ratio, usd, calls = row.cells(3)
+    return row.name, accuracy, interval, calls, usd, ratio
+
+
 def _difference(found: PairedDifference) -> str:
-    beats = "*" if found.beats else " "
-    return f"{found.difference:+.3f}{beats} ({found.ci95[0]:+.3f} to {found.ci95[1]:+.3f})"
+    return "{}{} ({})".format(found.cells()[0], "*" if found.beats else " ", found.cells()[1])

@@ -10,7 +10,7 @@ from typing import Any
 
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page, read_eval
-from focalroute.evaluate.files import STANDARD_OUTPUT, check_writable, write_file
+from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.report_page.drawings import Series, VersionHistories
 from focalroute.evaluate.report_page.history import read_history
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, html, pngs

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from focalroute.core.records import F64, Bools
-from focalroute.evaluate.metrics import interval
+from focalroute.evaluate.metrics import interval, span
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.drawings import (
     MOST_TASKS,
@@ -102,7 +102,6 @@ def _lead(history: History) -> str:
             f"This store has {history.answers:,} answers, but feedback for only {len(history.worth)} of them: whom it "
             "asks is below; how good the answers are is not known."
         )
-    low, high = interval([history.worth])
     dollars = _known_mean(history.usd)
     paid, vote = "at an unknown cost", ""
     if dollars is not None:
@@ -111,8 +110,8 @@ def _lead(history: History) -> str:
         vote = f" A vote of those asked would have {history.vote.mean():.3f}."
     return (
         f"Of {len(history.worth):,} answers with feedback focalroute has {_scored(history)} "
-        f"{history.worth.mean():.3f} ({low:.3f} to {high:.3f}), {paid} and with {history.calls.mean():.1f} calls a "
-        f"query.{vote}"
+        f"{history.worth.mean():.3f} ({span(interval([history.worth]))}), {paid} and with "
+        f"{history.calls.mean():.1f} calls a query.{vote}"
     )
 
 
@@ -346,8 +345,7 @@ def _figures(history: History) -> Section:
 def _shares(worth: F64) -> tuple[str, str]:
     if len(worth) < FEW:
         return "", ""
-    mean, low, high = _quality(worth)
-    return f"{mean:.3f}", f"{low:.3f} to {high:.3f}"
+    return f"{worth.mean():.3f}", span(interval([worth]))
 
 
 def _amount(usd: float | None) -> str:

@@ -1,0 +1,74 @@
+"""Writes what commands put out: tables, and files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from focalroute.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: What stands for standard output where a file is asked for.
+STANDARD_OUTPUT = Path("-")
+
+
+def check_writable(file: Path | None) -> None:
+    """Before the long work, as far as that can be known.
+
+    Raises:
+        ConfigError: it is a folder, or in one that does not exist.
+    """
+    if file not in (None, STANDARD_OUTPUT) and (file.is_dir() or not file.parent.is_dir()):
+        raise ConfigError(f"{file}: cannot be written: give a file in a folder that exists")
+
+
+def write_file(file: Path, content: str | bytes) -> None:
+    """Write a file, or text to standard output.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if isinstance(content, str) and file == STANDARD_OUTPUT:
+        sys.stdout.write(content)
+        return
+    try:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+
+
+def console(piped_width: int | None = None) -> Console:
+    """Standard output; where it is no terminal, so many characters wide."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else piped_width)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    left: Collection[str] = ("",),
+    strong: Collection[str] = (),
+) -> Any:
+    """A table for a console.
+
+    Args:
+        columns: their headings.
+        left: headings of the columns that stand at the left; all others stand at the right.
+        strong: first cells of the rows that stand out.
+    """
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    grid = Table(box=SIMPLE, title=title)
+    for column in columns:
+        grid.add_column(column, justify="left" if column in left else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row, style="bold" if row[0] in strong else None)
+    return grid
