@@ -37,6 +37,10 @@ class PerLoop(Generic[T]):
         """Remove and return the running loop's object; None if none was made."""
         return self._made.pop(asyncio.get_running_loop(), None)
 
+    def loops(self) -> Collection[asyncio.AbstractEventLoop]:
+        """Return the loops that have an object."""
+        return list(self._made)
+
     def all(self) -> Collection[T]:
         """Return the objects of all loops."""
         return list(self._made.values())

@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -37,6 +38,7 @@ from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask
+from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
 from focalroute.serving.concurrency import StartGate, ask_all
 from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
 
 #: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
 _LAST_S = 0.02
-_CLOSING_S = 5.0  # for asks under way, when it is closed
 
 _log = logging.getLogger("focalroute")
 
@@ -72,8 +73,9 @@ CLOSED = "this ensemble is closed; make a new one"
 class AsyncEnsemble:
     """A pool of endpoints that answers as one.
 
-    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`. Its arguments are
-    the fields of `focalroute.serving.settings.Settings`: the endpoints, and by keyword everything else.
+    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`; one that is
+    dropped open closes in the background, with a ResourceWarning. Its arguments are the fields of
+    `focalroute.serving.settings.Settings`: the endpoints, and by keyword everything else.
 
     Raises:
         ConfigError: the pool or a setting is wrong.
@@ -114,7 +116,7 @@ class AsyncEnsemble:
         self._observer = Observer(self._names, prices, window=settings.window, embedder=self._embedding.name)
         fetch(store, policy)
         self._slot = PolicySlot.open(policy)
-        self._follower = Follower(store, self._slot, policy)
+        follower = Follower(store, self._slot, policy)
         self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
         self._updater = Updater(store, self._slot, policy, every=settings.update_every, seed=settings.seed)
         on_feedback = None if self._recorder is None else self._recorder.on_feedback
@@ -133,6 +135,20 @@ class AsyncEnsemble:
         self._synthesiser = Synthesiser(self._pool, self._names, settings.synthesiser)
         share = 0.0 if isinstance(policy, Baseline) else settings.probe_share  # a named policy does without exploration
         self._explorer = Explorer(self._observer, self._pool, store, self._pacer, share, deadline_s=settings.deadline_s)
+        self._resources = Resources(
+            judge=self._judge,
+            updater=self._updater,
+            follower=follower,
+            slot=self._slot,
+            streams=self._streams,
+            explorer=self._explorer,
+            embedding=self._embedding,
+            pool=self._pool,
+            gates=self._gates,
+            store=store,
+        )
+        self._unclosed = weakref.finalize(self, _on_dropped, self._resources)
+        self._unclosed.atexit = False  # the store sees to itself
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
@@ -430,15 +446,10 @@ class AsyncEnsemble:
         for up to 5 seconds.
         """
         self._closed = True
-        await self._judge.aclose()  # while its feedback can still be learned from
-        self._updater.close()
-        self._follower.close()
-        self._slot.close()
-        try:
-            await self._streams.cancel()  # what they consumed is in the ledger
-            await self._explorer.aclose()
-            await self._embedding.aclose()
-            await self._pool.aclose()
-            await self._gates.here().wait_idle(_CLOSING_S)
-        finally:
-            self._store.close()
+        self._unclosed.detach()
+        await self._resources.aclose()
+
+
+def _on_dropped(resources: Resources) -> None:
+    close_dropped(resources)
+    warn_unclosed("AsyncEnsemble", "`async with AsyncEnsemble(...)`, or `await ensemble.aclose()`")

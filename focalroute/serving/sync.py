@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, T
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import EnsembleClosed
 from focalroute.core.receipts import Answer
+from focalroute.serving.closing import warn_unclosed
 from focalroute.serving.ensemble import CLOSED, AsyncEnsemble
 from focalroute.serving.settings import Settings, pool_settings, takes_settings
 from focalroute.serving.stats import Stats
@@ -98,22 +101,42 @@ class AnswerStream:
 
 
 class _Loop:
-    """An event loop in a daemon thread: started on first use, it never keeps the interpreter from ending."""
+    """An event loop in a daemon thread: started on first use, it never keeps the interpreter from ending.
 
-    def __init__(self) -> None:
+    Args:
+        last: what runs on it before it ends.
+    """
+
+    def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
+        self._last = last
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._portal: Future[BlockingPortal] = Future()
+        self._ending: Future[None] = Future()
+        self._ended: Future[None] = Future()
 
     def portal(self) -> BlockingPortal:
-        """What runs coroutines on it."""
+        """What runs coroutines on it.
+
+        Raises:
+            RuntimeError: its thread stayed behind in the process that this one was forked from.
+        """
+        self._start()
+        if self.forked:
+            raise RuntimeError("this ensemble was used before a fork; make one after it")
+        return self._portal.result()
+
+    def _start(self) -> None:
         with self._lock:
             if self._thread is None:
+                atexit.register(self.finish)
                 self._thread = threading.Thread(target=self._serve, name="focalroute-loop", daemon=True)
                 self._thread.start()
-            elif not self._thread.is_alive():
-                raise RuntimeError("this ensemble was used before a fork; make one after it")
-        return self._portal.result()
+
+    @property
+    def forked(self) -> bool:
+        """Whether only the process that this one was forked from has its thread; or it has ended."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
         """What the coroutine gives. Interrupted (Ctrl-C), it is cancelled: nobody waits for it, nor should pay."""
@@ -129,17 +152,30 @@ class _Loop:
 
             async with BlockingPortal() as portal:
                 self._portal.set_result(portal)
-                await portal.sleep_until_stopped()
+                await asyncio.wrap_future(self._ending)
+                await self._last()
 
-        asyncio.run(serve())
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001 - it is the closer's
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+        finally:
+            atexit.unregister(self.finish)
 
-    def finish(self, last: Callable[[], Awaitable[None]]) -> None:
-        """Run this one last thing and end the thread; after a fork only the parent has one to end."""
-        if self._thread is not None and not self._thread.is_alive():
+    def end(self) -> None:
+        """Let it do its last thing and end, without waiting for it."""
+        self._start()
+        with suppress(InvalidStateError):  # it is ending already
+            self._ending.set_result(None)
+
+    def finish(self) -> None:
+        """Run the last thing and end the thread; after a fork only the parent has one to end."""
+        if self.forked:
             return
-        portal = self.portal()
-        portal.call(last)
-        portal.call(portal.stop)
+        self.end()
+        self._ended.result()
         if self._thread is not None:
             self._thread.join()
 
@@ -147,15 +183,17 @@ class _Loop:
 class Ensemble:
     """A pool of endpoints that answers as one, for code without ``await``; arguments and methods as `AsyncEnsemble`.
 
-    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; what
-    is left open is closed when the interpreter ends.
+    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; one
+    that is dropped open closes in the background, with a ResourceWarning, and what is left open when the interpreter
+    ends.
     """
 
     @takes_settings(Settings)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._async = AsyncEnsemble(*args, **kwargs)
-        self._loop = _Loop()
-        self._close = weakref.finalize(self, self._loop.finish, self._async.aclose)
+        self._loop = _Loop(self._async.aclose)
+        self._unclosed = weakref.finalize(self, _on_dropped, self._loop)
+        self._unclosed.atexit = False  # the loop sees to itself
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
@@ -170,7 +208,7 @@ class Ensemble:
     reload = _blocking(AsyncEnsemble.reload)
 
     def _run(self, work: Callable[[], Awaitable[R]]) -> R:
-        if not self._close.alive:
+        if not self._unclosed.alive:
             raise EnsembleClosed(CLOSED)
         return self._loop.run(work)
 
@@ -185,10 +223,17 @@ class Ensemble:
 
     def close(self) -> None:
         """Finish what is queued, close connections, the store and the thread. Idempotent."""
-        self._close()
+        if self._unclosed.detach():
+            self._loop.finish()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _on_dropped(loop: _Loop) -> None:
+    if not loop.forked:
+        loop.end()
+        warn_unclosed("Ensemble", "`with Ensemble(...)`, or `ensemble.close()`")

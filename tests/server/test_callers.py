@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -106,7 +107,12 @@ def test_an_app_is_not_made_of_an_ensemble_that_keeps_no_limits(pool: SimulatedP
             create_app(ensemble)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"does not keep the limit of alice; .*callers\.within"):
             create_app(ensemble._async, callers=callers)
-    create_app(AsyncEnsemble(pool.endpoints, budget=callers.within(None)), callers=callers)
+
+    async def make() -> None:
+        async with AsyncEnsemble(pool.endpoints, budget=callers.within(None)) as keeps_them:
+            create_app(keeps_them, callers=callers)
+
+    asyncio.run(make())
 
 
 def test_without_a_right_key_nothing_is_done(pool: SimulatedPool) -> None:

@@ -1,0 +1,86 @@
+"""Everything of an ensemble that must be closed, and what becomes of it if nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+
+from focalroute.core.event_loops import Background, PerLoop
+from focalroute.endpoints.pool import Pool
+from focalroute.learn.fleet.follower import Follower
+from focalroute.policy.slot import PolicySlot
+from focalroute.serving.concurrency import StartGate
+from focalroute.serving.embedders.embedding import TextEmbedding
+from focalroute.serving.exploration import Explorer
+from focalroute.serving.judge import BackgroundJudge
+from focalroute.serving.updates import Updater
+from focalroute.store.base import Store
+
+_CLOSING_S = 5.0  # for asks under way
+
+_dropped = Background()  # what is being closed in loops that still run
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What an ensemble holds open. It knows nothing of the ensemble, which may be dropped."""
+
+    judge: BackgroundJudge
+    updater: Updater
+    follower: Follower
+    slot: PolicySlot
+    streams: Background
+    explorer: Explorer
+    embedding: TextEmbedding
+    pool: Pool
+    gates: PerLoop[StartGate]
+    store: Store
+
+    async def aclose(self) -> None:
+        """Close all of it, once what was consumed is in the store. Idempotent."""
+        try:
+            await self.judge.aclose()  # while its feedback can still be learned from
+            self.updater.close()
+            self.follower.close()
+            self.slot.close()
+            await self.streams.cancel()  # what they consumed is in the ledger
+            await self.explorer.aclose()
+            await self.embedding.aclose()
+            await self.pool.aclose()
+            await self.gates.here().wait_idle(_CLOSING_S)
+        finally:
+            self.store.close()
+
+
+def warn_unclosed(name: str, remedy: str) -> None:
+    """Warn that an ensemble was dropped open."""
+    warnings.warn(f"an {name} was never closed; use {remedy}", ResourceWarning, stacklevel=2)
+
+
+def close_dropped(resources: Resources) -> None:
+    """Close what a dropped ensemble left open: in a loop that it was used in and that still runs, else on a thread.
+
+    The garbage collector calls this, wherever the program is: it waits for nothing.
+    """
+    for loop in resources.gates.loops():
+        if loop.is_running():
+            with suppress(RuntimeError):  # it was closed just now
+                loop.call_soon_threadsafe(_close_here, resources)
+                return
+    _close_on_thread(resources)
+
+
+def _close_here(resources: Resources) -> None:
+    def on_done(task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # its loop ends
+            _close_on_thread(resources)
+
+    _dropped.start(resources.aclose()).add_done_callback(on_done)
+
+
+def _close_on_thread(resources: Resources) -> None:
+    """On a daemon: a program that ends meanwhile does not wait for it, but for the store's own thread."""
+    threading.Thread(target=lambda: asyncio.run(resources.aclose()), name="focalroute-closing", daemon=True).start()
