@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from focalroute import Ensemble
-from focalroute.evaluate.collect.command import collect_command
-from focalroute.evaluate.train_command import train_command
+from focalroute.evaluate.collect.collecting import collect_command
+from focalroute.evaluate.recording import train_command
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 

@@ -21,9 +21,8 @@ from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, PRESETS
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
 from focalroute.evaluate.playing import PolicyReplay, trained
 from focalroute.evaluate.presets.rl_focal import Agents, RlFocal, RlFocalSettings, rl_focal
-from focalroute.evaluate.replay import ReplayResult, Strategy, play
+from focalroute.evaluate.replay import ReplayResult, Strategy, Training, play
 from focalroute.evaluate.table import LogTable, Split, join, split
-from focalroute.evaluate.training import Training
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy
 

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.evaluate.outcomes import Output
-from focalroute.evaluate.replay import Revealed, Turn
+from focalroute.evaluate.replay import Revealed, Training, Turn
 from focalroute.evaluate.singles import TextVectors
-from focalroute.evaluate.training import Training
 
 F64 = NDArray[np.float64]
 

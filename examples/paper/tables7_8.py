@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping
 from examples.paper.common import Benchmark, benchmarks, options, show
 from focalroute.evaluate.presets.networks import mlp_parameters
 from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
-from focalroute.evaluate.query_weights import query_weights
 from focalroute.evaluate.recording import train_on
-from focalroute.evaluate.replay import Strategy, Turn
-from focalroute.evaluate.training import Training
-from focalroute.evaluate.votes import static_subset
+from focalroute.evaluate.replay import Strategy, Training, Turn
+from focalroute.evaluate.votes import query_weights, static_subset
 from focalroute.learn.nets import parameters
 from focalroute.money.price_library import installed, look_up
 

@@ -22,12 +22,11 @@ from examples.tiny_pool.streams import Feedback, Live, fresh
 from focalroute import Endpoint
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.baselines import baselines, best_in_hindsight, oracle
-from focalroute.evaluate.collect.command import collect_command
+from focalroute.evaluate.collect.collecting import collect_command
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.replay import ReplayResult, play
+from focalroute.evaluate.recording import train_command
+from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.table import LogTable, join
-from focalroute.evaluate.train_command import train_command
-from focalroute.evaluate.training import Training
 from focalroute.sim import Question
 from focalroute.sim.process import pool_toml
 

@@ -83,7 +83,7 @@ def train(
 
     With --engine ray logs and seeds are trained at the same time; the policies are the same.
     """
-    from focalroute.evaluate.train_command import TrainOptions, train_command
+    from focalroute.evaluate.recording import TrainOptions, train_command
 
     options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, resume)
     train_command(log, pool, out, options, engine=engine, as_json=as_json)
@@ -109,7 +109,7 @@ def collect(
 
     Exit code 1 if it stopped before the last question.
     """
-    from focalroute.evaluate.collect.command import collect_command
+    from focalroute.evaluate.collect.collecting import collect_command
 
     whole = collect_command(
         dataset,
@@ -137,7 +137,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Make an outcome log of the per-choice log-likelihoods that leaderboards publish."""
-    from focalroute.evaluate.collect.command import import_command
+    from focalroute.evaluate.collect.collecting import import_command
 
     import_command(samples, out, as_json=as_json)
 

@@ -10,8 +10,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import I64
 from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
-from focalroute.evaluate.query_weights import query_weights
-from focalroute.evaluate.replay import ReplayResult, Strategy
+from focalroute.evaluate.replay import ReplayResult, Strategy, Training
 from focalroute.evaluate.singles import (
     First,
     RandomOf,
@@ -23,8 +22,7 @@ from focalroute.evaluate.singles import (
     threshold_pair,
 )
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.training import Training
-from focalroute.evaluate.votes import MeanVote, Vote, Weighted, cascade, log_linear_online, static_subset
+from focalroute.evaluate.votes import MeanVote, Vote, Weighted, cascade, log_linear_online, query_weights, static_subset
 
 #: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {

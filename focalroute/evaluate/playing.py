@@ -15,10 +15,9 @@ from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_
 from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import ReplayResult, Strategy, play
+from focalroute.evaluate.replay import PRICE_OF_MONEY, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import LogTable, Split
-from focalroute.evaluate.training import PRICE_OF_MONEY, Training
 from focalroute.learn.offline.reinforce import GRID, OfflineSettings
 from focalroute.observe.drift import Change
 from focalroute.policy.bundle import Policy, load

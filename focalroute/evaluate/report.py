@@ -21,11 +21,10 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import with_embedder
-from focalroute.evaluate.replay import FeedbackKind
+from focalroute.evaluate.replay import FeedbackKind, Training
 from focalroute.evaluate.report_page.page import html
 from focalroute.evaluate.report_page.plots import check_extra
 from focalroute.evaluate.table import SplitKind, join, learning_order, split
-from focalroute.evaluate.training import Training
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy

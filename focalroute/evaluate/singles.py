@@ -13,8 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from focalroute.core.records import F32, F64
-from focalroute.evaluate.replay import Revealed, Strategy, Turn
-from focalroute.evaluate.training import Training, best_setting
+from focalroute.evaluate.replay import Revealed, Strategy, Training, Turn, best_setting
 from focalroute.policy.baselines import RecencyRanking
 
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.baselines import BASELINES
-from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Strategy, play
+from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.training import Training
 from focalroute.evaluate.votes import LogLinear, MeanVote, TrainedCascade, Vote, Weighted
 from focalroute.policy.baselines import (
     LOG_LINEAR_RATE,

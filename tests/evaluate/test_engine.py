@@ -18,8 +18,8 @@ from focalroute.core.errors import FocalrouteError
 from focalroute.evaluate.collect import collect, read_dataset
 from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private, open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate
-from focalroute.evaluate.train_command import train_command
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import folder_of
 from focalroute.sim import SimulatedPool, stream

@@ -9,9 +9,8 @@ import pytest
 
 from focalroute.evaluate.metrics import Score, beside_curve
 from focalroute.evaluate.playing import PolicyReplay
-from focalroute.evaluate.replay import ReplayResult
+from focalroute.evaluate.replay import ReplayResult, Training
 from focalroute.evaluate.table import Split
-from focalroute.evaluate.training import Training
 from focalroute.policy.bundle import load
 from tests.evaluate.logs import stream, table_of
 from tests.policies import ask_the_affordable

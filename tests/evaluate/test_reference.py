@@ -10,9 +10,8 @@ from focalroute.core.pool import load_pool
 from focalroute.evaluate.baselines import BASELINES, best_in_hindsight, oracle
 from focalroute.evaluate.metrics import score
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.replay import ReplayResult, play
+from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.table import join, split
-from focalroute.evaluate.training import Training
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

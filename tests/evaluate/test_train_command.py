@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.evaluate.train_command import train_command
+from focalroute.evaluate.recording import train_command
 from focalroute.policy.bundle import load, versions
 from tests.evaluate.logs import stream, write_log, write_pool
 

@@ -19,8 +19,19 @@ from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.records import F32, Member, Outcome, Query
 from focalroute.evaluate import output
-from focalroute.evaluate.live.environment import Asker, ChainCall, LiveEnvironment, in_process, over_http
-from focalroute.evaluate.live.queries import LiveQuery, LiveResult, cut, joined, play, read_queries
+from focalroute.evaluate.live.environment import (
+    Asker,
+    ChainCall,
+    LiveEnvironment,
+    LiveQuery,
+    LiveResult,
+    cut,
+    in_process,
+    joined,
+    over_http,
+    play,
+    read_queries,
+)
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
 from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.presets.der import DerSettings, train_routes

@@ -26,8 +26,7 @@ from focalroute.evaluate.presets.networks import (
     mlp_pass,
     regress,
 )
-from focalroute.evaluate.replay import Strategy, Turn
-from focalroute.evaluate.training import Training, best_setting
+from focalroute.evaluate.replay import Strategy, Training, Turn, best_setting
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.mappo import gae
 from focalroute.observe.features import text_features

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32, I64, Bools
 from focalroute.evaluate.presets.diversities import METRICS, columns_of, diversities, pair_statistics
 from focalroute.evaluate.presets.networks import Learned, Mlp, Ppo, bernoulli, categorical, draw, eq6, improve, regress
-from focalroute.evaluate.replay import Revealed, Turn
-from focalroute.evaluate.training import Training, TrainingArrays, best_setting
+from focalroute.evaluate.replay import Revealed, Training, TrainingArrays, Turn, best_setting
 from focalroute.evaluate.votes import elect
 from focalroute.learn.losses import Likelihood, log_posterior
 from focalroute.learn.mappo import GAE_LAMBDA, gae

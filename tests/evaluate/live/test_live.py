@@ -14,8 +14,18 @@ from typer.testing import CliRunner
 
 from focalroute import ConfigError, Ensemble
 from focalroute.cli.app import app
-from focalroute.evaluate.live.environment import ChainCall, in_process, over_http
-from focalroute.evaluate.live.queries import LiveQuery, LiveResult, cut, joined, of_questions, play, read_queries
+from focalroute.evaluate.live.environment import (
+    ChainCall,
+    LiveQuery,
+    LiveResult,
+    cut,
+    in_process,
+    joined,
+    of_questions,
+    over_http,
+    play,
+    read_queries,
+)
 from focalroute.evaluate.live.report import LiveOptions, evaluate_live, live_command, live_report
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.replay import ReplayResult

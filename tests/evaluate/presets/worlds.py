@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.evaluate.replay import ReplayResult, Strategy, play
+from focalroute.evaluate.replay import ReplayResult, Strategy, Training, play
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.training import Training
 from tests.evaluate.logs import Line, closed, output, table_of
 
 PRICES = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
