@@ -8,6 +8,7 @@ back under its hands leaves everything to its successor, and nothing is counted 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -16,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from focalroute.core.errors import PolicyError, StoreError
+from focalroute.core.errors import StoreError
 from focalroute.learn.fleet.archive import Archive
 from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
-from focalroute.policy.publish import install
+from focalroute.policy.publish import FILES, install
 from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 
@@ -149,7 +150,5 @@ class FleetLearner:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    try:
-        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    except OSError as error:
-        raise PolicyError(f"{folder}: cannot be read: {error.strerror}") from None
+    """The files of a bundle; PolicyError if one is too large, or no regular file within the policy folder."""
+    return {name: bundle.read_file(folder / name, folder.parent) for name in FILES if os.path.lexists(folder / name)}

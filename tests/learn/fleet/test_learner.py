@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.fallback import Fallback
-from focalroute.policy.publish import install
+from focalroute.policy.publish import FILES, install
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import open_store
 from focalroute.store.base import LedgerRow
@@ -298,3 +299,32 @@ def test_threads_of_one_process_may_all_be_candidates(store: RedisStore, start: 
         thread.join()
     state = FleetPolicy(store).state()
     assert (state.current, state.learned) == (2, 500)
+
+
+@pytest.fixture
+def _soon() -> Iterator[None]:
+    """Interrupt a test that hangs."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("put_there", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "link"])
+def test_a_fleet_does_not_begin_with_what_is_no_file_of_its_folder(
+    store: RedisStore, start: Path, put_there: Callable[[Path], None]
+) -> None:
+    """Nobody waits for a pipe's writer; what is no file of a bundle is not even opened."""
+    put_there(start / "v000001" / "notes")
+    put_there(start / "v000001" / "learner.npz")
+    with pytest.raises(PolicyError, match=r"learner\.npz: is (no regular file|a link out of)"):
+        FleetLearner(store, start=start).step()
+    (start / "v000001" / "learner.npz").unlink()
+    FleetLearner(store, start=start).step()
+    assert {"manifest.json", "decider.onnx", "fusion.onnx"} <= set(FleetPolicy(store).files(1)) <= FILES
