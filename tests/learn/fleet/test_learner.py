@@ -323,8 +323,9 @@ def test_a_fleet_does_not_begin_with_what_is_no_file_of_its_folder(
     """Nobody waits for a pipe's writer; what is no file of a bundle is not even opened."""
     put_there(start / "v000001" / "notes")
     put_there(start / "v000001" / "learner.npz")
+    learner = FleetLearner(store, start=start)
     with pytest.raises(PolicyError, match=r"learner\.npz: is (no regular file|a link out of)"):
-        FleetLearner(store, start=start).step()
+        learner.step()
     (start / "v000001" / "learner.npz").unlink()
-    FleetLearner(store, start=start).step()
+    learner.step()
     assert {"manifest.json", "decider.onnx", "fusion.onnx"} <= set(FleetPolicy(store).files(1)) <= FILES
