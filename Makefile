@@ -41,6 +41,7 @@ money: $(READY) ## 10,000 asks in 4 processes under one budget, 5,000 at a targe
 	$(BIN)/python -m tests.benchmarks.budgets
 	$(BIN)/python -m tests.benchmarks.pacing
 	$(BIN)/python -m tests.benchmarks.broken_calls --limit 0.004
+	$(BIN)/python -m tests.benchmarks.adversary
 
 chaos: $(READY) ## 20,000 asks with 30 % of calls faulted, and an outage of the best endpoint (10 minutes)
 	$(BIN)/python -m tests.benchmarks.chaos
