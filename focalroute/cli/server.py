@@ -140,8 +140,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def key(
-    name: Annotated[str, typer.Argument(help="Whose key it is: a name for the ledger.")],
-    as_json: JsonOption = False,
+    name: Annotated[str, typer.Argument(help="Whose key it is: a name for the ledger.")], as_json: JsonOption = False
 ) -> None:
     """Make a caller's key: its table for serve --keys goes to standard output, the key to standard error, once.
 

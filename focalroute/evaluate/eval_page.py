@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,6 @@ from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.drawings import (
     CALIBRATION,
-    MOST_TASKS,
     RIGHT,
     AskedByRound,
     Calibration,
@@ -30,7 +28,7 @@ from focalroute.evaluate.report_page.drawings import (
     StreamEvent,
     WhenRight,
 )
-from focalroute.evaluate.report_page.page import Page, Section, TextTable
+from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
 #: The methods that focalroute is set beside.
 BESIDE = ("best-single-train", "plurality")
@@ -128,16 +126,13 @@ def asked_by_task(replayed: EvaluationRuns) -> tuple[Heatmap | None, int]:
     Probes are not counted: they are not asked for an answer.
     """
     named = [replayed.table.queries[row].task for row in replayed.test.tolist()]
-    counts = Counter(task for task in named if task is not None)
-    tasks = tuple(sorted(task for task, _ in counts.most_common(MOST_TASKS)))
     runs = replayed.ours[replayed.shown]
     asked = np.zeros((len(named), len(replayed.table.endpoints)))
     for run in runs:
         for n, plan in enumerate(run.plan):
             asked[n, [endpoint for picked in plan for endpoint in picked]] += 1 / len(runs)
-    of = np.array([-1 if task not in tasks else tasks.index(task) for task in named])
-    rows = tuple(drawings.plain_values(asked[of == number].mean(axis=0)) for number in range(len(tasks)))
-    return (Heatmap(tasks, replayed.table.names, rows, 0) if tasks else None), len(counts) - len(tasks)
+    tasks = [task for task in named if task is not None]
+    return drawings.measure_tasks(tasks, asked[[task is not None for task in named]], replayed.table.names)
 
 
 _OLDER = "This report was written without it; run focalroute eval again to have it."
@@ -298,7 +293,7 @@ def _played(report: EvalFile, figures: Figures) -> dict[str, Section]:
             "the same queries; 1, never on the same. A member adds most beside one that it is diverse from.",
             figures.diversity,
         ),
-        "tasks": _tasks(figures),
+        "tasks": tasks_section(figures.tasks, figures.tasks_left, "This log names no tasks."),
     }
 
 
@@ -339,17 +334,6 @@ def _calibration(figures: Figures) -> Section:
     if found.expected_error is None:
         return Section("No query was answered, so that there is no confidence to check.")
     return Section(f"{CALIBRATION}{found.expected_error:.3f}.", found)
-
-
-def _tasks(figures: Figures) -> Section:
-    if figures.tasks is None:
-        return Section("This log names no tasks.")
-    left = f" The {figures.tasks_left} smallest tasks are left out." if figures.tasks_left else ""
-    return Section(
-        "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
-        f"difference to whom it asks.{left}",
-        figures.tasks,
-    )
 
 
 def _figures(report: EvalFile) -> Section:

@@ -174,15 +174,13 @@ def train_on(
     rows: I64,
     *,
     seed: int = 0,
-    seeds: int = 1,
     settings: OfflineSettings | None = None,
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Trained:
-    """The best of some trainings on these rows of a log, ``seed`` being the first of the seeds (see `TrainingJob`)."""
+    """Train on these rows of a log (see `TrainingJob`)."""
     job = TrainingJob(recorded(table, rows, show_task=show_task), settings or OfflineSettings())
-    (found,) = train_each([job], range(seed, seed + seeds), advance=advance)
-    return best_of(found)
+    return _train([job], (0, seed), advance)
 
 
 def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSettings) -> int:
@@ -199,11 +197,7 @@ def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSett
             "usd_per_query": trained.usd_per_query,
             "embedder": trained.experience.embedder,
         },
-        metrics={
-            "trust": trained.trust,
-            "score": trained.score,
-            "curve": [asdict(point) for point in trained.curve],
-        },
+        metrics={"trust": trained.trust, "score": trained.score, "curve": [asdict(point) for point in trained.curve]},
         experience=trained.experience,
         learner=pack(Learner.fresh(trained.decider, trained.fusion, trained.critic), {}),
     )
@@ -354,13 +348,7 @@ def _publish(one: _Log, trained: Sequence[Trained]) -> dict[str, Any]:
         {"seed": each.seed, "score": each.score, "trust": each.trust, "curve": [asdict(p) for p in each.curve]}
         for each in trained
     ]
-    return {
-        "version": version,
-        "seed": best.seed,
-        "queries": one.size,
-        "validation": one.held,
-        "seeds": seeds,
-    }
+    return {"version": version, "seed": best.seed, "queries": one.size, "validation": one.held, "seeds": seeds}
 
 
 def _show(found: Sequence[Trained], best: Trained, version: int, out: Path, held: int) -> None:

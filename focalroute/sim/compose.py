@@ -315,10 +315,10 @@ def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fau
     return Composer(dialect, served.model.name, asked, replies, cost)
 
 
-def complete(model: SimulatedModel, body: Mapping[str, Any], dialect: str = "openai") -> dict[str, Any]:
-    """The payload that the service answers this request with, as long as nothing fails; no waiting.
+def complete(model: SimulatedModel, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload that a service in OpenAI's dialect answers this with, as long as nothing fails; no waiting.
 
     Raises:
         Refused: the service would refuse it.
     """
-    return composed(ServedModel(model), body, DIALECTS[dialect]).whole()
+    return composed(ServedModel(model), body, DIALECTS["openai"]).whole()

@@ -221,19 +221,14 @@ class ServedModel:
         self.model = model
         self.drifted = False
         self.under_way = 0
-        self.calls = 0
-        self.cancelled = 0
+        self.counts: dict[str, Any] = dataclasses.asdict(ModelStats())
         self._faults: list[tuple[Fault, int]] = []
-        self._struck = 0
-        self._peak = 0
-        self._tokens = [0, 0]
-        self._usd = Decimal(0)
 
     def enter(self) -> None:
         """A call begins."""
-        self.calls += 1
         self.under_way += 1
-        self._peak = max(self._peak, self.under_way)
+        self.counts["calls"] += 1
+        self.counts["peak"] = max(self.counts["peak"], self.under_way)
 
     def strike(self) -> Fault | None:
         """The fault that this call meets, if any; the first one in the list that strikes."""
@@ -241,7 +236,7 @@ class ServedModel:
             spent = fault.count is not None and struck >= fault.count
             if not spent and self._luck("fault", i) < fault.probability:
                 self._faults[i] = (fault, struck + 1)
-                self._struck += 1
+                self.counts["faults"] += 1
                 return fault
         return None
 
@@ -257,9 +252,9 @@ class ServedModel:
         model = self.model
         cost = (prompt_tokens * model.input_usd_per_1m + completion_tokens * model.output_usd_per_1m) / 1_000_000
         if fault is None or fault.bills:
-            self._tokens[0] += prompt_tokens
-            self._tokens[1] += completion_tokens
-            self._usd += cost
+            self.counts["prompt_tokens"] += prompt_tokens
+            self.counts["completion_tokens"] += completion_tokens
+            self.counts["usd"] += cost
         return cost
 
     def switch(self, values: Mapping[str, Any]) -> None:
@@ -285,15 +280,7 @@ class ServedModel:
 
     def stats(self) -> dict[str, Any]:
         """As a JSON object; see `ModelStats`."""
-        return {
-            "calls": self.calls,
-            "prompt_tokens": self._tokens[0],
-            "completion_tokens": self._tokens[1],
-            "usd": str(self._usd),
-            "cancelled": self.cancelled,
-            "faults": self._struck,
-            "peak": self._peak,
-        }
+        return {**self.counts, "usd": str(self.counts["usd"])}
 
     def _luck(self, *what: object) -> float:
-        return uniforms(*what, self.model.seed, self.model.name, self.calls)[0]
+        return uniforms(*what, self.model.seed, self.model.name, self.counts["calls"])[0]

@@ -52,7 +52,7 @@ class PoolServer:
     @contextlib.asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[int]:
         """Listen on 127.0.0.1 while the context lasts; gives the port."""
-        app = web.Application(client_max_size=_MAX_REQUEST)
+        app = web.Application(client_max_size=_MAX_REQUEST, middlewares=[_refusing])
         app.add_routes([
             web.post("/{dialect}/v1/chat/completions", self._chat),
             web.post("/{dialect}/v1/embeddings", self._embed),
@@ -81,29 +81,21 @@ class PoolServer:
 
     async def _call(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         dialect = _dialect(request)
-        try:
-            body = _parsed(await request.read())
-            served = self._find(body.get("model"), dialect)
-            self._admit(request, (served.model.name,))
-        except RequestRefused as refused:
-            return _refusal(dialect, refused)
+        body = _parsed(await request.read())
+        served = self._find(body.get("model"), dialect)
+        self._admit(request, (served.model.name,))
         served.enter()
         try:
             return await answer(request, body, served, dialect)
-        except RequestRefused as refused:
-            return _refusal(dialect, refused)
         except (asyncio.CancelledError, ConnectionResetError):
-            served.cancelled += 1
+            served.counts["cancelled"] += 1
             raise
         finally:
             served.under_way -= 1
 
     async def _models(self, request: web.Request) -> web.Response:
         dialect = _dialect(request)
-        try:
-            self._admit(request, tuple(self._served))
-        except RequestRefused as refused:
-            return _refusal(dialect, refused)
+        self._admit(request, tuple(self._served))
         return web.json_response(dialect.models([served.model for served in self._served.values()]))
 
     def _find(self, name: Any, dialect: Dialect) -> ServedModel:
@@ -132,17 +124,11 @@ class PoolServer:
             return _wrong(
                 404, f"model {request.match_info['name']!r}: not in the pool; it has {', '.join(self._served)}"
             )
-        try:
-            served.switch(_parsed(await request.read()))
-        except (ConfigError, RequestRefused) as error:
-            return _wrong(400, str(error))
+        served.switch(_parsed(await request.read()))
         return web.json_response({})
 
     async def _drift(self, request: web.Request) -> web.Response:
-        try:
-            drifted = _parsed(await request.read()).get("drifted", True)
-        except RequestRefused as error:
-            return _wrong(400, str(error))
+        drifted = _parsed(await request.read()).get("drifted", True)
         for served in self._served.values():
             served.switch({"drifted": drifted})
         return web.json_response({})
@@ -150,6 +136,17 @@ class PoolServer:
     async def _reset(self, _: web.Request) -> web.Response:
         self._begin()
         return web.json_response({})
+
+
+@web.middleware
+async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What is refused is said as the service says it; a control's mistakes plainly."""
+    try:
+        return await handler(request)
+    except (ConfigError, RequestRefused) as error:
+        if isinstance(error, RequestRefused) and "dialect" in request.match_info:
+            return _refusal(_dialect(request), error)
+        return _wrong(400, str(error))
 
 
 def _dialect(request: web.Request) -> Dialect:

@@ -260,12 +260,7 @@ class _Ended:
 class _Writing:
     """Writes what was answered, and counts."""
 
-    def __init__(
-        self,
-        log: LogFile,
-        questions: Sequence[LabelledQuestion],
-        advance: Callable[[int], object],
-    ) -> None:
+    def __init__(self, log: LogFile, questions: Sequence[LabelledQuestion], advance: Callable[[int], object]) -> None:
         self.collected = Collected(len(log.done))
         self._log = log
         self._questions = {question.id: question for question in questions}

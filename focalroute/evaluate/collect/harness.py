@@ -140,12 +140,7 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
     if row.get("acc") in (0, 1) and row["acc"] != (answer == label):
         raise ConfigError("target: acc says otherwise; is it an index into other choices?")
     tokens = sum(math.ceil((len(context) + len(text)) / _CHARACTERS) for context, text in asked)
-    output = {
-        "answer": answer,
-        "probabilities": _softmax(likelihoods),
-        "prompt_tokens": tokens,
-        "completion_tokens": 0,
-    }
+    output = {"answer": answer, "probabilities": _softmax(likelihoods), "prompt_tokens": tokens, "completion_tokens": 0}
     return _Sample(f"{task}/{row['doc_id']}", task, choices, label, row.get("doc_hash"), asked[0][0]), output
 
 

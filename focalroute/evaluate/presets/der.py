@@ -129,14 +129,8 @@ class RouteBatch:
         return float(self.worth.mean() - settings.alpha * self.cost.mean() / max(unit, 1e-12))
 
 
-def train_routes(
-    environment: Environment, settings: DerSettings, seed: int, *, advance: Callable[[int], object] = lambda _: None
-) -> Mlp:
-    """The policy after the best of some passes over the queries, in random order; heads 0..N-1 ask, head N stops.
-
-    Args:
-        advance: called with the passes made.
-    """
+def train_routes(environment: Environment, settings: DerSettings, seed: int) -> Mlp:
+    """The policy after the best of some passes over the queries, in random order; heads 0..N-1 ask, head N stops."""
     from threadpoolctl import threadpool_limits
 
     rng = np.random.default_rng(seed)
@@ -155,7 +149,6 @@ def train_routes(
                 reached = roll(policy, environment, validation, settings, None).score(settings, unit)
                 if reached > best:
                     best, net = reached, policy.net
-            advance(1)
     return net if len(validation) else policy.net
 
 
@@ -220,12 +213,7 @@ def _update(
     before[taken] = value(states)[:, 0]
     advantages = gae(routes.rewards, before)
     improved = improve(
-        policy,
-        states,
-        lambda z, rows: categorical(z, offered[rows], chosen[rows]),
-        advantages[taken],
-        settings,
-        rng,
+        policy, states, lambda z, rows: categorical(z, offered[rows], chosen[rows]), advantages[taken], settings, rng
     )
     return improved, regress(value, states, (advantages + before)[taken][:, None], settings, rng)
 

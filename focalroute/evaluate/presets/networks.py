@@ -202,13 +202,7 @@ def eq6(u: ArrayLike, asked: ArrayLike, pool: int, *, alpha: float) -> F64:
 
 
 def der_reward(
-    quality: ArrayLike,
-    before: ArrayLike | None,
-    cost: ArrayLike,
-    *,
-    alpha: float,
-    beta: float,
-    level: bool = True,
+    quality: ArrayLike, before: ArrayLike | None, cost: ArrayLike, *, alpha: float, beta: float, level: bool = True
 ) -> F64:
     """DER's reward of asking one more expert (arXiv 2412.07448), its threshold bonus aside.
 

@@ -62,12 +62,7 @@ class LabelPlace:
 
 
 def place_labels(
-    points: Sequence[tuple[float, float]],
-    widths: Sequence[float],
-    *,
-    height: float,
-    lines: Sequence[Box],
-    within: Box,
+    points: Sequence[tuple[float, float]], widths: Sequence[float], *, height: float, lines: Sequence[Box], within: Box
 ) -> list[LabelPlace]:
     """Place a label beside each point, one after another.
 

@@ -5,6 +5,7 @@ Drawings stand in an evaluation's JSON as well. None: there is no value.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -188,9 +189,9 @@ class VersionHistories:
 Drawing = CostQuality | OverTime | ErrorComparison | WhenRight | Calibration | AskedByRound | Heatmap | VersionHistories
 
 
-def plain_values(found: F64, digits: int = 6) -> tuple[Value, ...]:
+def plain_values(found: F64) -> tuple[Value, ...]:
     """Round an array to plain numbers; NaN becomes None."""
-    return tuple(None if np.isnan(value) else round(value, digits) for value in found.tolist())
+    return tuple(None if np.isnan(value) else round(value, 6) for value in found.tolist())
 
 
 def rolling_width(rows: int) -> int:
@@ -239,6 +240,20 @@ def measure_diversity(names: Sequence[str], known: Bools, right: Bools, least: i
             if both.sum() >= least:
                 found[i, j] = found[j, i] = focal_diversity(~right[both][:, [i, j]])
     return Heatmap(names, names, tuple(map(plain_values, found)), 2)
+
+
+def measure_tasks(tasks: Sequence[str], asked: F64, names: Sequence[str]) -> tuple[Heatmap | None, int]:
+    """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
+
+    Args:
+        tasks: of the n queries that have one.
+        asked: (n, N) whether an endpoint was asked, or how often of all runs.
+    """
+    counts = Counter(tasks)
+    kept = tuple(sorted(task for task, _ in counts.most_common(MOST_TASKS)))
+    of = np.array(tasks, object)
+    rows = tuple(plain_values(asked[of == task].mean(axis=0)) for task in kept)
+    return (Heatmap(kept, names, rows, 0) if kept else None), len(counts) - len(kept)
 
 
 def measure_when_right(number: I64, methods: Mapping[str, F64], most: int, *, scored: str, members: str) -> WhenRight:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from focalroute.evaluate.report_page import plots
-from focalroute.evaluate.report_page.drawings import CostQuality, Drawing
+from focalroute.evaluate.report_page.drawings import CostQuality, Drawing, Heatmap
 
 #: The page's sections in their order: what each is linked by, and its title.
 SECTIONS = {
@@ -52,6 +52,23 @@ class Section:
     caption: str
     drawing: Drawing | None = None
     table: TextTable | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has neither."""
+        return self.drawing is None and self.table is None
+
+
+def tasks_section(drawing: Heatmap | None, left: int, missing: str) -> Section:
+    """Describe whom which tasks ask, so many tasks ``left`` out; ``missing`` is said where there are none."""
+    if drawing is None:
+        return Section(missing)
+    left_out = f" The {left} smallest tasks are left out." if left else ""
+    return Section(
+        "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
+        f"difference to whom it asks.{left_out}",
+        drawing,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +129,27 @@ def _body(page: Page) -> Iterator[str]:
 
 
 def _section(name: str, section: Section) -> str:
-    drawn = "" if section.drawing is None else _drawn(name, section.drawing)
-    empty = section.drawing is None and section.table is None
     caption = f"<figcaption>{escape(section.caption)}</figcaption>"
-    figure = f"<figure>\n{drawn}\n{caption}\n</figure>"
-    table = "" if section.table is None else _table(section.table)
-    kind = ' class="empty"' if empty else ""
-    return f'<section id="{name}"{kind}>\n<h2>{SECTIONS[name]}</h2>\n{figure}\n{table}</section>'
+    figure = f"<figure>\n{_drawn(name, section.drawing)}\n{caption}\n</figure>"
+    kind = ' class="empty"' * section.empty
+    return f'<section id="{name}"{kind}>\n<h2>{SECTIONS[name]}</h2>\n{figure}\n{_table(section.table)}</section>'
 
 
-def _drawn(name: str, drawing: Drawing) -> str:
+def _drawn(name: str, drawing: Drawing | None) -> str:
+    if drawing is None:
+        return ""
     if not isinstance(drawing, CostQuality):
         return plots.as_svg(name, drawing)
     wide, narrow = plots.as_svg(name, drawing), plots.as_svg(f"{name}-narrow", drawing, narrow=True)
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 
-def _table(table: TextTable) -> str:
+def _table(table: TextTable | None) -> str:
+    if table is None:
+        return ""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     rows = "\n".join(_row(row, number in table.strong) for number, row in enumerate(table.rows))
-    kind = ' class="words"' if table.words else ""
+    kind = ' class="words"' * table.words
     return (
         f'<div class="scroll" tabindex="0">\n<table{kind}>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>\n"
@@ -140,5 +158,5 @@ def _table(table: TextTable) -> str:
 
 def _row(cells: Sequence[str], strong: bool) -> str:
     data = "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
-    kind = ' class="ours"' if strong else ""
+    kind = ' class="ours"' * strong
     return f'<tr{kind}><th scope="row">{escape(cells[0])}</th>{data}</tr>'

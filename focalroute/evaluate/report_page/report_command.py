@@ -139,11 +139,7 @@ def report_command(
     page = _page(evaluation, store, last, updates)
     write_file(out, html(page))
     drawn = [] if png is None else _write_pngs(page, png)
-    missing = {
-        name: section.caption
-        for name, section in page.sections.items()
-        if section.drawing is None and section.table is None
-    }
+    missing = {name: section.caption for name, section in page.sections.items() if section.empty}
     if out == STANDARD_OUTPUT:
         return
     if as_json:

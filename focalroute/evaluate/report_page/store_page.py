@@ -13,19 +13,17 @@ from focalroute.core.records import F64, Bools
 from focalroute.evaluate.metrics import interval, span
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.drawings import (
-    MOST_TASKS,
     RIGHT,
     AskedByRound,
     CostAxis,
     CostQuality,
     ErrorComparison,
-    Heatmap,
     MethodPoint,
     OverTime,
     StreamEvent,
 )
 from focalroute.evaluate.report_page.history import EndpointRecord, History
-from focalroute.evaluate.report_page.page import Page, Section, TextTable
+from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
 #: Rated answers below which nothing is drawn: an interval would span everything.
 FEW = 10
@@ -296,22 +294,11 @@ def _rounds(history: History) -> Section:
 
 
 def _tasks(history: History) -> Section:
-    counts = Counter(task for task, _ in history.tasks)
-    if not counts:
-        return Section("Needs a task with the queries: ensemble.ask(..., task=...) names one.")
-    kept = tuple(sorted(task for task, _ in counts.most_common(MOST_TASKS)))
-    place = {task: number for number, task in enumerate(kept)}
-    asked = np.zeros((len(kept), len(history.names)))
-    for task, endpoints in history.tasks:
-        if task in place:
-            asked[place[task], list(endpoints)] += 1 / counts[task]
-    left = len(counts) - len(kept)
-    left_out = f" The {left} smallest tasks are left out." if left else ""
-    return Section(
-        "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
-        f"difference to whom it asks.{left_out}",
-        Heatmap(kept, history.names, tuple(map(drawings.plain_values, asked)), 0),
-    )
+    asked = np.zeros((len(history.tasks), len(history.names)))
+    for row, (_, endpoints) in enumerate(history.tasks):
+        asked[row, list(endpoints)] = 1
+    drawing, left = drawings.measure_tasks([task for task, _ in history.tasks], asked, history.names)
+    return tasks_section(drawing, left, "Needs a task with the queries: ensemble.ask(..., task=...) names one.")
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
