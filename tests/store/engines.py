@@ -10,7 +10,7 @@ from focalroute.store.base import Store
 from focalroute.store.redis.store import RedisStore
 from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import place
-from tests.store.made import on_thread
+from tests.store.made import change
 
 __all__ = ["Engine", "RedisEngine", "SqliteEngine"]
 
@@ -44,11 +44,10 @@ class SqliteEngine:
 
     def later(self, store: Any, seconds: float, ids: tuple[str, ...] = ()) -> None:
         which = f"id IN {(*ids, '', '')}" if ids else "1"
-        on_thread(store, lambda db: db.execute(f"UPDATE reservations SET until = until - {seconds} WHERE {which}"))
+        change(store, "reservations", f"until = until - {seconds} WHERE {which}")
 
     def move_reservations(self, store: Any, seconds: float) -> None:
-        move = f"UPDATE reservations SET at = at + {seconds}, until = until + {seconds}"
-        on_thread(store, lambda db: db.execute(move))
+        change(store, "reservations", f"at = at + {seconds}, until = until + {seconds}")
 
 
 class RedisEngine:

@@ -13,9 +13,10 @@ import numpy as np
 
 from focalroute.core.records import Decision, Evidence, Feedback, Member, Observation, Trajectory, Usage
 from focalroute.store.base import LedgerRow, StoredAnswer
+from focalroute.store.sqlite.checksums import seal
 from focalroute.store.sqlite.store import SqliteStore
 
-__all__ = ["answer", "bill", "edit", "judge", "on_thread", "trajectory"]
+__all__ = ["answer", "bill", "change", "edit", "judge", "on_thread", "trajectory"]
 
 
 def trajectory(n: int = 12, decisions: int = 3, k: int = 4, m: int = 4) -> Trajectory:
@@ -61,6 +62,16 @@ def on_thread(store: SqliteStore, work: Callable[[sqlite3.Connection], Any]) -> 
         return result
 
     return store._read(commit)
+
+
+def change(store: SqliteStore, table: str, changed: str) -> None:
+    """Change rows of a table as the store itself would have written them, without that being found."""
+
+    def work(db: sqlite3.Connection) -> None:
+        db.execute(f"UPDATE {table} SET {changed}")
+        seal(db, table)
+
+    on_thread(store, work)
 
 
 def edit(path: Path, sql: str, *values: object) -> None:

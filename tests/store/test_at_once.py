@@ -84,8 +84,8 @@ def test_of_a_lone_call_that_fails_nothing_is_done(store: SqliteStore) -> None:
 def test_who_is_interrupted_leaves_nothing_half_done(store: SqliteStore) -> None:
     """As by Ctrl-C, which comes between any two lines of the main thread."""
 
-    def interrupted(db: sqlite3.Connection, _: object) -> None:
-        db.execute("INSERT INTO capabilities VALUES ('k', 1.0, '{}')")
+    def interrupted(db: sqlite3.Connection, *_: object) -> None:
+        db.execute("INSERT INTO capabilities VALUES ('k', 1.0, '{}', 0)")
         raise KeyboardInterrupt
 
     written(store, [(answer("a"),)])

@@ -26,12 +26,12 @@ def mode(path: Path) -> int:
 
 
 def test_a_fresh_store_is_for_its_owner_only(tmp_path: Path) -> None:
-    """The file, its log and its index."""
+    """The file, its logs and its index."""
     path = tmp_path / "s.db"
     with closing(SqliteStore(path)) as store:
         store.write(answer("a")).result(10)
         made = {file.name: mode(file) for file in tmp_path.iterdir()}
-    assert made == dict.fromkeys(("s.db", "s.db-wal", "s.db-shm"), 0o600)
+    assert made == dict.fromkeys(("s.db", "s.db-wal", "s.db-shm", "s.db-commits"), 0o600)
     assert mode(path) == 0o600
 
 
@@ -49,4 +49,4 @@ def test_a_file_that_is_there_keeps_its_mode(given: int, tmp_path: Path) -> None
     path.touch()
     path.chmod(given)
     SqliteStore(path).close()
-    assert mode(path) == given
+    assert mode(path) == mode(tmp_path / "s.db-commits") == given

@@ -12,8 +12,12 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from focalroute.core.errors import StoreError
+from focalroute.store.sqlite.checksums import Mark, begin_chain, read_mark, read_schema, recount
+from focalroute.store.sqlite.commit_log import CommitLog, first_mark, note_lost
 
 BUSY_S = 5.0  # the longest that another process is waited for
 
@@ -54,28 +58,33 @@ def _code(error: Exception) -> int:
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-def open_database(path: Path | None, name: str, *, full: bool) -> sqlite3.Connection:
+def open_database(path: Path | None, name: str, log: CommitLog | None, *, full: bool) -> sqlite3.Connection:
     """Open a database and bring its schema up to date; one in memory for None.
 
     Args:
         name: the database's, for errors.
+        log: of its latest commits, if it has one.
         full: whether a committed row must survive the loss of power.
 
     Raises:
         StoreError: it cannot be opened, belongs to another program, or is a newer version's.
     """
-    if path is not None:
-        _check_path(path)
-        _create_private(path)
     give_up = time.monotonic() + BUSY_S
     while True:
         try:
-            return _connect(path, name, full)
+            return _connect(path, name, log, full)
         except FAILURES as error:
             # The process that makes the file WAL locks the others out, and SQLite does not wait for that.
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise store_error(name, error) from None
         time.sleep(0.01)
+
+
+def prepare(path: Path) -> None:
+    """Make the file, if there is none; StoreError if it cannot be a database's."""
+    _check_path(path)
+    _create_private(path)
+    _require_own_log(path)
 
 
 def _check_path(path: Path) -> None:
@@ -97,7 +106,32 @@ def _create_private(path: Path) -> None:
         os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def _connect(path: Path | None, name: str, full: bool) -> sqlite3.Connection:
+def _require_own_log(path: Path) -> None:
+    """See that the write-ahead log beside a file goes on from it.
+
+    SQLite would mix into it what a log holds that was left by another file, or by an older copy of this one.
+
+    Raises:
+        StoreError: it does not.
+    """
+    first = first_mark(Path(f"{os.path.realpath(path)}-wal"))
+    if first is None:
+        return
+    try:
+        # Without the log. SQLite may close this file, as it knows of the locks that this process has on it.
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as db:
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            kept = read_mark(db) if tables else Mark(first.store)  # none: of an older version
+    except (sqlite3.Error, UnicodeDecodeError):
+        return  # opening it says what is wrong
+    if kept is not None and (kept.store != first.store or first.commits > kept.commits + 1):
+        raise StoreError(
+            f"{path}: was put in the place of another file, whose {path.name}-wal is still there; put that file "
+            f"back, or remove {path.name}-wal and {path.name}-shm, with what was written there last"
+        )
+
+
+def _connect(path: Path | None, name: str, log: CommitLog | None, full: bool) -> sqlite3.Connection:
     db = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -116,11 +150,25 @@ def _connect(path: Path | None, name: str, full: bool) -> sqlite3.Connection:
         except BaseException:
             roll_back(db)
             raise
+        if log is not None:
+            _compare(db, name, log)
         db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _compare(db: sqlite3.Connection, name: str, log: CommitLog) -> None:
+    """Note what the log knows of and the database does not; where the chain's own page is damaged, `verify` says so."""
+    try:
+        begin_writing(db, BUSY_S)
+        lost = note_lost(db, name, log)
+        db.execute("COMMIT")
+        if lost:
+            log.clear()
+    except FAILURES:
+        roll_back(db)
 
 
 @cache
@@ -140,7 +188,16 @@ def migrate(db: sqlite3.Connection, name: str) -> None:
         for statement in filter(str.strip, migration.split(";")):
             db.execute(statement.strip())
     if version < newest:
+        begin_chain(db)
         db.execute(f"PRAGMA user_version = {newest}")
+
+
+@cache
+def fresh_schema() -> list[Any]:
+    """The schema of a database that was made by this version."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db, "a fresh one")
+        return read_schema(db)
 
 
 class OpenedFile:
@@ -260,6 +317,8 @@ def copy_answers(db: sqlite3.Connection, using: threading.Lock, file: Path, late
             time.sleep(_COPY_PAUSE_S)
             with using:
                 after = _copy_part(db, after)
+        with using:
+            recount(db, "copy.")
     finally:
         with using, contextlib.suppress(sqlite3.ProgrammingError):  # it was closed meanwhile
             db.execute("DETACH copy")

@@ -15,6 +15,8 @@ from focalroute.store.accounts import from_pico
 from focalroute.store.base import CapabilityRow, FeedbackRows, Grouping, HealthRow, LedgerSum, StoredAnswer
 from focalroute.store.codec import read_answer
 from focalroute.store.engine import unless_damaged
+from focalroute.store.sqlite.checksums import Check, checks, checksum, head
+from focalroute.store.sqlite.database import fresh_schema
 from focalroute.store.sqlite.writes import find_wrong_balances
 
 if TYPE_CHECKING:
@@ -198,18 +200,18 @@ def ledger_sums(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
 def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
     """See `EngineReads`."""
     found: list[str] = []
-    checks: dict[str, Callable[[sqlite3.Connection], Iterator[str]]] = {
+    every: dict[str, Check] = {
         "pages": _damaged_pages,
         "references": _lost_rows,
         "answers": _damaged_answers,
-        "texts": _damaged_texts,
+        **checks(fresh_schema()),
         "balances": partial(find_wrong_balances, now=time.time()),
     }
-    for what, check in checks.items():
+    for what, check in every.items():
         try:
             found.extend(check(db))
-        except (db.DatabaseError, UnicodeDecodeError) as error:
-            found.append(f"{what}: could not all be read ({error})")
+        except (db.Error, StoreError, ValueError, TypeError, OverflowError) as error:  # a damaged value may be anything
+            found.append(f"{what}: could not all be read ({type(error).__name__}: {error})")
     return tuple(found)
 
 
@@ -223,22 +225,14 @@ def _lost_rows(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def _damaged_answers(db: sqlite3.Connection) -> Iterator[str]:
-    for row in db.execute(_ANSWERS):
+    for *row, crc in db.execute("SELECT id, created_at, record, trajectory, receipt, texts, crc FROM answers"):
         try:
-            read_answer(row[:6], row[6])
+            read_answer(tuple(row))
         except StoreError as error:
             yield str(error)
-
-
-def _damaged_texts(db: sqlite3.Connection) -> Iterator[str]:
-    """Check every other column that holds JSON."""
-    for query in (
-        "SELECT 'receipt of answer ' || id, receipt FROM answers",
-        "SELECT 'texts of answer ' || id, texts FROM answers WHERE texts IS NOT NULL",
-        "SELECT 'capabilities of ' || key, capability_values FROM capabilities",
-        "SELECT 'tags of ledger row ' || seq, tags FROM ledger",
-    ):
-        yield from (f"{where}: not JSON" for where, text in db.execute(query) if not _is_json(text))
+            continue
+        if crc is not None and checksum((*row[:3], head(row[3]), *row[4:])) != crc:
+            yield f"answers: the row of {row[0]!r} was changed after it was written"
 
 
 def _is_json(text: Any) -> bool:

@@ -86,3 +86,17 @@ CREATE INDEX ledger_overdue ON ledger (overdue) WHERE overdue IS NOT NULL;
 -- of endpoints whose breaker ever changed, open_until NULL where it is closed. Without an index of its own, so that
 -- the schema keeps to one page, and a file with any other page damaged can still be opened
 CREATE TABLE health (key TEXT PRIMARY KEY, open_until REAL, ejections INTEGER, changed_at REAL) WITHOUT ROWID;
+
+-- migration 6
+-- checksums, see focalroute.store.sqlite.checksums
+ALTER TABLE answers ADD COLUMN crc INTEGER;
+ALTER TABLE feedback ADD COLUMN crc INTEGER;
+ALTER TABLE probes ADD COLUMN crc INTEGER;
+ALTER TABLE ledger ADD COLUMN crc INTEGER;
+ALTER TABLE ledger_sums ADD COLUMN crc INTEGER;
+ALTER TABLE capabilities ADD COLUMN crc INTEGER;
+ALTER TABLE reservations ADD COLUMN crc INTEGER;
+ALTER TABLE balances ADD COLUMN crc INTEGER;
+ALTER TABLE health ADD COLUMN crc INTEGER;
+-- the chain's row is in sqlite_sequence, whose page every ask writes anyway
+INSERT INTO sqlite_sequence (name, seq) VALUES ('chain', '');

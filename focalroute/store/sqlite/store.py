@@ -30,6 +30,8 @@ from focalroute.store.accounts import Account, Balance
 from focalroute.store.base import Outcomes, Reservation, ReservationResult, Row, StoredAnswer, StoredProbe
 from focalroute.store.engine import QueuedStore
 from focalroute.store.sqlite import database, reads
+from focalroute.store.sqlite.checksums import Chain, Mark
+from focalroute.store.sqlite.commit_log import CommitLog
 from focalroute.store.sqlite.database import (
     FAILURES,
     ROW_ERRORS,
@@ -119,7 +121,11 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._file = None if self._path is None else self._path.absolute()  # the working folder may change
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
-        self._connection = database.open_database(self._path, self._name, full=durability == "full")
+        if self._path is not None:
+            database.prepare(self._path)
+        self._commit_log = None if self._file is None else CommitLog(self._file)
+        self._connection = database.open_database(self._path, self._name, self._commit_log, full=durability == "full")
+        self._chain = Chain(self._connection)
         self._opened_file = None if self._file is None else OpenedFile(self._file)
         self._using = threading.Lock()  # the connection
         self._copying = threading.Lock()
@@ -166,7 +172,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """See `Store.balances`."""
 
         def work(db: sqlite3.Connection) -> Mapping[Account, Balance]:
-            return AccountBalances(db, time.time()).balances(accounts)
+            return AccountBalances(db, time.time(), self._chain).balances(accounts)
 
         return self._look_up(work)
 
@@ -259,10 +265,14 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                     self._deliver()
                     self._tidy()
                     ahead = self._watch_clock(ahead)
+                    if self._commit_log is not None:
+                        self._commit_log.write()
                     next_poll = time.monotonic() + self._poll_s
             self._queue.done(len(jobs))
         with self._using:
             self._connection.close()
+            if self._commit_log is not None:
+                self._commit_log.close()
 
     def _watch_clock(self, before: float) -> float:
         """Warn of a clock that was set far ahead; how far it is ahead of one that nobody sets."""
@@ -304,7 +314,9 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         db = self._connection
         try:
             self._check_file()
-            balances = AccountBalances(db, time.time())
+            chain = self._chain
+            chain.begin()
+            balances = AccountBalances(db, time.time(), chain)
             single = len(units) == 1  # then the transaction is its own
             results = [
                 self._unit(unit, balances, savepoint=not (single or _one_statement(unit.rows))) for unit in units
@@ -315,7 +327,9 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             balances.save()
             if prune:
                 self._prune()
+            mark = chain.save()
             db.execute("COMMIT")
+            self._noted(mark)
         except Exception as error:  # noqa: BLE001 - every future gets it, and the store goes on
             roll_back(db)
             results = [error if isinstance(error, StoreError) else self._error(error) for _ in units]
@@ -336,6 +350,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             sqlite3.Error: the database itself fails, and the whole transaction with it.
         """
         db = self._connection
+        counts = balances.chain.counts
         if savepoint:
             db.execute("SAVEPOINT unit")
         try:
@@ -348,15 +363,21 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             result = StoreError(f"{self._name}: a row cannot be stored ({type(error).__name__}: {error})")
         if savepoint and isinstance(result, FocalrouteError):
             db.execute("ROLLBACK TO unit")
+            balances.chain.counts = counts
         if savepoint:
             db.execute("RELEASE unit")
         self._unpruned += len(unit.rows)
         self._unchecked += len(unit.rows) or 1
         return result
 
+    def _noted(self, mark: Mark | None) -> None:
+        """Say beside the file that a transaction is committed."""
+        if self._commit_log is not None and mark is not None:
+            self._commit_log.add(mark)
+
     def _prune(self) -> None:
         if self._keep is not None and self._prunable:
-            prune(self._connection, self._keep)
+            prune(self._connection, self._keep, self._chain)
             self._unpruned = 0
 
     @property
@@ -368,8 +389,11 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         try:
             if self._prunable:
                 begin_writing(self._connection, database.BUSY_S)
+                self._chain.begin()
                 self._prune()
+                mark = self._chain.save()
                 self._connection.execute("COMMIT")
+                self._noted(mark)
             if self._unchecked >= _CHECKPOINT_EVERY:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
                 self._unchecked, self._restarted = 0, self._path is not None
@@ -422,7 +446,7 @@ def _inserting(rows: Sequence[Row]) -> Unit:
 
     def work(db: sqlite3.Connection, balances: AccountBalances) -> None:
         for row in rows:
-            insert(db, row)
+            insert(db, row, balances.chain)
         balances.count(rows)
 
     return Unit(rows, work)

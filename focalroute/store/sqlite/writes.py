@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import AHEAD_S, GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
 from focalroute.store.base import (
@@ -35,6 +36,7 @@ from focalroute.store.base import (
 )
 from focalroute.store.codec import pack, write_answer, write_probe, write_tags
 from focalroute.store.engine import duplicate_answer, feedback_conflict, unknown_answer
+from focalroute.store.sqlite.checksums import Chain, checksum, head, seal
 
 if TYPE_CHECKING:
     import sqlite3
@@ -48,8 +50,8 @@ _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 # -- rows ----------------------------------------------------------------------------------------------------------
 
 
-def insert(db: sqlite3.Connection, row: Row) -> None:
-    """Insert a row.
+def insert(db: sqlite3.Connection, row: Row, chain: Chain) -> None:
+    """Insert a row, and count it in the chain.
 
     Raises:
         UnknownAnswer: feedback for an answer that is not there.
@@ -57,79 +59,104 @@ def insert(db: sqlite3.Connection, row: Row) -> None:
         StoreError: an answer with this id is there already.
     """
     if isinstance(row, StoredAnswer):
-        _insert_answer(db, row)
+        _insert_answer(db, row, chain)
     elif isinstance(row, Feedback):
-        _insert_feedback(db, row)
+        _insert_feedback(db, row, chain)
     elif isinstance(row, LedgerRow):
-        _insert_ledger_row(db, row)
+        _insert_ledger_row(db, row, chain)
     elif isinstance(row, StoredProbe):
-        insert = "INSERT INTO probes (answer_id, endpoint, record) VALUES (?, ?, ?)"
-        db.execute(insert, (row.answer_id, row.endpoint, write_probe(row)))
+        probe = (row.answer_id, row.endpoint, write_probe(row))
+        crc = checksum(probe)
+        db.execute("INSERT INTO probes (answer_id, endpoint, record, crc) VALUES (?, ?, ?, ?)", (*probe, crc))
+        chain.add(crc)
     elif isinstance(row, CapabilityRow):
+        checked = (row.key, float(row.probed_at), json.dumps(dict(row.values)))
         db.execute(
-            "INSERT INTO capabilities (key, probed_at, capability_values) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
-            "SET probed_at = excluded.probed_at, capability_values = excluded.capability_values "
+            "INSERT INTO capabilities (key, probed_at, capability_values, crc) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET probed_at = excluded.probed_at, "
+            "capability_values = excluded.capability_values, crc = excluded.crc "
             "WHERE excluded.probed_at >= probed_at",
-            (row.key, row.probed_at, json.dumps(dict(row.values))),
+            (*checked, checksum(checked)),
         )
     elif isinstance(row, HealthRow):
+        until = None if row.open_until is None else float(row.open_until)
+        health = (row.key, until, row.ejections, float(row.changed_at))
         db.execute(
-            "INSERT INTO health (key, open_until, ejections, changed_at) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO "
-            "UPDATE SET open_until = excluded.open_until, ejections = excluded.ejections, "
-            "changed_at = excluded.changed_at WHERE excluded.changed_at >= changed_at",
-            (row.key, row.open_until, row.ejections, row.changed_at),
+            "INSERT INTO health (key, open_until, ejections, changed_at, crc) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET open_until = excluded.open_until, ejections = excluded.ejections, "
+            "changed_at = excluded.changed_at, crc = excluded.crc WHERE excluded.changed_at >= changed_at",
+            (*health, checksum(health)),
         )
 
 
-def _insert_answer(db: sqlite3.Connection, row: StoredAnswer) -> None:
+def _insert_answer(db: sqlite3.Connection, row: StoredAnswer, chain: Chain) -> None:
     blob = None if row.trajectory is None else pack(row.trajectory)
+    values = (row.id, float(row.created_at), write_answer(row), blob, row.receipt, row.texts)
+    crc = checksum((*values[:3], head(blob), *values[4:]))
     inserted = db.execute(
-        "INSERT INTO answers (id, created_at, record, trajectory, receipt, texts) VALUES (?, ?, ?, ?, ?, ?) "
+        "INSERT INTO answers (id, created_at, record, trajectory, receipt, texts, crc) VALUES (?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (id) DO NOTHING",
-        (row.id, row.created_at, write_answer(row), blob, row.receipt, row.texts),
+        (*values, crc),
     )
     if not inserted.rowcount:
         raise duplicate_answer(row.id)
+    chain.add(crc)
 
 
-def _insert_feedback(db: sqlite3.Connection, row: Feedback) -> None:
+def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> None:
     """Insert it in one statement, if it is the first from its source: the reference tells whether the answer exists."""
+    values = (row.answer_id, row.source, float(row.reward), row.label, float(row.created_at))
+    crc = checksum(values)
     try:
         inserted = db.execute(
-            "INSERT INTO feedback (answer_id, source, reward, label, created_at) VALUES (?, ?, ?, ?, ?) "
+            "INSERT INTO feedback (answer_id, source, reward, label, created_at, crc) VALUES (?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (answer_id, source) DO NOTHING",
-            (row.answer_id, row.source, row.reward, row.label, row.created_at),
+            (*values, crc),
         )
     except db.IntegrityError:
         if db.execute("SELECT 1 FROM answers WHERE id = ?", (row.answer_id,)).fetchone() is not None:
             raise
         raise unknown_answer(row.answer_id) from None
     if inserted.rowcount:
+        chain.add(crc)
         return
     query = "SELECT reward, label FROM feedback WHERE answer_id = ? AND source = ?"
     if db.execute(query, (row.answer_id, row.source)).fetchone() != (row.reward, row.label):
         raise feedback_conflict(row.answer_id, row.source)
 
 
-def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow) -> None:
+def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> None:
     usage = row.usage
     used: tuple[int | None, ...] = (None,) * 5
     if usage is not None:
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
         used = (*tokens, to_pico(usage.cost_usd))
+    paid = (to_pico(row.cost), row.cost_source, write_tags(row.tags), None)
+    _insert_bill(db, (row.answer_id, row.endpoint, float(row.at), *used, *paid), chain)
+
+
+def _insert_bill(db: sqlite3.Connection, values: tuple[object, ...], chain: Chain) -> None:
+    crc = checksum(values)
     db.execute(
         "INSERT INTO ledger (answer_id, endpoint, at, prompt_tokens, completion_tokens, cached_tokens, "
-        "reasoning_tokens, provider_pico, cost_pico, cost_source, tags) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (row.answer_id, row.endpoint, row.at, *used, to_pico(row.cost), row.cost_source, write_tags(row.tags)),
+        "reasoning_tokens, provider_pico, cost_pico, cost_source, tags, overdue, crc) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*values, crc),
     )
+    chain.add(crc)
 
 
-def prune(db: sqlite3.Connection, keep: int) -> None:
+def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
     """Drop answers beyond the latest ``keep``, with their feedback; old ledger rows go into the sums."""
-    db.execute("DELETE FROM answers WHERE seq <= (SELECT max(seq) - ? FROM answers)", (keep,))
+    old = "WHERE answers.seq <= (SELECT max(seq) - ? FROM answers)"
+    chain.remove("answers", old, (keep,))
+    for table in ("feedback", "probes"):
+        chain.remove(table, f"JOIN answers ON answers.id = {table}.answer_id {old}", (keep,))
+    db.execute(f"DELETE FROM answers {old}", (keep,))  # noqa: S608 - constants
     last = db.execute("SELECT max(seq) - ? FROM ledger", (_LEDGER_ROWS_AN_ANSWER * keep,)).fetchone()
     db.execute(
-        "INSERT INTO ledger_sums SELECT endpoint, count(*), sum(cost_pico IS NULL), coalesce(sum(prompt_tokens), 0), "
+        "INSERT INTO ledger_sums (endpoint, calls, unpriced, prompt_tokens, completion_tokens, micro, pico) "
+        "SELECT endpoint, count(*), sum(cost_pico IS NULL), coalesce(sum(prompt_tokens), 0), "
         "coalesce(sum(completion_tokens), 0), coalesce(sum(cost_pico / 1000000), 0), "
         "coalesce(sum(cost_pico % 1000000), 0) FROM ledger WHERE seq <= ? GROUP BY endpoint "
         "ON CONFLICT (endpoint) DO UPDATE SET calls = calls + excluded.calls, unpriced = unpriced + excluded.unpriced, "
@@ -138,7 +165,9 @@ def prune(db: sqlite3.Connection, keep: int) -> None:
         "micro = micro + excluded.micro, pico = pico + excluded.pico",
         last,
     )
+    chain.remove("ledger", "WHERE seq <= ?", last)
     db.execute("DELETE FROM ledger WHERE seq <= ?", last)
+    seal(db, "ledger_sums")
 
 
 # -- balances ------------------------------------------------------------------------------------------------------
@@ -151,10 +180,12 @@ class AccountBalances:
 
     Args:
         now: the moment of the transaction, Unix time.
+        chain: in which rows are counted.
     """
 
-    def __init__(self, db: sqlite3.Connection, now: float) -> None:
+    def __init__(self, db: sqlite3.Connection, now: float, chain: Chain) -> None:
         self._db = db
+        self.chain = chain
         self._now = now
         self._states: dict[str, dict[Account, AccountState]] = {}  # by tag
         self._changed: set[Account] = set()
@@ -179,12 +210,13 @@ class AccountBalances:
         at = max(self._now, *begun, 0.0)
         granted = all(self._state(account, at).fits(amount, pico_below(limits[account])) for account in limits)
         if granted:
-            held = (reservation.id, reservation.answer_id, reservation.endpoint, at, amount)
             until = at + reservation.timeout_s + GRACE_S
+            held = (reservation.id, reservation.answer_id, reservation.endpoint, float(at), amount, float(until))
+            values = (*held, write_tags(reservation.tags))
             self._db.execute(
-                "INSERT INTO reservations (id, answer_id, endpoint, at, pico, until, tags) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*held, until, json.dumps(reservation.tags)),
+                "INSERT INTO reservations (id, answer_id, endpoint, at, pico, until, tags, crc) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, checksum(values)),
             )
             self._add(reservation.tags, at, reserved=amount)
         balances = {account: self._state(account, at).balance(account) for account in limits}
@@ -206,16 +238,18 @@ class AccountBalances:
         What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
         """
         ahead = "UPDATE reservations SET until = ? + until - at WHERE at > ? AND until > at"
-        self._db.execute(ahead, (self._now, self._now + AHEAD_S))
-        overdue = "SELECT id, at, pico, tags FROM reservations WHERE coalesce(until, at + ?) < ? ORDER BY at"
-        for held, at, amount, tags in self._db.execute(overdue, (_LONGEST_S + GRACE_S, self._now)).fetchall():
+        if self._db.execute(ahead, (self._now, self._now + AHEAD_S)).rowcount:
+            seal(self._db, "reservations")
+        overdue = (
+            "SELECT id, answer_id, endpoint, at, pico, tags FROM reservations "
+            "WHERE coalesce(until, at + ?) < ? ORDER BY at"
+        )
+        longest = (_LONGEST_S + GRACE_S, self._now)
+        for held, answer_id, endpoint, at, amount, tags in self._db.execute(overdue, longest).fetchall():
             doubt = held.startswith(DOUBT)
+            bill = (answer_id, endpoint, at, *(None,) * 5, amount, "reserved", tags, held)
             if not doubt:
-                self._db.execute(
-                    "INSERT INTO ledger (answer_id, endpoint, at, cost_pico, cost_source, tags, overdue) "
-                    "SELECT answer_id, endpoint, at, pico, 'reserved', tags, id FROM reservations WHERE id = ?",
-                    (held,),
-                )
+                _insert_bill(self._db, bill, self.chain)
             self._db.execute("DELETE FROM reservations WHERE id = ?", (held,))
             self._add(json.loads(tags), at, spent=0 if doubt else amount, reserved=-amount)
 
@@ -223,11 +257,12 @@ class AccountBalances:
         """Write what has changed."""
         for account in self._changed:
             state = self._states[account.tag][account]
+            values = (account.tag, account.period_s, state.period, str(state.spent), str(state.reserved))
             self._db.execute(
-                "INSERT INTO balances (tag, period_s, period, spent, reserved) VALUES (?, ?, ?, ?, ?) "
+                "INSERT INTO balances (tag, period_s, period, spent, reserved, crc) VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (tag, period_s) DO UPDATE SET period = excluded.period, spent = excluded.spent, "
-                "reserved = excluded.reserved",
-                (account.tag, account.period_s, state.period, str(state.spent), str(state.reserved)),
+                "reserved = excluded.reserved, crc = excluded.crc",
+                (*values, checksum(values)),
             )
         if self._put_right:
             _log.warning(
@@ -241,6 +276,7 @@ class AccountBalances:
         held = pico_above(reservation.amount)
         if self._db.execute("DELETE FROM reservations WHERE id = ?", (reservation.id,)).rowcount:
             return held, 0
+        self.chain.remove("ledger", "WHERE overdue = ?", (reservation.id,))
         if self._db.execute("DELETE FROM ledger WHERE overdue = ?", (reservation.id,)).rowcount:
             return 0, held
         return 0, 0
@@ -269,7 +305,7 @@ class AccountBalances:
         """The open accounts of a tag."""
         if tag not in self._states:
             found = self._db.execute("SELECT period_s, period, spent, reserved FROM balances WHERE tag = ?", (tag,))
-            self._states[tag] = {Account(tag, period_s): AccountState(*map(int, rest)) for period_s, *rest in found}
+            self._states[tag] = {Account(tag, period_s): _state_of(tag, rest) for period_s, *rest in found}
         return self._states[tag]
 
     def _set(self, account: Account, state: AccountState) -> None:
@@ -277,11 +313,19 @@ class AccountBalances:
         self._changed.add(account)
 
 
+def _state_of(tag: str, values: Iterable[str | int]) -> AccountState:
+    """The state of these columns; StoreError if they are damaged."""
+    try:
+        return AccountState(*map(int, values))
+    except (ValueError, TypeError):
+        raise StoreError(f"the balance of the tag {tag!r} is damaged; see `focalroute ledger --repair`") from None
+
+
 def find_wrong_balances(db: sqlite3.Connection, now: float) -> Iterator[str]:
     """Find balances that differ from the sum of ledger and reservations; unknown where rows were pruned."""
     pruned = db.execute("SELECT count(*) FROM ledger_sums").fetchone()[0]
     for tag, period_s, *amounts in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
-        account, kept = Account(tag, period_s), AccountState(*map(int, amounts))
+        account, kept = Account(tag, period_s), _state_of(tag, amounts)
         if pruned and account != Account():
             continue
         period = kept.period if account.credible(kept.period, now) else account.period(now)

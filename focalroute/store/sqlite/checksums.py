@@ -1,0 +1,232 @@
+"""Checksums: of every row, and of all answers, feedback, probes and rows of the ledger together.
+
+Every row carries the CRC-32 of its values. One mark says how many of those rows there are, what their checksums add up
+to, and how many transactions there were; each transaction that changes something writes it anew. So `checks` find a row
+that was changed, lost or put back. The mark is a row of SQLite's own table of the latest numbers, as most transactions
+write that page anyway: a table of its own took twice the time.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_HEAD = 8  # bytes of a trajectory: its own checksum and length (see `focalroute.store.codec`), which stand for the rest
+
+#: What the checksum of a table's row is of, in this order; the first one names the row.
+COLUMNS = {
+    "answers": ("id", "created_at", "record", "trajectory", "receipt", "texts"),
+    "feedback": ("answer_id", "source", "reward", "label", "created_at"),
+    "probes": ("answer_id", "endpoint", "record"),
+    "ledger": (
+        *("answer_id", "endpoint", "at", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
+        *("provider_pico", "cost_pico", "cost_source", "tags", "overdue"),
+    ),
+    "ledger_sums": ("endpoint", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico"),
+    "capabilities": ("key", "probed_at", "capability_values"),
+    "reservations": ("id", "answer_id", "endpoint", "at", "pico", "until", "tags"),
+    "balances": ("tag", "period_s", "period", "spent", "reserved"),
+    "health": ("key", "open_until", "ejections", "changed_at"),
+}
+#: Tables whose rows are counted by the chain. Those written before there were checksums have none; rows of others do.
+CHAINED = ("answers", "feedback", "probes", "ledger")
+_SPACES = re.compile(r"--[^\n]*|\s")
+_FORMS = tuple("%s\0" * count for count in range(1 + max(map(len, COLUMNS.values()))))
+
+
+def checksum(values: Sequence[object]) -> int:
+    """The checksum of a row's values, as SQLite gives them back: REAL columns as floats."""
+    return zlib.crc32((_FORMS[len(values)] % tuple(values)).encode("utf-8", "surrogatepass"))
+
+
+def head(trajectory: object) -> object:
+    """What of a trajectory the row's checksum is of."""
+    return trajectory[:_HEAD] if isinstance(trajectory, bytes) else trajectory
+
+
+def seal(db: sqlite3.Connection, table: str) -> None:
+    """Give every row of a table the checksum of what it holds now."""
+    columns = COLUMNS[table]
+    named = " AND ".join(f"{column} IS ?" for column in columns)
+    for row in db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall():  # noqa: S608 - constants
+        db.execute(f"UPDATE {table} SET crc = ? WHERE {named}", (checksum(row), *row))  # noqa: S608 - constants
+
+
+# -- the chain ---------------------------------------------------------------------------------------------------------
+
+
+class Mark(NamedTuple):
+    """The row of the chain. As text it has always the same length, so that it is written over in its place.
+
+    Attributes:
+        store: a random id, as a number.
+        commits: transactions that changed something.
+        lost: those of them that were acknowledged, and were no longer there when the store was opened.
+        rows: of all chained tables, that have a checksum.
+        total: of their checksums.
+        numbers: of the latest rows of all chained tables, added up.
+    """
+
+    store: int
+    commits: int = 0
+    lost: int = 0
+    rows: int = 0
+    total: int = 0
+    numbers: int = 0
+
+    def to_text(self) -> str:
+        """As the chain keeps it."""
+        store, commits, lost, rows, total, numbers = self
+        text = f"focalroute chain {store:016x} {commits:016x} {lost:016x} {rows:016x} {total:016x} {numbers:016x}"
+        return f"{text} {zlib.crc32(text.encode()):08x}"
+
+    @classmethod
+    def of(cls, text: object) -> Self | None:
+        """The mark of this text; None: it is damaged."""
+        try:
+            mark = cls(*(int(word, 16) for word in str(text).split()[2:8]))
+        except (ValueError, TypeError):
+            return None
+        return mark if mark.to_text() == text else None
+
+
+_NUMBERS = "SELECT sum(seq) FROM {}sqlite_sequence WHERE name <> 'chain'"
+_STATE = f"SELECT seq, ({_NUMBERS.format('')}) FROM sqlite_sequence WHERE name = 'chain'"  # noqa: S608 - constants
+_WRITE = "UPDATE {}sqlite_sequence SET seq = ? WHERE name = 'chain'"
+
+
+class Chain:
+    """What a transaction changes of the chain.
+
+    Attributes:
+        counts: rows more than before, and what their checksums add up to.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._written = "", Mark(0)  # mostly this process was the last to write it
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the next transaction."""
+        self._before = self._db.total_changes
+        self.counts = (0, 0)
+
+    def add(self, crc: int) -> None:
+        """Count a row of a chained table."""
+        rows, total = self.counts
+        self.counts = (rows + 1, total + crc)
+
+    def remove(self, table: str, which: str, values: Sequence[object] = ()) -> None:
+        """Count rows no longer, which are to be deleted; ``which``: the rest of a query after the table's name."""
+        query = f"SELECT count({table}.crc), coalesce(sum({table}.crc), 0) FROM {table} {which}"  # noqa: S608 - constants
+        fewer, less = self._db.execute(query, values).fetchone()
+        rows, total = self.counts
+        self.counts = (rows - fewer, total - less)
+
+    def save(self) -> Mark | None:
+        """Write the chain, if anything was changed; None: nothing was, or the chain is damaged and stays so."""
+        if self._db.total_changes == self._before:
+            return None
+        text, numbers = self._db.execute(_STATE).fetchone() or (None, None)
+        mark = self._written[1] if text == self._written[0] else Mark.of(text)
+        if mark is None:
+            return None
+        store, commits, lost, rows, total, _ = mark
+        more, higher = self.counts
+        mark = Mark(store, commits + 1, lost, rows + more, total + higher, numbers or 0)
+        text = mark.to_text()
+        self._db.execute(_WRITE.format(""), (text,))
+        self._written = text, mark
+        return mark
+
+
+def read_mark(db: sqlite3.Connection) -> Mark | None:
+    """The chain's mark; None: it is damaged."""
+    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'chain'").fetchone()
+    return None if row is None else Mark.of(row[0])
+
+
+def write_mark(db: sqlite3.Connection, mark: Mark, schema: str = "") -> None:
+    """Write the chain's mark; ``schema``: of an attached database, with its dot."""
+    db.execute(_WRITE.format(schema), (mark.to_text(),))
+
+
+def begin_chain(db: sqlite3.Connection) -> None:
+    """Begin the chain of a database that has none; the rows that it counts have no checksum if they are older."""
+    for table in COLUMNS.keys() - set(CHAINED):
+        seal(db, table)
+    (numbers,) = db.execute(_NUMBERS.format("")).fetchone()
+    write_mark(db, Mark(secrets.randbits(63), numbers=numbers or 0))
+
+
+def recount(db: sqlite3.Connection, schema: str) -> None:
+    """Make the chain say what is there, in an attached database (its name with a dot) that was filled otherwise."""
+    rows = total = 0
+    for table in CHAINED:
+        query = f"SELECT count(crc), coalesce(sum(crc), 0) FROM {schema}{table}"  # noqa: S608 - constants
+        count, of_table = db.execute(query).fetchone()
+        rows, total = rows + count, total + of_table
+    (numbers,) = db.execute(_NUMBERS.format(schema)).fetchone()
+    write_mark(db, Mark(secrets.randbits(63), rows=rows, total=total, numbers=numbers or 0), schema)
+
+
+# -- finding changes ---------------------------------------------------------------------------------------------------
+
+Check = Callable[["sqlite3.Connection"], Iterator[str]]
+
+
+def checks(schema: Sequence[Any]) -> dict[str, Check]:
+    """Every check but that of answers, by what it is of; ``schema``: of a fresh database."""
+    tables = COLUMNS.keys() - {"answers"}
+    rows: dict[str, Check] = {f"rows of {table}": partial(_changed_rows, table) for table in sorted(tables)}
+    return {**rows, "chain": _changed_chain, "schema": partial(_changed_schema, schema)}
+
+
+def _changed_rows(table: str, db: sqlite3.Connection) -> Iterator[str]:
+    for *values, crc in db.execute(f"SELECT {', '.join(COLUMNS[table])}, crc FROM {table}"):  # noqa: S608 - constants
+        if crc is None and table in CHAINED:
+            continue  # see `_changed_chain`
+        if checksum(values) != crc:
+            yield f"{table}: the row of {values[0]!r} was changed after it was written"
+
+
+def _changed_chain(db: sqlite3.Connection) -> Iterator[str]:
+    text, numbers = db.execute(_STATE).fetchone() or (None, None)
+    mark = Mark.of(text)
+    if mark is None:
+        yield "chain: damaged, so rows may be missing"
+        return
+    rows = total = 0
+    for table in CHAINED:
+        query = f"SELECT count(*), count(crc), coalesce(sum(crc), 0) FROM {table}"  # noqa: S608 - constants
+        every, count, of_table = db.execute(query).fetchone()
+        rows, total = rows + count, total + of_table
+        if count < every:
+            yield f"{table}: {every - count} rows are older than checksums; whether they were changed cannot be told"
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_sequence")}
+    if (rows, total, numbers or 0) != (mark.rows, mark.total, mark.numbers) or not names <= {*CHAINED, "chain"}:
+        yield f"chain: {mark.rows} rows of answers, feedback, probes and ledger were written, {rows} others are there"
+    if mark.lost:
+        yield (
+            f"chain: {mark.lost} transactions that had been acknowledged are lost: the end of the write-ahead log was "
+            "damaged, or an older file was put in the place of this one"
+        )
+
+
+def _changed_schema(schema: Sequence[Any], db: sqlite3.Connection) -> Iterator[str]:
+    if read_schema(db) != schema:
+        yield "schema: is not the one that focalroute made"
+
+
+def read_schema(db: sqlite3.Connection) -> list[Any]:
+    """Everything that is in the schema, without spaces and comments."""
+    found = db.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master ORDER BY type, name")
+    return [(*names, _SPACES.sub("", sql)) for *names, sql in found]

@@ -1,0 +1,125 @@
+"""Tells when acknowledged transactions are lost: their numbers are kept beside the database, too.
+
+What SQLite finds damaged in its write-ahead log it drops without a word, with all that follows. Then the chain's number
+of transactions is less than the one in the small file beside the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from focalroute.store.sqlite.checksums import Mark, read_mark, write_mark
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_log = logging.getLogger("focalroute.store")
+
+_ENTRY = struct.Struct("<QQI")  # store, commits, CRC-32 of both
+_PAUSE_S = 0.01  # between two writes: they take as long as a small row
+_ENTRIES = 64  # each commit has a place of its own, so that processes need not wait for each other
+
+
+_MARK = re.compile(rb"focalroute chain(?: [0-9a-f]{16}){6} [0-9a-f]{8}")
+
+
+class CommitLog:
+    """The numbers of the latest transactions, in a file beside the database. Its trouble is no trouble for the store.
+
+    It is written soon after a commit (`write`) and never synced: the death of a process leaves it a moment behind, the
+    loss of power any time.
+
+    Args:
+        path: of the database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = Path(f"{os.path.realpath(path)}-commits")
+        self._file: int | None = None
+        self._latest: Mark | None = None  # not written yet
+        self._next = 0.0  # when it may be written again (monotonic)
+        try:
+            mode = path.stat().st_mode & 0o777
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, mode)
+            if os.fstat(self._file).st_size < _ENTRIES * _ENTRY.size:
+                os.fchmod(self._file, mode)  # the same users may write both
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, bytes(_ENTRIES * _ENTRY.size), 0)
+        except OSError as error:
+            _log.warning(
+                "%s: cannot be used (%s), so lost transactions would not be noticed", self._path, error.strerror
+            )
+            self.close()
+
+    def latest(self, store: int) -> int:
+        """The number of the latest transaction of this store; 0: not known."""
+        if self._file is None:
+            return 0
+        data = os.pread(self._file, _ENTRIES * _ENTRY.size, 0)
+        entries = [_ENTRY.unpack_from(data, at) for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
+        return max((commits for of, commits, crc in entries if of == store and crc == _crc(of, commits)), default=0)
+
+    def add(self, mark: Mark) -> None:
+        """Say that a transaction is committed; it is written now if none was lately, else by the next `write`."""
+        self._latest = mark
+        if time.monotonic() >= self._next:
+            self.write()
+
+    def write(self) -> None:
+        """Write the latest number, unless that is done."""
+        mark, self._latest = self._latest, None
+        if self._file is None or mark is None:
+            return
+        self._next = time.monotonic() + _PAUSE_S
+        with contextlib.suppress(OSError):  # a full disk: the next one may be written
+            entry = _ENTRY.pack(mark.store, mark.commits, _crc(mark.store, mark.commits))
+            os.pwrite(self._file, entry, mark.commits % _ENTRIES * _ENTRY.size)
+
+    def clear(self) -> None:
+        """Forget all numbers."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file, bytes(_ENTRIES * _ENTRY.size), 0)
+
+    def close(self) -> None:
+        """Write the latest number and close the file."""
+        self.write()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _crc(store: int, commits: int) -> int:
+    return zlib.crc32(b"%d %d" % (store, commits))
+
+
+def note_lost(db: sqlite3.Connection, name: str, log: CommitLog) -> int:
+    """Note in the chain how many acknowledged transactions are no longer there; within a transaction that writes.
+
+    Once it is committed, the log is to be cleared: the numbers are given again.
+    """
+    mark = read_mark(db)
+    lost = 0 if mark is None else max(log.latest(mark.store) - mark.commits, 0)
+    if mark is not None and lost:
+        _log.error("%s: %d transactions that had been acknowledged are lost; see `Store.verify`", name, lost)
+        write_mark(db, mark._replace(lost=mark.lost + lost))
+    return lost
+
+
+def first_mark(wal: Path) -> Mark | None:
+    """The mark of the first transaction in a write-ahead log; None: there is none."""
+    with contextlib.suppress(OSError), wal.open("rb") as file:
+        data = b""
+        while part := file.read(1 << 20):
+            data = data[-200:] + part
+            if found := _MARK.search(data):
+                return Mark.of(found[0].decode())
+    return None
