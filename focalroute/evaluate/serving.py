@@ -18,7 +18,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import PoolError
 from focalroute.core.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
 from focalroute.evaluate.replay import RecordedReply, Revealed, Turn
-from focalroute.learn.reward import USER, credit, judged
+from focalroute.learn.reward import USER, credit, judged, unjudged
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import Pacer
@@ -100,6 +100,7 @@ class Serving:
         answer = self._end(ask, turn)
         if self.stored is not None:
             self.stored = replace(self.stored, probes=self._probed(ask.query, turn))
+            self._observer.agree(*unjudged(self.stored))
         self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
         return answer
 

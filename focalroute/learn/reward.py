@@ -132,6 +132,14 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     return Outcome(answer.id, answer.members, right, frozenset(inferred), masses=masses, **text)
 
 
+def unjudged(answer: StoredAnswer) -> tuple[Outcome, int]:
+    """What an answer without feedback teaches by its members' agreement (see `Observer.agree`), and its choices."""
+    steps = answer.trajectory
+    text: dict[str, Any] = {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
+    answer = _with_probes(answer)
+    return Outcome(answer.id, answer.members, {}, **text), len(answer.keys) if answer.kind == "choice" else 0
+
+
 def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:
     """What members' probabilities were on a closed question whose right choice the feedback tells."""
     trajectory = answer.trajectory

@@ -218,12 +218,13 @@ class AskView:
             raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
         self._leader = p.index(max(p))
         self._agrees = []
-        if self.agreement is not None:
-            if len(p) > 1:
-                alike = self._alike(self.agreement)
-                p = gathered(p, self._leader, alike)
-                self._agrees = (2 * alike[self._leader] - 1).tolist()
-            p = self._doubted(p)
+        if self.agreement is not None and len(p) > 1:
+            alike = self._alike(self.agreement)
+            p = gathered(p, self._leader, alike)
+            self._agrees = (2 * alike[self._leader] - 1).tolist()
+        none = self.none_of_these()
+        if none:
+            p = [*((1 - none) * x for x in p), *[none / self._unseen()] * self._unseen()]
         for i, candidate in self.backs.items():
             self._marks[i, 2] = self._agreement(candidate)
         largest = [*sorted(p, reverse=True)[:4], 0.0, 0.0, 0.0][:4]
@@ -238,15 +239,25 @@ class AskView:
             return self._agrees[candidate]
         return float(observation.agreement(candidate, self._leader))
 
-    def _doubted(self, posterior: Sequence[float]) -> list[float]:
-        """The posterior of open texts with what nobody has said yet, as that of a closed question of so many choices.
+    def none_of_these(self) -> float:
+        """How likely it is that no candidate is right: 0 of a closed question.
 
         A lone reply is always the likeliest of those there are: that says nothing of how good it is. By naive Bayes the
-        leader is right with the odds e^s : K - 1, s its evidence.
+        candidates are right with odds e^s, s their evidence, and each of the answers that nobody gave, `OPEN_CHOICES`
+        in all, with odds 1. Of open texts, of which no two need be alike, only the leader counts.
         """
-        evidence = math.exp(-float(self.evidence().members[self._leader, :, _EVIDENCE].sum()))
-        sure = 1 / (1 + (OPEN_CHOICES - 1) * evidence)
-        return [*(sure * p for p in posterior), *[(1 - sure) / (OPEN_CHOICES - 1)] * (OPEN_CHOICES - 1)]
+        if self._closed or not self.backs:
+            return 0.0
+        evidence = self.evidence().members[:, :, _EVIDENCE].sum(axis=1)
+        if self.agreement is not None:
+            evidence = evidence[max(self._leader, 0), None]
+        unseen = self._unseen()
+        return unseen / (float(np.exp(evidence).sum()) + unseen)
+
+    def _unseen(self) -> int:
+        """How many answers a free-form question has that nobody gave."""
+        given = 1 if self.agreement is not None else len(self.candidates)
+        return max(OPEN_CHOICES - given, 1)
 
     def _alike(self, agreement: Agreement) -> F32:
         """How far each two candidates say the same, (K, K); tool calls are the same or are not."""

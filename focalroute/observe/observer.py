@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import combinations
 
@@ -27,7 +28,9 @@ from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.memory import Memory
+from focalroute.observe.observation import OPEN_CHOICES
 from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, PoolStats, PoolTotals, relative_skills
+from focalroute.observe.referees import MOST_WORTH, Referees, judge
 from focalroute.observe.window import Window
 
 F32 = NDArray[np.float32]
@@ -35,6 +38,7 @@ F64 = NDArray[np.float64]
 
 _log = logging.getLogger("focalroute")
 
+_REFEREED_WINDOWS = 4  # so many times the window's rows are compared by agreement, which tells less than a label
 _UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unsettled
 
 
@@ -76,7 +80,8 @@ class Observer:
         self.embedder = name_of(embed) if embedder is None else embedder
         self._index = {name: i for i, name in enumerate(self.endpoints)}
         self._lock = threading.Lock()
-        self._window = Window(window)
+        self._window, self._agreed = Window(window), Window(window)
+        self._referees = Referees(len(self.endpoints), _REFEREED_WINDOWS * window)
         self._totals = PoolTotals([None if price is None else float(price) for price in prices])
         self._listed = self._totals.prices
         n = len(self.endpoints)
@@ -94,7 +99,7 @@ class Observer:
         self._changed: set[int] = set()
         self._changed_pairs: set[tuple[int, int]] = set()
         self._stats = self._renewed()
-        self._stats_version = self._window.version
+        self._stats_version = self._version
         self._begun = False  # whether an ask began since the reading was made
 
     def adopt(self, experience: Experience | None) -> None:
@@ -114,7 +119,7 @@ class Observer:
             self._memory = self._remembered(experience)
             self._calibration.fill(experience.totals(self.endpoints))
             self._totals.prices = experience.prices(self._listed, self.endpoints)
-            self._stats, self._stats_version = self._renewed(), self._window.version
+            self._stats, self._stats_version = self._renewed(), self._version
 
     def _remembered(self, experience: Experience) -> Memory:
         """Its memory of texts; none where other features than ours are in it."""
@@ -148,16 +153,69 @@ class Observer:
                 here = sorted(self._index[name] for name in row if name in self._index)
                 self._changed.update(here)
                 self._changed_pairs.update(combinations(here, 2))
-            if outcome.features is not None and outcome.embedder == self.embedder:
-                right = [self._right(outcome, name) for name in self.endpoints]
-                self._memory.add(outcome.answer_id, outcome.features, right)
+            self._changed.update(self._here(self._agreed.drop(outcome.answer_id)))
+            right = [self._right(outcome, name) for name in self.endpoints]
+            self._referees.label(outcome.answer_id, np.array(right))
+            self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
             self._learned += new
             changes = self._detect(outcome.answer_id, before, at) if self._detecting else {}
-            if self._begun:  # asks are under way: renew here, so that the next one need not; a replayed backlog waits
-                self._begun = False
-                self._stats, self._stats_version = self._renewed(), self._window.version
+            self._renew_if_begun()
         return changes
+
+    def agree(self, outcome: Outcome, choices: int) -> None:
+        """Learn from an answer without feedback: its members' agreement says how likely each was right.
+
+        Feedback that comes later replaces it; what comes after feedback is passed over.
+
+        Args:
+            outcome: whose ``right`` is empty.
+            choices: of a closed question; 0 for a free-form one.
+        """
+        with self._lock:
+            if outcome.answer_id in self._window:
+                return
+            here = [name for name in outcome.members if name in self._index]
+            if len(here) > 1:
+                outcome = self._judged(outcome, here, choices or OPEN_CHOICES)
+            for row in self._agreed.push(outcome):
+                self._changed.update(self._here(row))
+            self._renew_if_begun()
+
+    def _judged(self, outcome: Outcome, here: Sequence[str], choices: int) -> Outcome:
+        """The outcome with how likely each of these members is right, by the others."""
+        backed = [outcome.members[name].candidate for name in here]
+        members = np.array(self._here(here))
+        rows = self._stats.rows
+        verdict = judge(
+            members,
+            np.array([-1 if candidate is None else candidate for candidate in backed]),
+            choices,
+            rows.skill[members],
+            rows.skill[members] - rows.level,
+        )
+        self._referees.add(outcome.answer_id, verdict)
+        values = dict(zip(here, verdict.values.tolist(), strict=True))
+        outcome = replace(outcome, right=values, inferred=frozenset(here))
+        self._remember(outcome, [values.get(name, math.nan) for name in self.endpoints])
+        return outcome
+
+    def _remember(self, outcome: Outcome, right: Sequence[float]) -> None:
+        if outcome.features is not None and outcome.embedder == self.embedder:
+            self._memory.add(outcome.answer_id, outcome.features, right)
+
+    def _renew_if_begun(self) -> None:
+        """Where asks are under way renew the numbers now, so that the next one need not; a replayed backlog waits."""
+        if self._begun:
+            self._begun = False
+            self._stats, self._stats_version = self._renewed(), self._version
+
+    def _here(self, names: Iterable[str]) -> list[int]:
+        return [self._index[name] for name in names if name in self._index]
+
+    @property
+    def _version(self) -> int:
+        return self._window.version + self._agreed.version
 
     def _detect(self, answer_id: str, before: Mapping[str, bool], at: float) -> dict[str, Change]:
         """Show the detectors what is known that was not before; a correction of what was is not taken up."""
@@ -178,10 +236,12 @@ class Observer:
     def _forget(self, name: str, newest: int) -> None:
         """All that was known of an endpoint before its newest outcomes, its long run included, is of another one."""
         self._window.forget(name, newest)
+        self._agreed.forget(name, 0)
         if name in self._index:
             index, others = self._index[name], range(len(self.endpoints))
             self._memory.forget(index, newest)
             self._calibration.forget(index)
+            self._referees.forget(index)
             self._offsets[index], self._strengths[index] = 0.0, PRIOR_ASKS
             self._changed.update(others)
             self._changed_pairs.update((min(index, i), max(index, i)) for i in others if i != index)
@@ -243,18 +303,18 @@ class Observer:
         return text_features(text) if self._embed is text_features else unit_vector(self._embed(text))
 
     def _current(self) -> PoolStats:
-        if self._stats_version != self._window.version:
+        if self._stats_version != self._version:
             with self._lock:
-                if self._stats_version != self._window.version:
+                if self._stats_version != self._version:
                     self._stats = self._renewed()
-                    self._stats_version = self._window.version
+                    self._stats_version = self._version
         return self._stats
 
     def _renewed(self) -> PoolStats:
         """New numbers; only what changed since the last ones is computed again. Earlier ones stay as they were."""
         names = self.endpoints
         for i in self._changed:
-            self._totals.update(i, self._window.counts(names[i]))
+            self._totals.update(i, self._window.counts(names[i]), self._agreed.counts(names[i]))
         self._changed.clear()
         if self._changed_pairs:
             first, second = np.array(list(self._changed_pairs)).T
@@ -265,5 +325,11 @@ class Observer:
             self._ahead[first, second] = wrong_second - wrong_first
             self._ahead[second, first] = wrong_first - wrong_second
             self._changed_pairs.clear()
-        relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), self._offsets, self._strengths)
-        return self._totals.stats(names, self._pairs, relative_skill, self._offsets, self._strengths)
+        offsets, strengths = self._offsets, self._strengths
+        refereed, ahead = self._referees.comparisons()
+        if refereed.any():  # what agreement says is where labels start from, and not worth more than a few of them
+            offsets = relative_skills(refereed, ahead.sum(axis=1), offsets, strengths)
+            strengths = strengths + np.minimum(refereed.sum(axis=1), MOST_WORTH)
+        relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), offsets, strengths)
+        bias = self._referees.bias()
+        return self._totals.stats(names, self._pairs, relative_skill, self._offsets, self._strengths, bias)

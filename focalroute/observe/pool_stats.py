@@ -6,6 +6,7 @@ The formulas take any leading shape (...,): none for the pool that is served, on
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ _RELATIVES = [_AT["price"].start, _AT["latency"].start]
 #: The two columns that depend on the cost weight, lambda.
 COST_PENALTIES = slice(_AT["cost_penalty"].start, _AT["log_cost_penalty"].stop)
 _PRICES_KEPT = 16
+_NO_ROWS = Counts()
 _LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little, so that its logarithm is finite
 
 
@@ -241,11 +243,14 @@ class PoolTotals:
     def __init__(self, prices: Sequence[float | None]) -> None:
         self.prices = np.array([np.nan if price is None else price for price in prices], np.float64)
         self._counts = np.zeros((len(prices), 6))  # see `table_of`
+        self._agreed = np.zeros((len(prices), 2))  # rows with a value inferred from agreement, and the sum of these
         self._lengths = np.zeros((len(prices), 3))  # see `length_moments`
 
-    def update(self, index: int, c: Counts) -> None:
-        """Take over one endpoint's totals."""
+    def update(self, index: int, labelled: Counts, agreed: Counts = _NO_ROWS) -> None:
+        """Take over one endpoint's totals, of the rows with feedback and of those without."""
+        c = Counts._make(map(operator.add, labelled, agreed))
         self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
+        self._agreed[index] = agreed.inferred, agreed.inferred_sum / INFERRED_UNIT
         self._counts[index] = (
             c.known + c.inferred,
             c.right + c.inferred_sum / INFERRED_UNIT,
@@ -255,9 +260,25 @@ class PoolTotals:
             c.latency_us / 1e6,
         )
 
-    def stats(self, names: tuple[str, ...], pairs: F64, relative_skill: F64, offsets: F64, strengths: F64) -> PoolStats:
-        """The pool's numbers; the arguments as for `rows_of`, ``pairs`` being the focal diversity (N, N) of pairs."""
-        table = table_of(self.prices, self._counts)
+    def stats(
+        self,
+        names: tuple[str, ...],
+        pairs: F64,
+        relative_skill: F64,
+        offsets: F64,
+        strengths: F64,
+        bias: F64 | float = 0.0,
+    ) -> PoolStats:
+        """The pool's numbers.
+
+        Args:
+            names: the endpoints; ``pairs`` the focal diversity (N, N) of each two; the next ones as for `rows_of`.
+            bias: (N,) by how much values inferred from agreement are too low.
+        """
+        counts = self._counts.copy()
+        inferred, values = self._agreed.T
+        counts[:, 1] += (values + inferred * bias).clip(0, inferred) - values
+        table = table_of(self.prices, counts)
         focal = pairs.sum(axis=-1) / max(len(names) - 1, 1)
         rows = rows_of(table, focal, relative_skill, offsets, strengths)
         costs, latencies = _where_known(table[:, 2], table[:, 6]), _where_known(table[:, 3], table[:, 7])

@@ -119,6 +119,21 @@ class Window:
         self.version += 1
         return (tuple(row),) if before is None else (tuple(row), tuple(before[1]))
 
+    def drop(self, answer_id: str) -> tuple[str, ...]:
+        """Take the row of an answer out, if it is there.
+
+        Returns:
+            Its members.
+        """
+        position = self._position.pop(answer_id, None)
+        entry = None if position is None else self._ring[position]
+        if position is None or entry is None:
+            return ()
+        self._ring[position] = None
+        self._apply(position, entry[1], operator.sub)
+        self.version += 1
+        return tuple(entry[1])
+
     def forget(self, name: str, newest: int) -> None:
         """Take an endpoint out of every row before its ``newest`` latest known ones (at least 1), as if not asked."""
         for age in range(1, self.size + 1):

@@ -127,6 +127,7 @@ class AsyncEnsemble:
             self._slot,
             self._updater,
             window=settings.window,
+            learn_from_agreement=settings.learn_from_agreement,
             on_feedback=on_feedback,
         )
         self._judge = BackgroundJudge(settings.judge, self._feedback, store, self._guard, self._pacer)
@@ -134,7 +135,15 @@ class AsyncEnsemble:
         self._pool = Pool(self.endpoints, store, self._guard, rules=rules, samples=settings.samples)
         self._synthesiser = Synthesiser(self._pool, self._names, settings.synthesiser)
         share = 0.0 if isinstance(policy, Baseline) else settings.probe_share  # a named policy does without exploration
-        self._explorer = Explorer(self._observer, self._pool, store, self._pacer, share, deadline_s=settings.deadline_s)
+        self._explorer = Explorer(
+            self._observer,
+            self._pool,
+            store,
+            self._pacer,
+            share,
+            deadline_s=settings.deadline_s,
+            on_probe=self._feedback.learn_agreement,
+        )
         self._resources = Resources(
             judge=self._judge,
             updater=self._updater,
@@ -342,7 +351,8 @@ class AsyncEnsemble:
             self._recorder.answered(ask, answer)
         if answer.durable:
             self._feedback.remember(row)
-            self._explorer.on_answer(ask)
+            self._feedback.learn_agreement(row)
+            self._explorer.on_answer(ask, row)
             self._judge.on_answer(ask, answer)
         return answer
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 
 from focalroute.answers import candidate_key, reply_form
 from focalroute.core.errors import FocalrouteError
@@ -17,7 +19,7 @@ from focalroute.money.pacing import Pacer
 from focalroute.observe import Observer
 from focalroute.observe.exploration import Cost, Probe, Probing
 from focalroute.serving.ask import Ask
-from focalroute.store.base import PROBE, Store, StoredProbe
+from focalroute.store.base import PROBE, Store, StoredAnswer, StoredProbe
 
 _log = logging.getLogger("focalroute")
 
@@ -32,11 +34,21 @@ class Explorer:
         pacer: later asks make up for what exploration cost.
         share: of what the asks cost; 0: no exploration.
         deadline_s: for one call.
+        on_probe: called with the answer and the probe of it.
     """
 
     def __init__(
-        self, observer: Observer, pool: Pool, store: Store, pacer: Pacer, share: float, *, deadline_s: float
+        self,
+        observer: Observer,
+        pool: Pool,
+        store: Store,
+        pacer: Pacer,
+        share: float,
+        *,
+        deadline_s: float,
+        on_probe: Callable[[StoredAnswer], None],
     ) -> None:
+        self._on_probe = on_probe
         self._probing = Probing(observer, share)
         self._pacer = pacer
         self._pool = pool
@@ -45,20 +57,20 @@ class Explorer:
         self._tasks = Background()
         self._closed = False
 
-    def on_answer(self, ask: Ask) -> None:
+    def on_answer(self, ask: Ask, answer: StoredAnswer) -> None:
         """Ask another endpoint the query of an answer that was stored, if it is time. Returns at once."""
         if self._closed or ask.view.agreement is not None:  # feedback tells nothing of another open text
             return
         probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._callable(ask))
         if probe is not None:
-            self._tasks.start(self._explore(probe, ask.query, ask.ask_budget))
+            self._tasks.start(self._explore(probe, ask.query, ask.ask_budget, answer))
 
     def _callable(self, ask: Ask) -> set[int]:
         """Find the endpoints that were not asked, and can be."""
         free = enumerate(zip(self._pool.available(), self._pool.lacking(required_features(ask.query)), strict=True))
         return {i for i, (available, lack) in free if available and not lack and i not in ask.view.asked}
 
-    async def _explore(self, probe: Probe, query: Query, ask_budget: AskBudget) -> None:
+    async def _explore(self, probe: Probe, query: Query, ask_budget: AskBudget, answer: StoredAnswer) -> None:
         paid, written = len(ask_budget.bills), len(ask_budget.unwritten)
         ask_budget.answer_id = f"{PROBE}:{query.id}"
         deadline = asyncio.get_running_loop().time() + self._deadline_s
@@ -67,6 +79,7 @@ class Explorer:
             row = stored_probe(query, reply)
             if row is not None:
                 self._store.write(row)
+                self._on_probe(replace(answer, probes=(row,)))
         except FocalrouteError as error:
             _log.warning("an exploration call failed: %s", error)
         finally:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from focalroute.core.errors import FeedbackError, UnknownAnswer
 from focalroute.core.records import Feedback
-from focalroute.learn.reward import Label, credit, judged, outranks
+from focalroute.learn.reward import Label, credit, judged, outranks, unjudged
 from focalroute.observe import Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.updates import Updater
@@ -28,6 +28,7 @@ class FeedbackHandler:
 
     Args:
         window: how many past outcomes the observer looks back on; that many of the store's latest are learned at once.
+        learn_from_agreement: whether answers without feedback teach, too.
         on_feedback: called with each feedback that was given here, once it is committed.
     """
 
@@ -40,6 +41,7 @@ class FeedbackHandler:
         updater: Updater,
         *,
         window: int,
+        learn_from_agreement: bool = True,
         on_feedback: Callable[[Feedback], None] | None = None,
     ) -> None:
         self._store = store
@@ -49,11 +51,15 @@ class FeedbackHandler:
         self._slot = slot
         self._updater = updater
         self._window = window
+        self._learn_from_agreement = learn_from_agreement
         self._on_feedback = on_feedback
         self._sources: OrderedDict[str, str] = OrderedDict()
         self._started = False  # what the store holds from before is known, but not news
         store.subscribe(self._on_commit, last=window)
         self._started = True
+        for answer, feedback in store.recent(window) if learn_from_agreement else ():
+            if not feedback:
+                observer.agree(*unjudged(answer))
 
     async def submit(self, answer_id: str, *, reward: float | bool | None, label: Label | None, source: str) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
@@ -77,6 +83,11 @@ class FeedbackHandler:
         )
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)  # one step: threads of several loops may be here
+
+    def learn_agreement(self, answer: StoredAnswer) -> None:
+        """Learn what its members' agreement tells, until feedback replaces it."""
+        if self._learn_from_agreement:
+            self._observer.agree(*unjudged(answer))
 
     def _on_commit(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Learn each outcome of feedback that was committed, here or by another process."""

@@ -81,8 +81,8 @@ def select_answer(ask: Ask) -> Selection:
     if ask.fused is None:
         raise RuntimeError("no reply has been fused yet")
     query, posterior, written = ask.query, ask.fused.posterior, ask.written
-    confidence = max(posterior)
-    best = posterior.index(confidence)
+    best = posterior.index(max(posterior))
+    confidence = posterior[best] * (1 - ask.view.none_of_these())
     text, form = ask.view.candidates[best], ask.view.forms[best]
     if written is not None and written.ok and written.text is not None:
         written_form = normal_form(written.text, "text") or ""

@@ -68,11 +68,13 @@ class Settings:
         probe_share: what exploration calls to endpoints that a query was not asked may cost over time, as a share of
             what the asks do (see `focalroute.observe.exploration`); they run in the background, and teach with the
             answer's feedback. A policy by name does without.
+        learn_from_agreement: learn from how far the members of an answer agree which endpoints are good, as long as no
+            feedback has come for it (see `focalroute.observe.referees`).
         synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
         judge: who gives feedback for some of the answers in the background; None: none.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
-        seed: makes the sampled decisions repeatable.
+        seed: makes the sampled decisions repeatable, of asks at the same time only without ``learn_from_agreement``.
         telemetry: whether spans and metrics are recorded (`docs/telemetry.md`): by the OpenTelemetry providers that the
             program has set, or by those of a `focalroute.serving.telemetry.Telemetry`.
 
@@ -97,6 +99,7 @@ class Settings:
     samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 10
     update_every: Annotated[int, Field(ge=1)] | None = None
     probe_share: Annotated[float, Field(ge=0, le=1)] = 0.02
+    learn_from_agreement: bool = True
     synthesiser: Annotated[str | None, _Unchecked] = None
     judge: Annotated[Judge | None, _Unchecked] = None
     store_text: bool = False

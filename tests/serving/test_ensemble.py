@@ -151,7 +151,7 @@ def test_with_a_seed_concurrent_asks_decide_as_sequential_ones_do(pool: Simulate
     asks = [{"query": q.text, "choices": q.choices} for q in stream(40, seed=3)]
 
     def run(concurrency: int) -> list[object]:
-        with Ensemble(pool.endpoints, seed=1) as ensemble:
+        with Ensemble(pool.endpoints, seed=1, learn_from_agreement=False) as ensemble:
             answers = ensemble.ask_many(asks, concurrency=concurrency)
         return [[call.endpoint for call in a.receipt.calls] for a in answers if isinstance(a, Answer)]
 
@@ -179,7 +179,7 @@ def test_a_blocking_ensemble_works_inside_a_running_loop(pool: SimulatedPool) ->
 
 def test_one_ensemble_serves_many_threads(pool: SimulatedPool) -> None:
     questions = list(stream(60, seed=4))
-    with Ensemble(pool.endpoints, seed=0) as ensemble, ThreadPoolExecutor(12) as threads:
+    with Ensemble(pool.endpoints, seed=0, probe_share=0) as ensemble, ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(lambda q: ensemble.ask(q.text, choices=q.choices), questions))
         list(
             threads.map(

@@ -164,7 +164,7 @@ def test_what_log_linear_learned_is_learned_again_after_a_restart(pool: Simulate
 
 def test_the_cascade_goes_from_the_cheap_to_the_dear_one_at_a_time(pool: SimulatedPool) -> None:
     """The better half: the two cheapest while nothing is known. The third is dear, and never needed."""
-    with Ensemble(pool.endpoints, policy="cascade") as ensemble:
+    with Ensemble(pool.endpoints, policy="cascade", learn_from_agreement=False) as ensemble:
         answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(10, seed=5)]
         once = ensemble.ask(QUESTION, answer="number")
     assert {tuple(calls) for calls in called(answers)} == {("small", "middle")}

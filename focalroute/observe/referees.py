@@ -1,0 +1,163 @@
+"""What agreement says of endpoints, where nobody has said who was right.
+
+*Values.* With naive Bayes weights w_j of the members' votes (see `observation.vote_weights`), the candidates C that
+were given and K effective answers, candidate c is right with probability
+
+    q(c) = e^s(c) / (sum over C of e^s + max(K - |C|, 0)),    s(c) = sum of w_j over the members j that back c
+
+and a member's value is q of its candidate. The last term is "none of these": whoever stands alone is as right as it
+usually is, so a member asked alone teaches nothing.
+
+*Comparisons.* Members i and j that differ are compared by the others, their referees:
+
+    d_ij = (sum of v_r over the referees r who agree with i - that over those who agree with j) / sum of v_r
+
+with v_r = 1/2 + 3 (relative skill), within 0.1 and 2. Referees err, too, so that E[d_ij] is `RELIABILITY` times the
+difference that a label would show: each such row counts RELIABILITY^2 of a labelled one. Linear shares, and not
+posteriors, because only they do not make those who are believed ever more believed. Rows on which i and j agree show no
+difference, whoever else was asked. (docs/results.md, "Without labels", compares this with others.)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.observe.observation import vote_weights
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+#: How much of a difference between two endpoints their referees see, in the mean.
+RELIABILITY = 0.6
+
+#: The most labelled rows that all comparisons of an endpoint by referees are worth.
+MOST_WORTH = 60
+
+_BIAS_PRIOR = 10.0  # labelled rows: how strongly a correction is held at the pool's, and that at 0
+_REFEREED_PRIOR = 0.5  # rows: how strongly the difference of a pair is held at 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the members of one query, m of them, say of each other.
+
+    Attributes:
+        members: (m,) their indices in the pool.
+        values: (m,) how likely each is right.
+        sums: (4, m, m) of each pair: rows in common; whether they differ; RELIABILITY d_ij; RELIABILITY^2 where there
+            are referees.
+    """
+
+    members: I64
+    values: F64
+    sums: F64
+
+
+def judge(members: I64, candidates: I64, choices: int, skill: F64, relative_skill: F64) -> Verdict:
+    """Judge the members of one query, at least two, by each other.
+
+    Args:
+        members: (m,) their indices in the pool.
+        candidates: (m,) the one each backs; -1: its reply holds no answer, which is wrong.
+        choices: K; `OPEN_CHOICES` for a free-form question.
+        skill: (m,) how likely each was thought to be right.
+        relative_skill: (m,) by how much more than the mean of the pool.
+    """
+    answered = candidates >= 0
+    same = (candidates[:, None] == candidates) & answered[:, None]
+    scores = np.exp(same @ vote_weights(skill, choices))
+    different = np.unique(candidates[answered], return_index=True)[1]
+    given = scores[answered][different]
+    values = answered * scores / (given.sum() + max(choices - len(given), 0)) if len(given) else np.zeros(len(members))
+    trust = np.clip(0.5 + 3 * relative_skill, 0.1, 2.0)
+    backing = same @ trust - trust * answered
+    referees = trust.sum() - trust[:, None] - trust
+    differ = candidates[:, None] != candidates
+    heard = differ & (referees > 1e-9)
+    ahead = np.divide(backing[:, None] - backing, referees, out=np.zeros(differ.shape), where=heard)
+    sums = np.stack([np.ones(differ.shape), differ, RELIABILITY * ahead, RELIABILITY**2 * heard])
+    sums[:, np.arange(len(members)), np.arange(len(members))] = 0
+    return Verdict(members, values, sums)
+
+
+class Referees:
+    """The verdicts on the latest queries, and what labels say of them. Not thread-safe by itself; `Observer` guards it.
+
+    Args:
+        endpoints: N.
+        size: the verdicts kept.
+    """
+
+    def __init__(self, endpoints: int, size: int) -> None:
+        self._n = endpoints
+        self._size = size
+        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self._errors: OrderedDict[str, tuple[I64, F64]] = OrderedDict()
+        self._sums = np.zeros((4, endpoints, endpoints))
+        self._error_sums = np.zeros((2, endpoints))  # labelled rows; sum of (truth - value)
+
+    def add(self, answer_id: str, verdict: Verdict) -> None:
+        """Take in the verdict on one query, in place of an earlier one."""
+        self._drop(answer_id)
+        self._verdicts[answer_id] = verdict
+        self._sums[:, verdict.members[:, None], verdict.members] += _exact(verdict.sums)
+        if len(self._verdicts) > self._size:
+            self._drop(next(iter(self._verdicts)))
+
+    def label(self, answer_id: str, right: F64) -> None:
+        """Replace the verdict on a query by what is known, (N,) 1 right, 0 wrong, NaN unknown; note its errors."""
+        verdict = self._verdicts.get(answer_id)
+        if verdict is None:
+            return
+        self._drop(answer_id)
+        known = ~np.isnan(right[verdict.members])
+        members = verdict.members[known]
+        errors = _exact(right[members] - verdict.values[known])
+        self._errors[answer_id] = members, errors
+        self._error_sums[:, members] += np.stack([np.ones(len(errors)), errors])
+        if len(self._errors) > self._size:
+            _, (members, errors) = self._errors.popitem(last=False)
+            self._error_sums[:, members] -= np.stack([np.ones(len(errors)), errors])
+
+    def forget(self, endpoint: int) -> None:
+        """Forget every comparison of an endpoint."""
+        for answer_id, verdict in list(self._verdicts.items()):
+            if endpoint in verdict.members:
+                self._drop(answer_id)
+        self._error_sums[:, endpoint] = 0
+
+    def bias(self) -> F64:
+        """By how much values are too low, (N,): the mean error on labelled rows, shrunk to the pool's, and that to 0.
+
+        This is the rectifier of prediction-powered inference (arXiv 2301.09633, Eq. 1), partially pooled.
+        """
+        rows, errors = self._error_sums
+        pool = errors.sum() / (rows.sum() + _BIAS_PRIOR)
+        bias: F64 = (errors + _BIAS_PRIOR * pool) / (rows + _BIAS_PRIOR)
+        return bias
+
+    def comparisons(self) -> tuple[F64, F64]:
+        """What the verdicts are worth of each pair, in labelled rows, and how many more of these i got right; (N, N).
+
+        A pair's difference is its share of rows on which it differs times the mean of what referees see there.
+        """
+        rows, differ, ahead, heard = self._sums
+        worth = rows * np.where(differ > 0, (heard + _REFEREED_PRIOR) / (differ + _REFEREED_PRIOR), 1.0)
+        worth = np.minimum(worth, rows)
+        share = differ / np.maximum(rows, 1)
+        return worth, worth * share * ahead / (heard + _REFEREED_PRIOR)
+
+    def _drop(self, answer_id: str) -> None:
+        verdict = self._verdicts.pop(answer_id, None)
+        if verdict is not None:
+            self._sums[:, verdict.members[:, None], verdict.members] -= _exact(verdict.sums)
+
+
+def _exact(values: F64) -> F64:
+    """In steps of 2^-20, so that what is added and taken away again leaves no trace."""
+    rounded: F64 = np.round(values * 2**20) / 2**20
+    return rounded

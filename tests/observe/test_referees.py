@@ -1,0 +1,150 @@
+"""What agreement teaches, by hand, on made-up pools, and beside labels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from focalroute.core.records import Member, Outcome, Query
+from focalroute.observe import Observer
+from focalroute.observe.observation import OPEN_CHOICES, vote_weights
+from focalroute.observe.referees import RELIABILITY, Referees, Verdict, judge
+
+CHOICES = 4
+
+
+def verdict(backed: Sequence[int], *, skill: float = 0.6, choices: int = CHOICES) -> Verdict:
+    """The verdict on members 0, 1, ... of equal skill."""
+    n = len(backed)
+    return judge(np.arange(n), np.array(backed), choices, np.full(n, skill), np.zeros(n))
+
+
+def outcome(answer_id: str, backed: Sequence[int | None], right: dict[str, float] | None = None) -> Outcome:
+    """Members m0, m1, ..., in this order, that back these candidates; None: was not asked."""
+    members = {f"m{i}": Member(1, k, 10, 0.1, None) for i, k in enumerate(backed) if k is not None}
+    return Outcome(answer_id, members, right or {})
+
+
+def observer(n: int) -> Observer:
+    return Observer([f"m{i}" for i in range(n)], [None] * n, detect=False)
+
+
+def play(
+    backed: Callable[[random.Random, int], list[int]], rows: int, asked: int, labels: float = 0.0, seed: int = 0
+) -> Observer:
+    """Let members answer so many queries, ``asked`` of them each, whose right candidate is 0."""
+    rng = random.Random(seed)
+    n = len(backed(rng, 0))
+    learned = observer(n)
+    for row in range(rows):
+        here = set(rng.sample(range(n), asked))
+        said = [k if i in here else None for i, k in enumerate(backed(rng, row))]
+        learned.agree(outcome(str(row), said), CHOICES)
+        if rng.random() < labels:
+            learned.learn(
+                outcome(str(row), said, {f"m{i}": float(k == 0) for i, k in enumerate(said) if k is not None})
+            )
+    return learned
+
+
+def independent(*accuracy: float) -> Callable[[random.Random, int], list[int]]:
+    return lambda rng, _: [0 if rng.random() < a else rng.randrange(1, CHOICES) for a in accuracy]
+
+
+def test_a_value_is_naive_bayes_with_none_of_these() -> None:
+    weight = float(vote_weights(np.array(0.6), OPEN_CHOICES))
+    found = verdict([0, 0, 1], choices=OPEN_CHOICES)
+    total = np.exp(2 * weight) + np.exp(weight) + OPEN_CHOICES - 2
+    assert found.values == pytest.approx([np.exp(2 * weight) / total] * 2 + [np.exp(weight) / total])
+
+
+def test_who_gives_no_answer_is_wrong_and_agrees_with_nobody() -> None:
+    found = verdict([-1, -1, 2])
+    assert found.values[:2].tolist() == [0, 0]
+    assert found.values[2] > 0.5
+    assert found.sums[1, 0, 1] == 0  # both have none, so there is no difference between them
+    assert verdict([-1, -1]).values.tolist() == [0, 0]
+
+
+def test_referees_say_by_how_much_of_their_trust_one_is_ahead() -> None:
+    rows, differ, ahead, heard = verdict([0, 1, 0, 2]).sums
+    assert rows[0, 1] == differ[0, 1] == 1
+    assert ahead[0, 1] == -ahead[1, 0] == pytest.approx(RELIABILITY / 2)  # of the two others one agrees with member 0
+    assert heard[0, 1] == pytest.approx(RELIABILITY**2)
+    assert (rows[0, 2], differ[0, 2], ahead[0, 2], heard[0, 2]) == (1, 0, 0, 0)
+    assert not np.diagonal(verdict([0, 1, 0, 2]).sums, axis1=1, axis2=2).any()
+
+
+def test_without_a_referee_a_difference_says_nothing() -> None:
+    _, differ, ahead, heard = verdict([0, 1]).sums
+    assert differ[0, 1] == 1
+    assert not ahead.any()
+    assert not heard.any()
+
+
+def test_verdicts_come_and_go_without_a_trace() -> None:
+    rng = np.random.default_rng(0)
+    sliding, fresh = Referees(5, 20), Referees(5, 20)
+    verdicts = [
+        judge(np.arange(5), rng.integers(-1, 4, 5), CHOICES, rng.random(5), rng.normal(size=5) / 10) for _ in range(60)
+    ]
+    for n, one in enumerate(verdicts):
+        sliding.add(str(n % 50), one)
+    for n, one in list(enumerate(verdicts))[40:]:
+        fresh.add(str(n % 50), one)
+    for a, b in zip(sliding.comparisons(), fresh.comparisons(), strict=True):
+        assert a.tolist() == b.tolist()
+
+
+def test_labels_say_how_far_verdicts_are_off() -> None:
+    referees = Referees(2, 100)
+    for n in range(50):
+        one = verdict([0, 0])
+        referees.add(str(n), one)
+        referees.label(str(n), np.array([0.0, np.nan]))
+    first, second = referees.bias()
+    assert first < -0.7 * one.values[0]
+    assert first < second < 0  # that nothing is known of, which follows the pool
+    assert not referees.comparisons()[0].any()  # labels have taken their place
+
+
+def test_the_better_endpoints_are_found_without_a_label() -> None:
+    learned = play(independent(0.85, 0.75, 0.6, 0.45), 400, asked=3)
+    assert list(learned.accuracy()) == sorted(learned.accuracy(), reverse=True)
+    skill = learned.begin(Query("q", ({"role": "user", "content": "?"},), ("a", "b", "c", "d")))
+    assert skill.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints.shape[0] == 4
+
+
+def test_a_member_asked_alone_teaches_nothing_but_its_cost() -> None:
+    learned = play(independent(0.9, 0.2), 50, asked=1)
+    assert learned.seen() == (0, 0)
+    assert learned.accuracy() == (0.5, 0.5)
+    assert learned.latency_s() == pytest.approx((0.1, 0.1))
+
+
+def test_feedback_replaces_what_agreement_said() -> None:
+    """To the last bit, whichever came first."""
+    with_agreement, without = observer(3), observer(3)
+    for n in range(30):
+        backed = [n % 2, 0, n % 3]
+        right = {f"m{i}": float(k == 0) for i, k in enumerate(backed)}
+        with_agreement.agree(outcome(str(n), backed), CHOICES)
+        with_agreement.learn(outcome(str(n), backed, right))
+        with_agreement.agree(outcome(str(n), backed), CHOICES)
+        without.learn(outcome(str(n), backed, right))
+    assert with_agreement.accuracy() == without.accuracy()
+    assert with_agreement.seen() == without.seen() == (30, 30, 30)
+
+
+def test_a_few_labels_correct_what_all_agree_on() -> None:
+    """A pool that agrees on what is wrong in four of ten cases: agreement alone is sure of it."""
+
+    def together(rng: random.Random, _: int) -> list[int]:
+        return [0 if rng.random() < 0.6 else 1] * 3
+
+    guessed, corrected = (play(together, 500, asked=3, labels=share) for share in (0.0, 0.05))
+    assert min(guessed.accuracy()) > 0.9
+    assert corrected.accuracy() == pytest.approx((0.6, 0.6, 0.6), abs=0.12)
