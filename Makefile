@@ -47,7 +47,8 @@ chaos: $(READY) ## 20,000 asks with 30 % of calls faulted, and an outage of the 
 	$(BIN)/python -m tests.benchmarks.chaos
 	$(BIN)/python -m tests.benchmarks.outage
 
-hostile: $(READY) ## 100 processes killed under load, and 1,000,000 hostile inputs (10 minutes)
+hostile: $(READY) ## 100 processes killed under load, 1,000,000 hostile inputs, and how long bodies hold a server up (10 minutes)
+	$(BIN)/python -m tests.server.heartbeat
 	$(BIN)/python -m tests.benchmarks.kills --kills 100
 	$(BIN)/python -m tests.benchmarks.fuzz --inputs 1000000
 

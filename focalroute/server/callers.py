@@ -1,12 +1,18 @@
-"""Who may ask: the keys of callers, held as hashes, and what each of them may spend."""
+"""Who may ask: the keys of callers, held as hashes, and what each of them may spend.
+
+A file of keys is read again when it was changed, so that a key can be revoked while the server runs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
+import stat
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +31,11 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _FIELDS = ("name", "sha256", "key_env", "usd", "tags", "max_concurrency", "requests_per_minute")
 _MAX_CONCURRENCY = 100
 _LARGEST_BOUND = 1_000_000
+_MAX_FILE_BYTES = 2**20
+_CHECK_EVERY_S = 1.0
+_TOML_LINE = re.compile(r"\(at line (\d+), column \d+\)$")
+
+_log = logging.getLogger("focalroute.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,9 @@ class Callers:
 
     def __init__(self, callers: Iterable[Caller]) -> None:
         self._all = tuple(callers)
+        self._path: Path | None = None  # of the file to follow
+        self._seen: object = None
+        self._next_check = 0.0
         if not self._all:
             raise ConfigError("keys: there are none; give at least one")
         for what in ("name", "digest"):
@@ -80,19 +94,45 @@ class Callers:
             ConfigError: the file, or a key, is wrong.
         """
         path = Path(path)
+        seen = _stamp(path)  # before reading: a change meanwhile is not missed
         try:
-            data = tomllib.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError:  # its message may quote a line with a key
-            raise ConfigError(f"{path}: not valid TOML") from None
-        tables = data.pop("key", None)
-        if data or not isinstance(tables, list):
-            raise ConfigError(f"{path}: a file of keys has tables [[key]], and nothing else")
-        try:
-            return cls(_caller(i, table) for i, table in enumerate(tables))
+            callers = cls(_read(path))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+        callers._path, callers._seen = path, seen
+        return callers
+
+    def changed(self) -> bool:
+        """Whether its file was changed since it was last read. Looks at most once a second, else says no."""
+        now = time.monotonic()
+        if self._path is None or now < self._next_check:
+            return False
+        self._next_check = now + _CHECK_EVERY_S
+        return _stamp(self._path) != self._seen
+
+    def reload(self, budget: Budget | None) -> None:
+        """Read the file again; what is wrong with it goes to the log, and then the keys of before stay.
+
+        A key whose ``usd`` is not what the ensemble keeps is refused until the server is started again.
+
+        Args:
+            budget: of the ensemble.
+        """
+        if self._path is None:
+            return
+        self._seen = _stamp(self._path)
+        try:
+            if self._seen is None:
+                raise ConfigError("is missing, or no regular file")
+            callers = Callers(_read(self._path))
+        except ConfigError as error:
+            _log.error("the keys stay as they were: %s: %s", self._path, error)
+            return
+        unkept = callers._unkept(budget)
+        for caller in unkept:
+            _log.error("%s: the key of %s is refused: its usd takes effect at a restart", self._path, caller.name)
+        self._all = tuple(caller for caller in callers if caller not in unkept)
+        _log.info("%s: read again, %d keys", self._path, len(self._all))
 
     @classmethod
     def from_environment(cls) -> Callers | None:
@@ -132,13 +172,56 @@ class Callers:
         Raises:
             ConfigError: it does not.
         """
-        kept = {} if budget is None else budget.usd_per_tag
-        missing = [c.name for c in self._all if c.usd is not None and kept.get(c.tag) != c.usd]
+        missing = [caller.name for caller in self._unkept(budget)]
         if missing:
             raise ConfigError(
                 f"callers: the ensemble does not keep the limit of {', '.join(missing)}; "
                 "make it with budget=callers.within(budget)"
             )
+
+    def _unkept(self, budget: Budget | None) -> list[Caller]:
+        kept = {} if budget is None else budget.usd_per_tag
+        return [caller for caller in self._all if caller.usd is not None and kept.get(caller.tag) != caller.usd]
+
+
+def _stamp(path: Path) -> object:
+    """What changes whenever a file does; None: it is no regular file, whose changes could not be told."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_mtime_ns, status.st_dev, status.st_ino, status.st_size
+
+
+def _read(path: Path) -> list[Caller]:
+    """The callers of a file of keys; ConfigError, with the line if that is known, if it is wrong."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(f"is larger than {_MAX_FILE_BYTES} bytes")
+    try:
+        text = data.decode()
+        tables = tomllib.loads(text)
+    except ValueError as error:  # its message may quote a line with a key
+        line = _TOML_LINE.search(str(error))
+        raise ConfigError(f"{f'line {line[1]}: ' if line else ''}not valid TOML") from None
+    keys = tables.pop("key", None)
+    if tables or not isinstance(keys, list):
+        raise ConfigError("a file of keys has tables [[key]], and nothing else")
+    heads = [number for number, line in enumerate(text.splitlines(), 1) if line.split("#")[0].strip() == "[[key]]"]
+    callers = []
+    for i, table in enumerate(keys):
+        try:
+            callers.append(_caller(i, table))
+        except ConfigError as error:
+            where = f"line {heads[i]}: " if len(heads) == len(keys) else ""
+            raise ConfigError(f"{where}{error}") from None
+    return callers
 
 
 def _caller(number: int, table: object) -> Caller:

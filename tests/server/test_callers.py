@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
+import urllib.request
 from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +22,7 @@ from focalroute.server import Caller, Callers, create_app
 from focalroute.server.callers import new_key
 from focalroute.sim import SimulatedPool
 from focalroute.store import open_store
+from tests.loopback import until
 from tests.server.running import ask, command, get, post, served, started
 
 KEY, OTHER = "fr-a-key-for-tests-0001", "fr-a-key-for-tests-0002"
@@ -131,6 +134,96 @@ def test_without_a_right_key_nothing_is_done(pool: SimulatedPool) -> None:
         assert (status, got["focalroute"]["receipt"]["tags"]) == (200, ["key:bob", "team"])
         status, got = post(f"{url}/v1/chat/completions", ask(focalroute={"tags": ["key:alice"]}), **bearing(OTHER))
         assert (status, got["error"]["param"]) == (400, "focalroute.tags")  # or bob would spend alice's money
+
+
+def table(name: str, key: str, more: str = "") -> str:
+    return f'[[key]]\nname = "{name}"\nsha256 = "{hashlib.sha256(key.encode()).hexdigest()}"\n{more}\n'
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of two keys, looked at before each request."""
+    monkeypatch.setattr("focalroute.server.callers._CHECK_EVERY_S", 0.0)
+    path = tmp_path / "keys.toml"
+    path.write_text(table("alice", KEY) + table("bob", OTHER))
+    return path
+
+
+def status_of(url: str, key: str) -> int:
+    return get(f"{url}/v1/models", **bearing(key))[0]
+
+
+def test_a_key_is_revoked_and_another_added_without_a_restart(pool: SimulatedPool, keys: Path) -> None:
+    """Written in place, or put in its place as editors and mounted secrets do."""
+    new = "fr-a-key-for-tests-0003"
+    with served(pool.endpoints, callers=Callers.from_toml(keys)) as url:
+        assert [status_of(url, key) for key in (KEY, OTHER, new)] == [200, 200, 401]
+        keys.write_text(table("alice", KEY) + table("carol", new))
+        assert [status_of(url, key) for key in (KEY, OTHER, new)] == [200, 401, 200]
+        (keys.parent / "next").write_text(table("bob", OTHER))
+        (keys.parent / "next").replace(keys)
+        assert [status_of(url, key) for key in (KEY, OTHER, new)] == [401, 200, 401]
+
+
+def test_the_file_of_keys_is_looked_at_within_about_a_second(pool: SimulatedPool, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(table("alice", KEY) + table("bob", OTHER))
+    with served(pool.endpoints, callers=Callers.from_toml(path)) as url:
+        assert status_of(url, OTHER) == 200
+        path.write_text(table("alice", KEY))
+        until(lambda: status_of(url, OTHER) == 401)
+        assert status_of(url, KEY) == 200
+
+
+def test_a_stream_under_way_survives_its_key(pool: SimulatedPool, keys: Path) -> None:
+    with served(pool.endpoints, callers=Callers.from_toml(keys)) as url:
+        body = json.dumps(ask("What is 17 + 25? Think aloud.", stream=True)).encode()
+        headers = {"Content-Type": "application/json", **bearing(OTHER)}
+        request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as stream:
+            begun = stream.readline()
+            keys.write_text(table("alice", KEY))
+            assert status_of(url, OTHER) == 401
+            assert (begun + stream.read()).rstrip().endswith(b"data: [DONE]")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f'# keys\n[[key]]\nname = "x"\nsha256 = "{KEY}\n', "line 4: not valid TOML"),
+        (table("alice", KEY) + "\n[[key]]\nname = 'bob'\nusb = 1", r"line 6: key[1]: unknown key 'usb'"),
+        ("", "has tables [[key]]"),
+        (table("alice", KEY) + "#" * 2**20, "is larger than 1048576 bytes"),
+        (None, "is missing, or no regular file"),
+    ],
+)
+def test_a_wrong_file_of_keys_changes_nothing_and_is_logged_once(
+    pool: SimulatedPool, keys: Path, caplog: pytest.LogCaptureFixture, text: str | None, said: str
+) -> None:
+    with served(pool.endpoints, callers=Callers.from_toml(keys)) as url:
+        if text is None:
+            keys.unlink()
+            os.mkfifo(keys)
+        else:
+            keys.write_text(text)
+        assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 200]
+        (logged,) = (record.getMessage() for record in caplog.records if "the keys stay" in record.getMessage())
+        assert said in logged
+        assert KEY not in logged
+        keys.unlink()
+        keys.write_text(table("alice", KEY))
+        assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 401]
+
+
+def test_a_limit_that_the_ensemble_does_not_keep_bars_its_key_until_a_restart(
+    pool: SimulatedPool, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys.write_text(table("alice", KEY, "usd = 1") + table("bob", OTHER))
+    callers = Callers.from_toml(keys)
+    with served(pool.endpoints, callers=callers, budget=callers.within(None)) as url:
+        keys.write_text(table("alice", KEY, "usd = 1\nmax_concurrency = 3") + table("bob", OTHER, "usd = 1"))
+        assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 401]
+    assert "the key of bob is refused: its usd takes effect at a restart" in caplog.text
 
 
 def test_the_limit_of_a_key_is_its_own(pool: SimulatedPool) -> None:

@@ -1,0 +1,105 @@
+"""How long an event loop is held while a server on it is sent hostile bodies.
+
+``python -m tests.server.heartbeat`` prints the figure of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import uvicorn
+
+from focalroute import AsyncEnsemble
+from focalroute.cli.server import _listening
+from focalroute.server import create_app
+from focalroute.server.app import MAX_BODY_BYTES
+from focalroute.server.connections import server_config
+from focalroute.server.requests import MOST_VALUES
+from focalroute.sim import SimulatedModel, SimulatedPool
+from tests.server.running import post
+
+__all__ = ["HOSTILE", "longest_hold"]
+
+_ROOM = MAX_BODY_BYTES - 1000
+_VALUES = MOST_VALUES - 100
+_BEAT_S = 0.005
+
+
+def _list(item: bytes, commas: int = 1) -> bytes:
+    """As many as fit; each brings so many commas and brackets."""
+    return b"[" + b",".join([item] * min(_VALUES // commas, _ROOM // (len(item) + 1))) + b"]"
+
+
+def _keys(length: int) -> bytes:
+    width = min(length, _ROOM // _VALUES - 5)
+    return b"{" + b",".join(b'"%0*d":0' % (width, number) for number in range(_VALUES)) + b"}"
+
+
+def _chat(metadata: bytes) -> bytes:
+    return b'{"model": "nobody", "messages": [{"role": "user", "content": "q"}], "metadata": {"x": ' + metadata + b"}}"
+
+
+def _messages(message: bytes, commas: int) -> bytes:
+    count = min(9_999, _VALUES // commas)
+    return b'{"model": "nobody", "messages": [' + b",".join([message] * count) + b"]}"
+
+
+#: Bodies just within every bound, by what they are full of.
+HOSTILE: Mapping[str, bytes] = {
+    "long floats": _chat(_list(b"1." + b"7" * 150)),
+    "floats of small exponents": _chat(_list(b"1.2345678901234567e-300")),
+    "long ints": _chat(_list(b"7" * 160)),
+    "longest ints": _chat(_list(b"7" * 400)),
+    "long keys": _chat(_keys(160)),
+    "short keys": _chat(_keys(6)),
+    "unknown fields": _keys(6),
+    "one text": _chat(b'"' + b"a" * _ROOM + b'"'),
+    "small texts": _chat(_list(b'"abc"')),
+    "escapes": _chat(b'"' + b"\\u1234" * (_ROOM // 6) + b'"'),
+    "texts of escapes": _chat(_list(b'"' + b"\\n\\u1234" * 19 + b'"')),
+    "objects": _chat(_list(b'{"a":1}', 2)),
+    "lists": _chat(_list(b"[]", 2)),
+    "deep lists": _chat(_list(b"[" * 90 + b"]" * 90, 91)),
+    "messages": _messages(b'{"role":"user","content":[{"type":"text","text":"a"}]}', 6),
+    "empty messages": _messages(b"{}", 2),
+    "choices": b'{"model": "nobody", "messages": [], "focalroute": {"choices": ' + _list(b'"a"') + b"}}",
+}  # fmt: skip
+
+
+def longest_hold(body: bytes, attempts: int = 1) -> float:
+    """The longest that the loop of a server was held while it was sent this body, in seconds: of attempts the least.
+
+    Any machine has pauses of its own.
+    """
+
+    async def attempt(send: Callable[[], Awaitable[object]]) -> float:
+        sending, longest = asyncio.ensure_future(send()), 0.0
+        while not sending.done():
+            began = time.perf_counter()
+            await asyncio.sleep(_BEAT_S)
+            longest = max(longest, time.perf_counter() - began - _BEAT_S)
+        assert sending.result() in (400, 404), sending.result()
+        return longest
+
+    async def run() -> float:
+        with SimulatedPool([SimulatedModel("e")]) as pool, _listening("127.0.0.1", 0) as sock:
+            server = uvicorn.Server(server_config(create_app(AsyncEnsemble(pool.endpoints)), 5))
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/chat/completions"
+
+            async def send() -> int:
+                return (await asyncio.to_thread(post, url, body))[0]
+
+            held = [await attempt(send) for _ in range(attempts)]
+            server.should_exit = True
+            await serving
+            return min(held)
+
+    return asyncio.run(run())
+
+
+if __name__ == "__main__":
+    for name, hostile in HOSTILE.items():
+        print(f"{name:26} {len(hostile) / 2**20:5.1f} MiB  {longest_hold(hostile, 3) * 1000:6.1f} ms")
