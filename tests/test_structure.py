@@ -43,7 +43,7 @@ ENGINES = {
     "torch": {"learn/backend.py"},
     "datasets": {"evaluate/collect/dataset.py"},
     "genai_prices": {"money/price_library.py"},
-    "matplotlib": {"evaluate/report_page/plots.py"},
+    "matplotlib": {"evaluate/report_page/page.py"},
     "rouge_score": {"evaluate/quality.py"},
     "bert_score": {"evaluate/quality.py"},
     "jsonschema": {"answers/json_schema.py"},

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from examples.paper.common import Benchmark, benchmarks, figure, options, show
 from examples.paper.single_head import teams
-from focalroute.evaluate.presets.diversities import METRICS, diversities, pair_statistics
+from focalroute.evaluate.presets.rl_focal import METRICS, diversities, pair_statistics
 from focalroute.evaluate.votes import plurality_accuracies
 
 F64 = NDArray[np.float64]

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from examples.paper.common import Benchmark, accuracy, benchmarks, cost, figure, options, rl_focal_name, show, spread
-from focalroute.evaluate.presets.diversities import METRICS
-from focalroute.evaluate.presets.rl_focal import AgentStep, RlFocal, train
+from focalroute.evaluate.presets.rl_focal import METRICS, AgentStep, RlFocal, train
 from focalroute.evaluate.replay import ReplayResult, play
 
 VARIANTS: dict[str, tuple[str, ...]] = {"no metric": (), "all": METRICS, **{name: (name,) for name in METRICS}}

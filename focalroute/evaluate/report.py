@@ -22,8 +22,7 @@ from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_fi
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import with_embedder
 from focalroute.evaluate.replay import FeedbackKind, Training
-from focalroute.evaluate.report_page.page import html
-from focalroute.evaluate.report_page.plots import check_extra
+from focalroute.evaluate.report_page.page import check_extra, html
 from focalroute.evaluate.table import SplitKind, join, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of

@@ -13,10 +13,10 @@ from itertools import combinations
 import numpy as np
 
 from focalroute.core.records import F32, F64, I64
-from focalroute.evaluate.presets.diversities import focal_diversities
 from focalroute.evaluate.replay import RecordedReply, Revealed, Strategy, Training, Turn, best_setting, play
 from focalroute.evaluate.table import LogTable
 from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.nets import Floats
 from focalroute.observe.features import unit_vector
 from focalroute.policy.decider import posterior
 
@@ -261,6 +261,18 @@ def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence
         total += worth[(votes + best_backer).argmax(axis=1)] * (votes.sum(axis=1) > 0)
     mean: F64 = total / len(rows)
     return mean
+
+
+def focal_diversities(fails: Floats, pools: Floats) -> Floats:
+    """Focal diversity (B,) of some pools (see `focalroute.observe.diversity`); arguments as for `diversities`."""
+    m = pools.sum(axis=1)
+    s = fails @ pools.T
+    failed_with = fails.T @ s
+    together = fails.T @ (s * s) - failed_with  # sum_t f_ti s_t (s_t - 1)
+    # a member that never failed has both sums 0, and so 1
+    rho = 1 - together / np.maximum(np.maximum(m - 1, 1) * failed_with, 1)
+    focal: Floats = (rho.T * pools).sum(axis=1) / np.maximum(m, 1)
+    return focal
 
 
 class TrainedCascade:

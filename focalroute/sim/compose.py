@@ -23,6 +23,7 @@ from focalroute.sim.prompt import (
     Calling,
     Prompt,
     allowed_replies,
+    as_list,
     calling,
     last_user_text,
     read_prompt,
@@ -99,8 +100,7 @@ def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedMod
 
 
 def _require_able(body: Mapping[str, Any], messages: list[Any], dialect: Dialect, model: SimulatedModel) -> None:
-    contents = [message.get("content") for message in messages]
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    parts = [part for message in messages for part in as_list(message.get("content")) if isinstance(part, dict)]
     if body.get("tools") and dialect.tools and not model.tools:
         raise RequestRefused(*dialect.unable("tools", "tool use", model.name))
     if any(part.get("type") == "image_url" for part in parts) and not model.images:
@@ -118,9 +118,9 @@ def _json_tokens(value: Any) -> int:
 def _tokens(content: Any) -> int:
     if isinstance(content, str):
         return count_tokens(content)
-    parts = content if isinstance(content, list) else []
-    seen = sum(_PER_IMAGE for part in parts if isinstance(part, dict) and part.get("type") == "image_url")
-    return seen + sum(count_tokens(str(part.get("text", ""))) for part in parts if isinstance(part, dict))
+    parts = [part for part in as_list(content) if isinstance(part, dict)]
+    seen = sum(_PER_IMAGE for part in parts if part.get("type") == "image_url")
+    return seen + sum(count_tokens(str(part.get("text", ""))) for part in parts)
 
 
 def _integer(body: Mapping[str, Any], name: str, least: int | None) -> int | None:

@@ -6,6 +6,7 @@ simulated model knows of the same question, met in somebody's prompt, cannot dif
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ _UNITS = MappingProxyType({
     ("kilometres", "metres"): 1000, ("metres", "centimetres"): 100, ("kilograms", "grams"): 1000,
     ("litres", "millilitres"): 1000, ("feet", "inches"): 12, ("yards", "feet"): 3, ("pounds", "ounces"): 16,
 })  # fmt: skip
+_ACTS: Mapping[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _RANKS = ("oldest", "second oldest", "third oldest")
+_YES_NO = ("No", "Yes")
+_OPPOSITES = MappingProxyType({"Yes": "No", "No": "Yes", "positive": "negative", "negative": "positive"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,7 @@ class Family:
 
 
 def _plain(value: Decimal) -> str:
-    text = format(value, "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return format(value.normalize(), "f")
 
 
 def near(_: Match, right: str, rng: Random) -> Iterator[str]:
@@ -70,25 +73,31 @@ def near(_: Match, right: str, rng: Random) -> Iterator[str]:
         yield _plain(value + rng.choice((1, 2, 10, rng.randint(1, width))) * rng.choice((-1, 1)))
 
 
-def _arithmetic(rng: Random) -> str:
+def _operation(rng: Random) -> tuple[int, str, int]:
+    """Two numbers and what is done with them; smaller ones for a product."""
     sign = rng.choice("+-*")
-    a, b = (rng.randint(3, 29), rng.randint(3, 19)) if sign == "*" else (rng.randint(11, 480), rng.randint(11, 480))
-    tail = f" {rng.choice('+-')} {rng.randint(3, 99)}" if rng.random() < 0.5 else ""
-    return f"What is {a} {sign} {b}{tail}?"
+    if sign == "*":
+        return rng.randint(3, 29), sign, rng.randint(3, 19)
+    return rng.randint(11, 480), sign, rng.randint(11, 480)
 
 
-def calculate(match: Match) -> str:
+def one_more(rng: Random) -> str:
+    """Half the time a sum's further step."""
+    return f" {rng.choice('+-')} {rng.randint(3, 99)}" if rng.random() < 0.5 else ""
+
+
+def _arithmetic(rng: Random) -> str:
+    a, sign, b = _operation(rng)
+    return f"What is {a} {sign} {b}{one_more(rng)}?"
+
+
+def _calculate(match: Match) -> str:
     """The value of groups 1 to 5: a number, a sign, a number, and perhaps a sign and a number more."""
     first, sign, second, then, third = match.groups()[:5]
-    act: Mapping[str, Callable[[int, int], int]] = {
-        "+": lambda a, b: a + b,
-        "-": lambda a, b: a - b,
-        "*": lambda a, b: a * b,
-    }
     if then == "*" and sign != "*":
-        return str(act[sign](int(first), int(second) * int(third)))
-    value = act[sign](int(first), int(second))
-    return str(act[then](value, int(third)) if then else value)
+        return str(_ACTS[sign](int(first), int(second) * int(third)))
+    value = _ACTS[sign](int(first), int(second))
+    return str(_ACTS[then](value, int(third)) if then else value)
 
 
 def _written(day: date) -> str:
@@ -157,12 +166,12 @@ def _judge(match: Match) -> str | None:
     truthful: dict[str, bool] = {}
     for name, about, tells in re.findall(r"(\w+) (?:says that (\w+) )?(tells the truth|lies)\.", match[1]):
         truthful[name] = truthful.get(about, True) == (tells == "tells the truth")
-    return None if match[2] not in truthful else "Yes" if truthful[match[2]] else "No"
+    return _YES_NO[truthful[match[2]]] if match[2] in truthful else None
 
 
-def yes_no(_: Match, right: str, __: Random) -> Iterator[str]:
-    """The other one."""
-    yield "No" if right == "Yes" else "Yes"
+def _opposite(_: Match, right: str, __: Random) -> Iterator[str]:
+    """The other one of two."""
+    yield _OPPOSITES[right]
 
 
 def _ordering(rng: Random) -> str:
@@ -186,8 +195,7 @@ def _rank(match: Match) -> str | None:
             return None
         order += eldest
         left -= {eldest[0]}
-    place = len(order) - 1 if match[2] == "youngest" else _RANKS.index(match[2])
-    return order[place] if place < len(order) else None
+    return {**dict(zip(_RANKS, order, strict=False)), "youngest": order[-1]}.get(match[2])
 
 
 def _other_names(match: Match, _: str, rng: Random) -> Iterator[str]:
@@ -232,6 +240,24 @@ def _small(_: Match, right: str, rng: Random) -> Iterator[str]:
     yield from rng.sample(counts, len(counts))
 
 
+_CLAIM = re.compile(r"\bIs it true that (-?\d{1,9}) ([+*-]) (\d{1,9})()() is (more|less) than (-?\d{1,9})\?")
+
+
+def _make_claim(rng: Random) -> str:
+    a, sign, b = _operation(rng)
+    value = _ACTS[sign](a, b)
+    than = value + rng.choice((-1, 1)) * rng.randint(1, max(3, abs(value) // 8))
+    return f"Is it true that {a} {sign} {b} is {rng.choice(('more', 'less'))} than {than}?"
+
+
+def _judge_claim(match: Match) -> str:
+    value, than = int(_calculate(match)), int(match[7])
+    return _YES_NO[{"more": value > than, "less": value < than}[match[6]]]
+
+
+#: Kept apart from `FAMILIES`: a stream mixes it in only where it is named.
+CLAIMS = Family("yes-no", _CLAIM, _make_claim, _judge_claim, _opposite, most=2)
+
 #: Every topic, by name.
 FAMILIES: Mapping[str, Family] = MappingProxyType({
     family.topic: family
@@ -239,7 +265,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         Family(
             "arithmetic",
             re.compile(r"\bWhat is (-?\d{1,9}) ([+*-]) (\d{1,9})(?: ([+*-]) (\d{1,9}))?\?"),
-            _arithmetic, calculate, near,
+            _arithmetic, _calculate, near,
         ),
         Family(
             "counting",
@@ -260,7 +286,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
                 r"\b((?:[A-Z][a-z]+ (?:says that [A-Z][a-z]+ )?(?:tells the truth|lies)\. )+)"
                 r"Does ([A-Z][a-z]+) tell the truth\?"
             ),
-            _logic, _judge, yes_no, most=2,
+            _logic, _judge, _opposite, most=2,
         ),
         Family(
             "ordering",
@@ -334,7 +360,7 @@ def questions_behind(request: str) -> dict[str, str]:
 def fact_in(summary: str, fact: str) -> str | None:
     """What a summary says of it; None: nothing."""
     match = FACTS[fact][1].search(summary)
-    return match[1] if match else None
+    return match and match[1]
 
 
 def summed_up(request: str, said: Mapping[str, str]) -> str:
@@ -362,7 +388,8 @@ def _fact_of(match: Match) -> str:
 
 
 def _solve_fact(match: Match) -> str | None:
-    return _read(match)[_fact_of(match)] if _READ.match(match["report"]) else None
+    read = _READ.match(match["report"])
+    return read and read[_fact_of(match)]
 
 
 def _wrong_fact(match: Match, right: str, rng: Random) -> Iterator[str]:
@@ -380,7 +407,8 @@ def _half_right(fact: str, right: str, rng: Random) -> Iterator[str]:
 
 
 def _solve_summary(match: Match) -> str | None:
-    return summed_up(match[0], _read(match).groupdict()) if _READ.match(match["report"]) else None
+    read = _READ.match(match["report"])
+    return read and summed_up(match[0], read.groupdict())
 
 
 def _wrong_summary(match: Match, _: str, rng: Random) -> Iterator[str]:
@@ -401,11 +429,8 @@ def _review(rng: Random) -> str:
 def _mood(match: Match) -> str | None:
     words = _CLAUSE.findall(match["review"])
     good = sum(word in _GOOD for word in words)
-    return None if 2 * good == len(words) else "positive" if 2 * good > len(words) else "negative"
-
-
-def _other_mood(_: Match, right: str, __: Random) -> Iterator[str]:
-    yield "negative" if right == "positive" else "positive"
+    moods = {-1: "negative", 1: "positive"}  # as many good words as poor ones: neither
+    return moods.get((2 * good > len(words)) - (2 * good < len(words)))
 
 
 def _family_of(fact: str) -> Family:
@@ -420,7 +445,7 @@ PASSAGES: Mapping[str, Family] = MappingProxyType({
     "sentiment": Family(
         "sentiment",
         re.compile(r'\bIs this review positive or negative\? "(?P<review>[^"\n]{1,400})"'),
-        _review, _mood, _other_mood, most=2,
+        _review, _mood, _opposite, most=2,
     ),
     SUMMARY: Family(
         SUMMARY,

@@ -52,15 +52,24 @@ class Prompt:
     drafts: tuple[str, ...] = ()
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list; empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """A mapping; empty for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def last_user_text(messages: Any) -> str:
     """The text of the last user message, text parts joined; empty if there is none."""
-    for message in reversed(messages if isinstance(messages, list) else []):
-        if isinstance(message, Mapping) and message.get("role") == "user":
+    for message in map(as_mapping, reversed(as_list(messages))):
+        if message.get("role") == "user":
             content = message.get("content")
             if isinstance(content, str):
                 return content
-            parts = content if isinstance(content, list) else []
-            return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+            return "\n".join(str(part.get("text", "")) for part in as_list(content) if isinstance(part, Mapping))
     return ""
 
 
@@ -117,8 +126,8 @@ def _lettered(text: str, start: int) -> list[tuple[str, str]]:
 
 def _listed(text: str, start: int) -> list[tuple[str, str]]:
     match = _LISTED.search(text, start)
-    words = [word.strip(" .\"'`") for word in match[1].split(",")] if match else []
-    return [(word, word) for word in words if word]
+    words = match[1].split(",") if match else ()
+    return [(word, word) for given in words if (word := given.strip(" .\"'`"))]
 
 
 _ALTERNATIVES = 4  # answers a model wavers between where the schema lists none
@@ -147,17 +156,14 @@ def allowed_replies(body: Mapping[str, Any], forms: frozenset[str], prompt: Prom
 
 def _asked(body: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Each constraint of the request, by form. vLLM's old ``guided_*`` fields are ignored, as vLLM itself does."""
-    outputs = body.get("structured_outputs")
-    if isinstance(outputs, Mapping):
-        names = {"choice": "choice", "regex": "regex", "json": "json_schema"}
-        yield from ((names[key], value) for key, value in outputs.items() if key in names and value is not None)
-    wanted = body.get("response_format")
-    if isinstance(wanted, Mapping):
-        if wanted.get("type") == "regex":
-            yield "regex", wanted.get("regex") or wanted.get("pattern")
-        if wanted.get("type") == "json_schema":
-            holder = wanted.get("json_schema")
-            yield "json_schema", holder.get("schema", holder) if isinstance(holder, Mapping) else None
+    outputs, wanted = as_mapping(body.get("structured_outputs")), as_mapping(body.get("response_format"))
+    names = {"choice": "choice", "regex": "regex", "json": "json_schema"}
+    yield from ((names[key], value) for key, value in outputs.items() if key in names and value is not None)
+    if wanted.get("type") == "regex":
+        yield "regex", wanted.get("regex") or wanted.get("pattern")
+    if wanted.get("type") == "json_schema":
+        holder = wanted.get("json_schema")
+        yield "json_schema", as_mapping(holder).get("schema", holder)
 
 
 def _choice(value: Any, _: Prompt) -> Allowed:
@@ -205,7 +211,7 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
             schema = next((part for part in schema["anyOf"] if part.get("type") != "null"), {})
         else:
             schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    return schema if isinstance(schema, Mapping) else {}
+    return as_mapping(schema)
 
 
 def _enum(schema: Any, root: Mapping[str, Any]) -> list[Any]:
@@ -213,8 +219,7 @@ def _enum(schema: Any, root: Mapping[str, Any]) -> list[Any]:
     schema = _resolved(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
-    inner = schema.get("properties")
-    found = (_enum(part, root) for part in inner.values()) if isinstance(inner, Mapping) else ()
+    found = (_enum(part, root) for part in as_mapping(schema.get("properties")).values())
     return next((values for values in found if values), [])
 
 
@@ -265,7 +270,7 @@ def calling(body: Mapping[str, Any], text: str) -> Calling | None:
     choice = body.get("tool_choice")
     if choice == "none":
         return None
-    wanted = choice.get("function", {}).get("name") if isinstance(choice, Mapping) else None
+    wanted = as_mapping(choice).get("function", {}).get("name")
     for function in _functions(body.get("tools")):
         if wanted not in (None, function["name"]):
             continue
@@ -279,9 +284,9 @@ def calling(body: Mapping[str, Any], text: str) -> Calling | None:
 
 
 def _functions(tools: object) -> Iterator[Mapping[str, Any]]:
-    for tool in tools if isinstance(tools, list) else []:
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+    for tool in as_list(tools):
+        function = as_mapping(as_mapping(tool).get("function"))
+        if isinstance(function.get("name"), str):
             yield function
 
 

@@ -19,7 +19,7 @@ from random import Random
 from types import MappingProxyType
 
 from focalroute.core.errors import ConfigError
-from focalroute.sim.families import FAMILIES, PASSAGES, Family, Match, calculate, near, yes_no
+from focalroute.sim.families import CLAIMS, FAMILIES, PASSAGES, Family, Match, near, one_more
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
 
 #: The topic of questions of two hops.
@@ -35,7 +35,6 @@ _TWO = re.compile(
     r"\bCall X the answer to this: ([^\n?]{1,300}\?) "
     r"(What is X [+*-] \d{1,9}(?: [+-] \d{1,9})?\?|How many \w+ are X \w+\?)"
 )
-_CLAIM = re.compile(r"\bIs it true that (-?\d{1,9}) ([+*-]) (\d{1,9})()() is (more|less) than (-?\d{1,9})\?")
 
 
 def hops(question: str, x: str) -> tuple[str, str]:
@@ -51,7 +50,7 @@ def _make_two(rng: Random) -> str:
     if rng.random() < 0.5:
         of = rng.choice(list(_INTO))
         return f"Call X the answer to this: {first} How many {_INTO[of]} are X {of}?"
-    tail = f" {rng.choice('+-')} {rng.randint(3, 99)}" if rng.random() < 0.5 else ""
+    tail = one_more(rng)
     return f"Call X the answer to this: {first} What is X * {rng.randint(3, 29)}{tail}?"
 
 
@@ -80,27 +79,10 @@ def _wrong_two(match: Match, right: str, rng: Random) -> Iterator[str]:
         yield next(slipped)
 
 
-def _make_claim(rng: Random) -> str:
-    sign = rng.choice("+-*")
-    a, b = (rng.randint(3, 29), rng.randint(3, 19)) if sign == "*" else (rng.randint(11, 480), rng.randint(11, 480))
-    value = {"+": a + b, "-": a - b, "*": a * b}[sign]
-    than = value + rng.choice((-1, 1)) * rng.randint(1, max(3, abs(value) // 8))
-    return f"Is it true that {a} {sign} {b} is {rng.choice(('more', 'less'))} than {than}?"
-
-
-def _judge_claim(match: Match) -> str:
-    value, than = int(calculate(match)), int(match[7])
-    return "Yes" if (value > than if match[6] == "more" else value < than) else "No"
-
-
 #: By name, as `focalroute.sim.families.FAMILIES`; looked for before these, whose questions they contain.
-HOPPED: Mapping[str, Family] = MappingProxyType({
-    family.topic: family
-    for family in (
-        Family(TWO_HOPS, _TWO, _make_two, _solve_two, _wrong_two),
-        Family("yes-no", _CLAIM, _make_claim, _judge_claim, yes_no, most=2),
-    )
-})  # fmt: skip
+HOPPED: Mapping[str, Family] = MappingProxyType(
+    {TWO_HOPS: Family(TWO_HOPS, _TWO, _make_two, _solve_two, _wrong_two), CLAIMS.topic: CLAIMS}
+)
 
 
 _NAMES = ("Ann", "Ben", "Cid", "Dora", "Eli", "Fay", "Gus", "Hana")
@@ -245,8 +227,8 @@ def stream(n: int, seed: int = 0, topics: Sequence[str] = TOPICS, drift: float |
 
 
 def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -> Iterator[Question]:
-    early = [4 if i < (len(topics) + 1) // 2 else 1 for i in range(len(topics))]
-    late = [5 - weight for weight in early]
+    half = len(topics) // 2
+    early, late = [4] * (len(topics) - half) + [1] * half, [1] * (len(topics) - half) + [4] * half
     for i in range(n):
         weights = None if drift is None else early if i < drift * n else late
         yield generate(rng.choices(topics, weights)[0], rng)

@@ -12,7 +12,6 @@ import pytest
 from examples.paper.reranker import Rerank
 from focalroute.core.records import F64
 from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
-from focalroute.evaluate.presets.diversities import focal_diversities
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Training, Turn, best_setting, play
 from focalroute.evaluate.singles import (
     First,
@@ -23,7 +22,14 @@ from focalroute.evaluate.singles import (
     threshold_pair,
 )
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.votes import LogLinear, MeanVote, Vote, log_linear_online, plurality_accuracies
+from focalroute.evaluate.votes import (
+    LogLinear,
+    MeanVote,
+    Vote,
+    focal_diversities,
+    log_linear_online,
+    plurality_accuracies,
+)
 from focalroute.observe.diversity import focal_diversity
 from tests.evaluate.logs import Line, closed, output, stream, table_of
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from focalroute.evaluate.report_page.plots import Palette
+    from focalroute.evaluate.report_page.page import Palette
 
 #: Left, bottom, right, top.
 Box = tuple[float, float, float, float]

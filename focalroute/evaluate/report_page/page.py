@@ -1,14 +1,331 @@
-"""The page: one file, no script, nothing from elsewhere."""
+"""The page: one file, no script, nothing from elsewhere; its drawings are by matplotlib.
+
+No other module imports matplotlib. For a page colours are drawn as stand-ins that its style sheet resolves, so that one
+drawing serves light, dark and paper; text stays text, in the page's own font. A PNG is drawn in the colours of the
+light page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from focalroute.evaluate.report_page import plots
-from focalroute.evaluate.report_page.drawings import CostQuality, Drawing, Heatmap
+import numpy as np
+
+from focalroute.core.errors import ConfigError
+from focalroute.evaluate.report_page.cost_curve import draw_cost_quality, short_name
+from focalroute.evaluate.report_page.drawings import (
+    BINS,
+    FEW_IN_BIN,
+    AskedByRound,
+    Calibration,
+    CostAxis,
+    CostQuality,
+    Drawing,
+    ErrorComparison,
+    Heatmap,
+    OverTime,
+    VersionHistories,
+    WhenRight,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """The colours of a drawing."""
+
+    ink: str
+    grid: str
+    ours: str
+    second: str
+    third: str
+    muted: str
+
+
+Draw = Callable[["Figure", Palette], None]
+
+_STAND_INS = Palette("#010101", "#010102", "#010103", "#010104", "#010105", "#010106")
+_RESOLVED = Palette("currentColor", "var(--grid)", "var(--ours)", "var(--second)", "var(--third)", "var(--muted)")
+_LIGHT = Palette("#1c2430", "#e3e7ec", "#1d5fd1", "#c2571a", "#0d7f5f", "#7d8794")
+_RESOLVE = dict(zip(astuple(_STAND_INS), astuple(_RESOLVED), strict=True))
+_PNG_DPI = 160
+_STYLE: Any = {  # which keys there are is the version's own
+    "svg.fonttype": "none",
+    "svg.hashsalt": "focalroute",
+    "text.parse_math": False,
+    "axes.unicode_minus": False,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.7,
+}
+
+
+def check_extra() -> None:
+    """Say so if nothing can be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise ConfigError(
+            "the page is drawn by matplotlib, which is not installed; pip install 'focalroute[report]'"
+        ) from None
+
+
+def _svg(name: str, size: tuple[float, float], draw: Draw) -> str:
+    """One drawing as an ``svg`` element: size in inches, ids that start with its name, colours by the style sheet."""
+    bare = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    text = _rendered(size, draw, _STAND_INS, "none", format="svg", metadata=bare).decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"| (width|height)="[\d.]+pt"| version="1.1"', "", text, count=5)
+    text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub("|".join(_RESOLVE), lambda found: _RESOLVE[found[0]], text)
+    text = re.sub(r"'DejaVu Sans', sans-serif|DejaVu Sans, sans-serif", "var(--font)", text)
+    return text.replace("<svg", '<svg aria-hidden="true"', 1)
+
+
+def _png(size: tuple[float, float], draw: Draw) -> bytes:
+    """One drawing on white."""
+    return _rendered(size, draw, _LIGHT, "#ffffff", format="png", dpi=_PNG_DPI, metadata={"Software": None})
+
+
+def _rendered(size: tuple[float, float], draw: Draw, ink: Palette, paper: str, **written: Any) -> bytes:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    style = {**_STYLE, "figure.facecolor": paper, "grid.color": ink.grid, **dict.fromkeys(inked, ink.ink)}
+    file = io.BytesIO()
+    with rc_context(style):
+        figure = Figure(figsize=size, layout="constrained", dpi=72)
+        draw(figure, ink)
+        figure.savefig(file, **written)
+    return file.getvalue()
+
+
+_WIDTH = 4.6
+_MOST_NUMBERED = 16
+_BELOW: dict[CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
+_MOST_LABELLED_EVENTS = 12
+
+
+def as_svg(name: str, drawing: Drawing, *, narrow: bool = False) -> str:
+    """Draw for a page.
+
+    Args:
+        name: begins all ids in the drawing.
+        narrow: for a phone; only `CostQuality` looks different then.
+    """
+    return _svg(name, _size(drawing, narrow), partial(_draw, drawing))
+
+
+def as_png(drawing: Drawing) -> bytes:
+    """Draw for a file."""
+    return _png(_size(drawing, False), partial(_draw, drawing))
+
+
+def _size(drawing: Drawing, narrow: bool) -> tuple[float, float]:
+    """Width and height in inches."""
+    match drawing:
+        case CostQuality():
+            return (4.2, 5.4) if narrow else (8.6, 5.0)
+        case AskedByRound():
+            return _WIDTH, 1.3 + 0.24 * len(drawing.names)
+        case Heatmap():
+            return _WIDTH, 1.5 + 0.25 * len(drawing.rows)
+        case ErrorComparison():
+            return _WIDTH, 1.4 + 0.4 * len(drawing.found)
+        case VersionHistories():
+            return _WIDTH, 0.5 + 1.15 * -(-len(drawing.lines) // 2)
+        case _:
+            return _WIDTH, 3.6
+
+
+def _draw(drawing: Drawing, figure: Figure, ink: Palette) -> None:
+    draw: Callable[[Any, Figure, Palette], None] = _BY_KIND[type(drawing)]
+    draw(drawing, figure, ink)
+
+
+def _over_time(drawing: OverTime, figure: Figure, ink: Palette) -> None:
+    """Rolling means: quality above, cost below."""
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for line, (color, dash, _) in zip(drawing.lines, _lines(ink), strict=False):
+        above.plot(drawing.at, _floats(line.values), color=color, linestyle=dash, linewidth=1.6, label=line.name)
+    above.set_ylabel(drawing.scored)
+    _legend(above, len(drawing.lines))
+    below.plot(drawing.at, _floats(drawing.cost), color=ink.ours, linewidth=1.4)
+    below.set_ylim(bottom=0)
+    below.set_ylabel(_BELOW[drawing.axis])
+    below.set_xlabel(f"{drawing.along} (means of the last {drawing.width})")
+    number = 0
+    for mark in drawing.marks:
+        number += mark.found
+        color, dash = ink.muted, ":"
+        if mark.found:
+            color, dash = ink.second, "-"
+        for axes in (above, below):
+            axes.axvline(mark.at, color=color, linestyle=dash, linewidth=1)
+        if mark.found and number <= _MOST_LABELLED_EVENTS:
+            place: Any = {"transform": above.get_xaxis_transform(), "va": "top", "color": color, "fontsize": 8}
+            above.text(mark.at, 1, f" {number}", **place)
+
+
+def _rounds(drawing: AskedByRound, figure: Figure, ink: Palette) -> None:
+    axes, left = figure.subplots(), np.zeros(len(drawing.names))
+    for number, share in enumerate(drawing.shares):
+        opacity = max(0.95 - 0.35 * number, 0.15)
+        wide = 100 * np.array(share)
+        label = f"round {number + 1}"
+        axes.barh(range(len(left)), wide, left=left, color=ink.ours, alpha=opacity, label=label)
+        left += wide
+    axes.set_yticks(range(len(left)), [short_name(name) for name in drawing.names])
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_xlabel("% of the queries")
+    _legend(axes, min(len(drawing.shares), 3))
+
+
+def _grid(drawing: Heatmap, figure: Figure, ink: Palette) -> None:
+    """The largest the darkest, with numbers where they fit; what has no value is left empty."""
+    axes = figure.subplots()
+    found = np.array([_floats(row) for row in drawing.values])
+    most = float(np.nanmax(found, initial=1e-9))
+    for (y, x), value in np.ndenumerate(found):
+        if np.isnan(value):
+            continue
+        axes.bar(x, 1, 1, y - 0.5, color=ink.ours, alpha=0.7 * float(value) / most, linewidth=0)
+        if len(drawing.columns) <= _MOST_NUMBERED:
+            text = f"{100 * value:.0f}"
+            if drawing.digits:
+                text = f"{value:.{drawing.digits}f}".removeprefix("0")
+            axes.text(x, y, text, ha="center", va="center", fontsize=7)
+    axes.set_xlim(-0.5, len(drawing.columns) - 0.5)
+    axes.set_ylim(len(drawing.rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(drawing.columns)), [short_name(one) for one in drawing.columns], rotation=60, ha="left")
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set_yticks(range(len(drawing.rows)), [short_name(one) for one in drawing.rows])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+
+
+def _when_right(drawing: WhenRight, figure: Figure, ink: Palette) -> None:
+    """What answers are worth where exactly n are right, above how many such queries there are."""
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    rows = np.array(drawing.rows)
+    at = np.arange(len(rows))
+    for line, (color, dash, marker) in zip(drawing.lines, _lines(ink), strict=False):
+        style = {"color": color, "linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.6}
+        above.plot(at, _floats(line.values), label=line.name, **style)
+    above.set_ylabel(drawing.scored)
+    above.set_ylim(-0.03, 1.03)
+    _legend(above, len(drawing.lines))
+    below.bar(at, 100 * rows / max(rows.sum(), 1), color=ink.muted, width=0.7)
+    below.set_ylabel("% of queries")
+    below.set_xlabel(drawing.members)
+    below.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _errors(drawing: ErrorComparison, figure: Figure, ink: Palette) -> None:
+    """Errors of other methods that focalroute corrects, and right answers that it spoils."""
+    axes, at = figure.subplots(), np.arange(len(drawing.found))
+    gained = [100 * one.corrected for one in drawing.found.values()]
+    lost = [-100 * one.spoilt for one in drawing.found.values()]
+    for values, color, label in ((gained, ink.ours, "corrected"), (lost, ink.second, "spoilt")):
+        bars = axes.barh(at, values, color=color, label=label, height=0.55)
+        axes.bar_label(bars, [f"{abs(value):.1f}" for value in values], padding=3, fontsize=8.5)
+    axes.axvline(0, color=ink.ink, linewidth=0.8)
+    axes.set_yticks(at, [short_name(name) for name in drawing.found])
+    axes.invert_yaxis()
+    axes.margins(x=0.16)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+    axes.grid(False, axis="y")
+    axes.set_xlabel("% of the queries")
+    _legend(axes, 2)
+
+
+def _calibration(drawing: Calibration, figure: Figure, ink: Palette) -> None:
+    """The reliability diagram: what answers were worth by confidence, above how many had it."""
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    above.plot([0, 1], [0, 1], color=ink.muted, linestyle="--", linewidth=1.2, label="as said")
+    confidence, quality, count = _floats(drawing.confidence), _floats(drawing.quality), np.array(drawing.count)
+    above.plot(confidence, quality, color=ink.ours, linewidth=1.6, label="as it came")
+    for bins, face in ((count >= FEW_IN_BIN, ink.ours), (count < FEW_IN_BIN, "none")):
+        above.plot(confidence[bins], quality[bins], "o", color=ink.ours, markersize=4.5, markerfacecolor=face)
+    above.set_ylabel(drawing.scored)
+    above.set_ylim(-0.03, 1.03)
+    _legend(above, 2)
+    middle = (np.arange(BINS) + 0.5) / BINS
+    below.bar(middle, 100 * count / max(count.sum(), 1), color=ink.muted, width=0.8 / BINS)
+    below.set_ylabel("% of answers")
+    below.set_xlabel("confidence")
+    below.set_xlim(0, 1)
+
+
+def _histories(drawing: VersionHistories, figure: Figure, ink: Palette) -> None:
+    """Small multiples, two in a row."""
+    rows = -(-len(drawing.lines) // 2)
+    every = figure.subplots(rows, 2, sharex=True, squeeze=False)
+    for axes, line in zip(every.flat, drawing.lines, strict=False):
+        axes.plot(drawing.versions, _floats(line.values), color=ink.ours, marker="o", markersize=3.5, linewidth=1.4)
+        axes.set_title(line.name, loc="left")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.margins(y=0.15)
+    for axes in list(every.flat)[len(drawing.lines) :]:
+        axes.set_visible(False)
+    for axes in every[-1]:
+        axes.set_xlabel("version")
+
+
+_BY_KIND: dict[type, Callable[[Any, Figure, Palette], None]] = {
+    Calibration: _calibration,
+    CostQuality: draw_cost_quality,
+    ErrorComparison: _errors,
+    Heatmap: _grid,
+    VersionHistories: _histories,
+    OverTime: _over_time,
+    AskedByRound: _rounds,
+    WhenRight: _when_right,
+}
+
+
+def _lines(ink: Palette) -> tuple[tuple[str, str, str], ...]:
+    """Colour, dash and marker of the first, second and third line."""
+    return (ink.ours, "-", "o"), (ink.second, "--", "s"), (ink.third, ":", "^")
+
+
+def _floats(values: Sequence[float | None]) -> Any:
+    return np.array(values, np.float64)  # None becomes NaN, which is drawn as a gap
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, handlelength=1.8)
+
 
 #: The page's sections in their order: what each is linked by, and its title.
 SECTIONS = {
@@ -93,7 +410,7 @@ def html(page: Page) -> str:
     Raises:
         ConfigError: the extra ``report`` is not installed.
     """
-    plots.check_extra()
+    check_extra()
     style = Path(__file__).with_name("page.css").read_text("utf-8")
     body = "\n".join(_body(page))
     return (
@@ -110,10 +427,10 @@ def pngs(page: Page) -> Iterator[tuple[str, bytes]]:
     Raises:
         ConfigError: the extra ``report`` is not installed.
     """
-    plots.check_extra()
+    check_extra()
     for name, section in page.sections.items():
         if section.drawing is not None:
-            yield name, plots.as_png(section.drawing)
+            yield name, as_png(section.drawing)
 
 
 def _body(page: Page) -> Iterator[str]:
@@ -139,8 +456,8 @@ def _drawn(name: str, drawing: Drawing | None) -> str:
     if drawing is None:
         return ""
     if not isinstance(drawing, CostQuality):
-        return plots.as_svg(name, drawing)
-    wide, narrow = plots.as_svg(name, drawing), plots.as_svg(f"{name}-narrow", drawing, narrow=True)
+        return as_svg(name, drawing)
+    wide, narrow = as_svg(name, drawing), as_svg(f"{name}-narrow", drawing, narrow=True)
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 

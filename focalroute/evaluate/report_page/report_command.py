@@ -13,8 +13,7 @@ from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.report_page.drawings import Series, VersionHistories
 from focalroute.evaluate.report_page.history import read_history
-from focalroute.evaluate.report_page.page import Page, Section, TextTable, html, pngs
-from focalroute.evaluate.report_page.plots import check_extra
+from focalroute.evaluate.report_page.page import Page, Section, TextTable, check_extra, html, pngs
 from focalroute.evaluate.report_page.store_page import store_page
 from focalroute.policy import bundle
 from focalroute.policy.der import load_served

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.diversities import METRICS, MIN_ROWS, diversities, pair_statistics
+from focalroute.evaluate.presets.rl_focal import METRICS, MIN_ROWS, diversities, pair_statistics
 from focalroute.observe.diversity import focal_diversity
 from tests.evaluate.presets import definitions
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from examples.paper.single_head import SingleHead, teams
-from focalroute.evaluate.presets.diversities import METRICS
 from focalroute.evaluate.presets.networks import Learned, Ppo, mlp_parameters
 from focalroute.evaluate.presets.rl_focal import (
+    METRICS,
     Agents,
     AgentStep,
     BranchingHead,

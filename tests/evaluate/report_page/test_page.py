@@ -15,8 +15,7 @@ import pytest
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.report import evaluate, evaluate_command
-from focalroute.evaluate.report_page.page import SECTIONS, html
-from focalroute.evaluate.report_page.plots import as_svg
+from focalroute.evaluate.report_page.page import SECTIONS, as_svg, html
 from focalroute.evaluate.report_page.report_command import report_command
 from focalroute.policy.bundle import cold, load
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
