@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from focalroute.core.config import Endpoint
     from focalroute.core.records import Feedback
     from focalroute.money.cost import Saving
-    from focalroute.store.base import LedgerSum, Store, StoredAnswer
+    from focalroute.store.base import BalanceDifference, LedgerSum, Store, StoredAnswer
 
 _HEADS = ("asks", "calls", "tokens in", "tokens out", "USD", "estimated", "held")
 Form = Literal["text", "csv", "json"]
@@ -33,15 +33,25 @@ def ledger(
         Path | None,
         typer.Option("--saved", help="Of this pool file's pool: what was saved against asking all, or only the best."),
     ] = None,
+    reconcile: Annotated[
+        bool,
+        typer.Option("--reconcile", help="Compare the running balances of limits with the ledger; 1 if they differ."),
+    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Make those balances what the ledger adds up to.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved."""
+    """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved.
+
+    Or compare the balances that budgets are held against with it, and put them right.
+    """
     from focalroute.core.pool import load_pool
     from focalroute.store import open_store, require_existing
 
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
+    if saved is not None and (reconcile or repair):
+        raise ConfigError("--saved: not with --reconcile or --repair")
     form: Form = "text"
     if as_csv:
         form = "csv"
@@ -49,7 +59,12 @@ def ledger(
         form = "json"
     pool = None if saved is None else load_pool(saved)
     with closing(open_store(require_existing(store))) as opened:
-        if pool is not None:
+        if reconcile or repair:
+            found = opened.reconcile(repair=repair)
+            typer.echo(show_differences(found, form))
+            if found and not repair:
+                raise typer.Exit(1)
+        elif pool is not None:
             typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
         else:
             typer.echo(show_spending(opened.ledger(by), by, form))
@@ -77,7 +92,7 @@ def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Litera
 
 
 def _plain(record: Any) -> Iterator[str | int | None]:
-    for value in astuple(record):
+    for value in record if isinstance(record, tuple) else astuple(record):
         yield f"{value:f}" if isinstance(value, Decimal) else value
 
 
@@ -93,6 +108,28 @@ def _table(sums: Sequence[LedgerSum], by: str) -> Iterator[str]:
 
 def _line(key: str, cells: Iterable[object]) -> str:
     return f"{key:28} " + " ".join(f"{cell:>12}" for cell in cells)
+
+
+_DIFFERENCE = ("tag", "period_s", "spent", "reserved", "ledger_spent", "ledger_reserved")
+
+
+def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
+    """As a table, as CSV, or as a JSON list; USD exact as they are kept, null: damaged."""
+    rows = []
+    for one in found:
+        kept = (None, None) if one.kept is None else (one.kept.spent, one.kept.reserved)
+        rows.append((one.account.tag, one.account.period_s, *kept, one.summed.spent, one.summed.reserved))
+    if form != "text":
+        return _machine_readable(_DIFFERENCE, rows, form)
+    if not found:
+        return "every balance is what the ledger adds up to"
+    lines = [_line("account", ("spent", "reserved", "by ledger", "reserved"))]
+    for tag, period_s, *amounts in rows:
+        name = tag or "(all)"
+        if period_s:
+            name += f" in {period_s} s"
+        lines.append(_line(name, ("damaged" if usd is None else f"{usd:.6f}" for usd in amounts)))
+    return "\n".join(lines)
 
 
 # -- what was saved ----------------------------------------------------------------------------------------------------

@@ -182,6 +182,25 @@ class LedgerSum:
     held: Decimal = Decimal(0)
 
 
+@dataclass(frozen=True, slots=True)
+class BalanceDifference:
+    """An account whose running balance is not what the ledger and the reservations add up to.
+
+    Attributes:
+        kept: its running balance; None: it cannot be read.
+        summed: what its rows add up to.
+    """
+
+    account: Account
+    kept: Balance | None
+    summed: Balance
+
+    def __str__(self) -> str:
+        kept = "damaged" if self.kept is None else f"{self.kept.spent} spent, {self.kept.reserved} reserved"
+        rows = f"{self.summed.spent} spent, {self.summed.reserved} reserved"
+        return f"the balance of {self.account} is {kept}, its rows add up to {rows}"
+
+
 Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | HealthRow | Release
 #: The outcome of each of several calls; None: it is done.
 Outcomes = Sequence[BaseException | None]
@@ -256,6 +275,16 @@ class Store(Protocol):
 
     def verify(self) -> tuple[str, ...]:
         """Check integrity; the problems found, in words (none: empty)."""
+
+    def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
+        """Compare the balances of open accounts with what the ledger and the reservations add up to; the differences.
+
+        Where old rows were dropped, only the account of all calls can be compared, and one that cannot be read.
+
+        Args:
+            repair: write the sums, after what dead processes had reserved is settled. In SQLite, what is gone of the
+                chained rows is then taken for granted, too: `verify` no longer speaks of it.
+        """
 
     def close(self) -> None:
         """Commit what is queued and release every resource. Idempotent."""

@@ -9,7 +9,9 @@ from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
 from focalroute.core.errors import FeedbackConflict, StoreError, UnknownAnswer
+from focalroute.store.accounts import Account, AccountState
 from focalroute.store.base import (
+    BalanceDifference,
     CapabilityRow,
     FeedbackRows,
     Grouping,
@@ -75,6 +77,11 @@ def feedback_conflict(answer_id: str, source: str) -> FeedbackConflict:
 def duplicate_answer(answer_id: str) -> StoreError:
     """Make the error for an answer whose id is taken."""
     return StoreError(f"an answer with id {answer_id!r} is stored already; ids must be unique")
+
+
+def difference_of(account: Account, kept: AccountState | None, true: AccountState) -> BalanceDifference:
+    """The difference between an account's state, None: it cannot be read, and what its rows add up to."""
+    return BalanceDifference(account, None if kept is None else kept.balance(account), true.balance(account))
 
 
 def unless_damaged(read: Callable[[], T]) -> list[T]:

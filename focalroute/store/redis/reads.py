@@ -12,9 +12,17 @@ from typing import Any
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.accounts import from_pico
-from focalroute.store.base import CapabilityRow, FeedbackRows, Grouping, HealthRow, LedgerSum, StoredAnswer
-from focalroute.store.engine import unless_damaged
+from focalroute.store.accounts import Account, from_pico
+from focalroute.store.base import (
+    BalanceDifference,
+    CapabilityRow,
+    FeedbackRows,
+    Grouping,
+    HealthRow,
+    LedgerSum,
+    StoredAnswer,
+)
+from focalroute.store.engine import difference_of, unless_damaged
 from focalroute.store.redis.connection import (
     ANSWERS,
     CAPABILITIES,
@@ -27,7 +35,7 @@ from focalroute.store.redis.connection import (
     TOTALS,
     RedisConnection,
 )
-from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health
+from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
 #: Set while a learner keeps an archive; until that has them, twice as many rows are kept.
 ARCHIVED = "archived"
@@ -341,7 +349,17 @@ def _damage(entry: bytes, answer_id: str, found: AnswerHash) -> Iterator[str]:
 
 
 def _wrong_balances(connection: RedisConnection) -> Iterator[str]:
+    return map(str, reconcile(connection, repair=False))
+
+
+def reconcile(connection: RedisConnection, *, repair: bool) -> list[BalanceDifference]:
+    """See `Store.reconcile`."""
     dropped = connection.command("HGET", connection.keys[POLICY], "ledger_dropped") or b""
-    wrong = [word.decode() for word in connection.script("verify", (), (dropped,))]
-    for account, kept, true in zip(wrong[::3], wrong[1::3], wrong[2::3], strict=True):
-        yield f"the balance of the account {account!r} is {kept}, its rows add up to {true}"
+    words = connection.script("verify", (), (dropped, "1" if repair else "0"))
+    found = []
+    for name, kept, true in zip(words[::3], words[1::3], words[2::3], strict=True):
+        period_s, tag = name.decode().split(" ", 1)
+        summed = read_state(true)
+        assert summed is not None  # noqa: S101 - the script made it
+        found.append(difference_of(Account(tag, int(period_s)), read_state(kept), summed))
+    return found

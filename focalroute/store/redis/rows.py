@@ -142,13 +142,23 @@ def read_reservation(reply: Sequence[Any], limits: Sequence[Account]) -> Reserva
 
 
 def read_balances(reply: Sequence[bytes], accounts: Sequence[Account]) -> dict[Account, Balance]:
-    """Balances as the scripts show them: the period, then micro- and picodollars of spent and reserved."""
+    """The balances that the scripts show; StoreError if one is damaged."""
     found = {}
     for account, text in zip(accounts, reply, strict=True):
-        period, micro, pico, held_micro, held_pico = map(int, text.split())
-        state = AccountState(period, micro * 1_000_000 + pico, held_micro * 1_000_000 + held_pico)
+        state = read_state(text)
+        if state is None:
+            raise StoreError(f"the balance of {account} is damaged; see `focalroute ledger --repair`")
         found[account] = state.balance(account)
     return found
+
+
+def read_state(text: bytes) -> AccountState | None:
+    """A state as the scripts show it: the period, then micro- and picodollars of spent and reserved; None: damaged."""
+    try:
+        period, micro, pico, held_micro, held_pico = map(int, text.split())
+    except ValueError:
+        return None
+    return AccountState(period, micro * 1_000_000 + pico, held_micro * 1_000_000 + held_pico)
 
 
 def read_capabilities(key: str, text: bytes) -> CapabilityRow:

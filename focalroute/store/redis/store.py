@@ -19,7 +19,16 @@ from typing import Any, Literal, TypeVar
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import Account, Balance
-from focalroute.store.base import OnFeedback, Outcomes, Release, Reservation, ReservationResult, Row, StoredAnswer
+from focalroute.store.base import (
+    BalanceDifference,
+    OnFeedback,
+    Outcomes,
+    Release,
+    Reservation,
+    ReservationResult,
+    Row,
+    StoredAnswer,
+)
 from focalroute.store.engine import QueuedStore
 from focalroute.store.redis import reads
 from focalroute.store.redis.address import RedisAddress
@@ -172,6 +181,17 @@ class RedisStore(QueuedStore[RedisConnection]):
         parts = (ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE))
         found = (self._read(partial(reads.answers_with_feedback, ids=part)) for part in parts)
         return [(answer, tuple(one for _, one in feedback)) for part in found for answer, feedback in part]
+
+    def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
+        """See `Store.reconcile`."""
+
+        def work(connection: RedisConnection) -> Sequence[BalanceDifference]:
+            found = reads.reconcile(connection, repair=repair)
+            if repair:
+                settle_overdue(connection)
+            return found
+
+        return self._read(work)
 
     # -- for the fleet -----------------------------------------------------------------------------------------------
 

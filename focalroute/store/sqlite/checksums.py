@@ -117,7 +117,12 @@ class Chain:
     def begin(self) -> None:
         """Begin with the next transaction."""
         self._before = self._db.total_changes
+        self._anew = False
         self.counts = (0, 0)
+
+    def accept(self) -> None:
+        """Take what is there when the transaction ends for all there ever was, and forget what is lost."""
+        self._anew = True
 
     def add(self, crc: int) -> None:
         """Count a row of a chained table."""
@@ -133,7 +138,7 @@ class Chain:
 
     def save(self) -> Mark | None:
         """Write the chain, if anything was changed; None: nothing was, or the chain is damaged and stays so."""
-        if self._db.total_changes == self._before:
+        if self._db.total_changes == self._before and not self._anew:
             return None
         text, numbers = self._db.execute(_STATE).fetchone() or (None, None)
         mark = self._written[1] if text == self._written[0] else Mark.of(text)
@@ -142,6 +147,9 @@ class Chain:
         store, commits, lost, rows, total, _ = mark
         more, higher = self.counts
         mark = Mark(store, commits + 1, lost, rows + more, total + higher, numbers or 0)
+        if self._anew:
+            rows, total = _count(self._db)
+            mark = mark._replace(lost=0, rows=rows, total=total)
         text = mark.to_text()
         self._db.execute(_WRITE.format(""), (text,))
         self._written = text, mark
@@ -169,13 +177,19 @@ def begin_chain(db: sqlite3.Connection) -> None:
 
 def recount(db: sqlite3.Connection, schema: str) -> None:
     """Make the chain say what is there, in an attached database (its name with a dot) that was filled otherwise."""
+    rows, total = _count(db, schema)
+    (numbers,) = db.execute(_NUMBERS.format(schema)).fetchone()
+    write_mark(db, Mark(secrets.randbits(63), rows=rows, total=total, numbers=numbers or 0), schema)
+
+
+def _count(db: sqlite3.Connection, schema: str = "") -> tuple[int, int]:
+    """How many rows of all chained tables have a checksum, and the sum of these."""
     rows = total = 0
     for table in CHAINED:
         query = f"SELECT count(crc), coalesce(sum(crc), 0) FROM {schema}{table}"  # noqa: S608 - constants
         count, of_table = db.execute(query).fetchone()
         rows, total = rows + count, total + of_table
-    (numbers,) = db.execute(_NUMBERS.format(schema)).fetchone()
-    write_mark(db, Mark(secrets.randbits(63), rows=rows, total=total, numbers=numbers or 0), schema)
+    return rows, total
 
 
 # -- finding changes ---------------------------------------------------------------------------------------------------
@@ -204,13 +218,11 @@ def _changed_chain(db: sqlite3.Connection) -> Iterator[str]:
     if mark is None:
         yield "chain: damaged, so rows may be missing"
         return
-    rows = total = 0
     for table in CHAINED:
-        query = f"SELECT count(*), count(crc), coalesce(sum(crc), 0) FROM {table}"  # noqa: S608 - constants
-        every, count, of_table = db.execute(query).fetchone()
-        rows, total = rows + count, total + of_table
-        if count < every:
-            yield f"{table}: {every - count} rows are older than checksums; whether they were changed cannot be told"
+        (older,) = db.execute(f"SELECT count(*) - count(crc) FROM {table}").fetchone()  # noqa: S608 - constants
+        if older:
+            yield f"{table}: {older} rows are older than checksums; whether they were changed cannot be told"
+    rows, total = _count(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_sequence")}
     if (rows, total, numbers or 0) != (mark.rows, mark.total, mark.numbers) or not names <= {*CHAINED, "chain"}:
         yield f"chain: {mark.rows} rows of answers, feedback, probes and ledger were written, {rows} others are there"

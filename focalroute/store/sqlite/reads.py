@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import from_pico
-from focalroute.store.base import CapabilityRow, FeedbackRows, Grouping, HealthRow, LedgerSum, StoredAnswer
+from focalroute.store.base import (
+    BalanceDifference,
+    CapabilityRow,
+    FeedbackRows,
+    Grouping,
+    HealthRow,
+    LedgerSum,
+    StoredAnswer,
+)
 from focalroute.store.codec import read_answer
-from focalroute.store.engine import unless_damaged
+from focalroute.store.engine import difference_of, unless_damaged
 from focalroute.store.sqlite.checksums import Check, checks, checksum, head
 from focalroute.store.sqlite.database import fresh_schema
-from focalroute.store.sqlite.writes import find_wrong_balances
+from focalroute.store.sqlite.writes import find_differences
 
 if TYPE_CHECKING:
     import sqlite3
@@ -205,7 +213,7 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
         "references": _lost_rows,
         "answers": _damaged_answers,
         **checks(fresh_schema()),
-        "balances": partial(find_wrong_balances, now=time.time()),
+        "balances": lambda db: map(str, reconcile(db)),
     }
     for what, check in every.items():
         try:
@@ -213,6 +221,11 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
         except (db.Error, StoreError, ValueError, TypeError, OverflowError) as error:  # a damaged value may be anything
             found.append(f"{what}: could not all be read ({type(error).__name__}: {error})")
     return tuple(found)
+
+
+def reconcile(db: sqlite3.Connection) -> list[BalanceDifference]:
+    """See `Store.reconcile`."""
+    return [difference_of(*one) for one in find_differences(db, time.time())]
 
 
 def _damaged_pages(db: sqlite3.Connection) -> Iterator[str]:

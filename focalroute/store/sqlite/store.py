@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import Account, Balance
-from focalroute.store.base import Outcomes, Reservation, ReservationResult, Row, StoredAnswer, StoredProbe
+from focalroute.store.base import (
+    BalanceDifference,
+    Outcomes,
+    Reservation,
+    ReservationResult,
+    Row,
+    StoredAnswer,
+    StoredProbe,
+)
 from focalroute.store.engine import QueuedStore
 from focalroute.store.sqlite import database, reads
 from focalroute.store.sqlite.checksums import Chain, Mark
@@ -179,6 +187,13 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
         """See `Store.recent`."""
         return reads.latest_answers(self._read, limit)
+
+    def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
+        """See `Store.reconcile`."""
+        if not repair:
+            return self._read(reads.reconcile)
+        repaired: Sequence[BalanceDifference] = self._change(AccountBalances.repair).result()
+        return repaired
 
     @contextmanager
     def on_disk(self, latest: int) -> Iterator[Path]:

@@ -13,9 +13,10 @@ after all, the estimate is removed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from focalroute.core.records import Feedback
 from focalroute.store.accounts import AHEAD_S, GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
 from focalroute.store.base import (
     DOUBT,
+    BalanceDifference,
     CapabilityRow,
     HealthRow,
     LedgerRow,
@@ -35,7 +37,7 @@ from focalroute.store.base import (
     StoredProbe,
 )
 from focalroute.store.codec import pack, write_answer, write_probe, write_tags
-from focalroute.store.engine import duplicate_answer, feedback_conflict, unknown_answer
+from focalroute.store.engine import difference_of, duplicate_answer, feedback_conflict, unknown_answer
 from focalroute.store.sqlite.checksums import Chain, checksum, head, seal
 
 if TYPE_CHECKING:
@@ -253,23 +255,37 @@ class AccountBalances:
             self._db.execute("DELETE FROM reservations WHERE id = ?", (held,))
             self._add(json.loads(tags), at, spent=0 if doubt else amount, reserved=-amount)
 
+    def repair(self) -> list[BalanceDifference]:
+        """Make the balances what the ledger and the reservations add up to; what was different."""
+        self.save()  # what this transaction has done so far is no difference
+        self._states.clear()
+        self._changed.clear()
+        found = find_differences(self._db, self._now)
+        for account, _, true in found:
+            self._write(account, true)
+        self.settle_overdue()
+        self.chain.accept()
+        return [difference_of(*one) for one in found]
+
     def save(self) -> None:
         """Write what has changed."""
         for account in self._changed:
-            state = self._states[account.tag][account]
-            values = (account.tag, account.period_s, state.period, str(state.spent), str(state.reserved))
-            self._db.execute(
-                "INSERT INTO balances (tag, period_s, period, spent, reserved, crc) VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (tag, period_s) DO UPDATE SET period = excluded.period, spent = excluded.spent, "
-                "reserved = excluded.reserved, crc = excluded.crc",
-                (*values, checksum(values)),
-            )
+            self._write(account, self._states[account.tag][account])
         if self._put_right:
             _log.warning(
                 "the clock was far ahead: the balances of %s were of periods that have not begun; what the ledger "
                 "holds of the present ones is taken instead",
                 ", ".join(map(str, self._put_right)),
             )
+
+    def _write(self, account: Account, state: AccountState) -> None:
+        values = (account.tag, account.period_s, state.period, str(state.spent), str(state.reserved))
+        self._db.execute(
+            "INSERT INTO balances (tag, period_s, period, spent, reserved, crc) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (tag, period_s) DO UPDATE SET period = excluded.period, spent = excluded.spent, "
+            "reserved = excluded.reserved, crc = excluded.crc",
+            (*values, checksum(values)),
+        )
 
     def _end(self, reservation: Reservation) -> tuple[int, int]:
         """Delete a reservation, or its estimated row; the picodollars of either, 0 if it is not there."""
@@ -321,16 +337,24 @@ def _state_of(tag: str, values: Iterable[str | int]) -> AccountState:
         raise StoreError(f"the balance of the tag {tag!r} is damaged; see `focalroute ledger --repair`") from None
 
 
-def find_wrong_balances(db: sqlite3.Connection, now: float) -> Iterator[str]:
-    """Find balances that differ from the sum of ledger and reservations; unknown where rows were pruned."""
+def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, AccountState | None, AccountState]]:
+    """Each account whose state is not the sum of ledger and reservations, with its state and the sum.
+
+    What cannot be known, as rows were pruned, is left out.
+    """
     pruned = db.execute("SELECT count(*) FROM ledger_sums").fetchone()[0]
-    for tag, period_s, *amounts in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
-        account, kept = Account(tag, period_s), _state_of(tag, amounts)
-        if pruned and account != Account():
+    found: list[tuple[Account, AccountState | None, AccountState]] = []
+    for tag, period_s, *values in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
+        account, kept = Account(tag, period_s), None
+        with contextlib.suppress(StoreError):
+            kept = _state_of(tag, values)
+        if kept is not None and pruned and account != Account():
             continue
-        period = kept.period if account.credible(kept.period, now) else account.period(now)
-        if (true := _add_up(db, account, period)) != kept:
-            yield f"the balance of {account} is {kept[1:]}, its rows add up to {true[1:]}"
+        known = kept is not None and account.credible(kept.period, now)
+        true = _add_up(db, account, kept.period if kept is not None and known else account.period(now))
+        if true != kept:
+            found.append((account, kept, true))
+    return found
 
 
 def _add_up(db: sqlite3.Connection, account: Account, period: int) -> AccountState:
