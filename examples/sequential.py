@@ -4,8 +4,8 @@ import tempfile
 from collections import Counter
 
 from focalroute import Ensemble
-from focalroute.evaluate.live.environment import in_process, of_questions
-from focalroute.evaluate.live.report import environment_of, train_der
+from focalroute.evaluate.live import environment_of, train_der
+from focalroute.evaluate.live_environment import in_process, of_questions
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.sim import SimulatedPool, relay_models, stream
 

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from focalroute import Ensemble
-from focalroute.evaluate.collect.collecting import collect_command
+from focalroute.evaluate.collect import collect_command
 from focalroute.evaluate.recording import train_command
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml

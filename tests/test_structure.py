@@ -41,7 +41,7 @@ ENGINES = {
     },  # what records, and what sends it
     "prometheus_client": {"server/metrics.py"},
     "torch": {"learn/backend.py"},
-    "datasets": {"evaluate/collect/dataset.py"},
+    "datasets": {"evaluate/dataset.py"},
     "genai_prices": {"money/price_library.py"},
     "matplotlib": {"evaluate/report_page/page.py"},
     "rouge_score": {"evaluate/quality.py"},

@@ -21,8 +21,8 @@ import numpy as np
 
 from examples.paper.common import mean_se, parser_of, show
 from focalroute.answers import AnswerKind
-from focalroute.evaluate.live.environment import LiveResult, in_process, joined, of_questions
-from focalroute.evaluate.live.report import LiveOptions, live_report, play_all, show_live
+from focalroute.evaluate.live import LiveOptions, live_report, play_all, show_live
+from focalroute.evaluate.live_environment import LiveResult, in_process, joined, of_questions
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
 from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream

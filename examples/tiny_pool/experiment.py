@@ -22,7 +22,7 @@ from examples.tiny_pool.streams import Feedback, Live, fresh
 from focalroute import Endpoint
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.baselines import baselines, best_in_hindsight, oracle
-from focalroute.evaluate.collect.collecting import collect_command
+from focalroute.evaluate.collect import collect_command
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.replay import ReplayResult, Training, play

@@ -109,7 +109,7 @@ def collect(
 
     Exit code 1 if it stopped before the last question.
     """
-    from focalroute.evaluate.collect.collecting import collect_command
+    from focalroute.evaluate.collect import collect_command
 
     whole = collect_command(
         dataset,
@@ -137,7 +137,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Make an outcome log of the per-choice log-likelihoods that leaderboards publish."""
-    from focalroute.evaluate.collect.collecting import import_command
+    from focalroute.evaluate.collect import import_command
 
     import_command(samples, out, as_json=as_json)
 
@@ -188,7 +188,7 @@ def evaluate(
     With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
     """
     if live:
-        from focalroute.evaluate.live.report import LiveOptions, live_command
+        from focalroute.evaluate.live import LiveOptions, live_command
 
         how = LiveOptions(answer, quality, train_fraction, seed, seeds, max_steps=max_rounds, publish_to=out)
         return live_command(live, queries, how, json_file=json_file)

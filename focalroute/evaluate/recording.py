@@ -33,6 +33,24 @@ from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
 from focalroute.serving.embedders.embedding import embed_log
 
 
+def read_table(
+    log: str | Path, pool: str | Path, embedder: TextEmbedder | None = None, *, shown: bool = False
+) -> LogTable:
+    """A log joined with its pool; its texts' features are the embedder's, else the pool file's, else the built-in ones.
+
+    Args:
+        shown: whether to show a progress bar.
+
+    Raises:
+        ConfigError: the log, the pool or the embedder is wrong.
+        PoolError: the embedder failed.
+    """
+    file = load_pool(pool)
+    table = join(read_log(log), file, log)
+    embedder = embedder or embedder_from_pool_file(file, pool)
+    return table if embedder is None else with_embedder(table, embedder, shown=shown)
+
+
 def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = False) -> LogTable:
     """The log with the features that an embedder makes of its texts, for training and for serving alike.
 
@@ -328,11 +346,7 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
 def _read(
     log: Path, pool: Path, out: Path, options: TrainOptions, backend: Backend, *, keep: bool, shown: bool
 ) -> _Log:
-    file = load_pool(pool)
-    table = join(read_log(log), file, log)
-    embedder = embedder_from_pool_file(file, pool)
-    if embedder is not None:
-        table = with_embedder(table, embedder, shown=shown)
+    table = read_table(log, pool, shown=shown)
     rows = learning_order(table, np.arange(len(table.queries)), options.split)
     folder = out.absolute() if keep else None
     data = recorded(table, rows, show_task=options.show_task)

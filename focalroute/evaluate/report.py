@@ -10,24 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate import output
 from focalroute.evaluate.baselines import presets
 from focalroute.evaluate.eval_page import eval_page, figures, read_eval
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
-from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.playing import EvaluationRuns, Stage
-from focalroute.evaluate.recording import with_embedder
+from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import FeedbackKind, Training
 from focalroute.evaluate.report_page.page import check_extra, html
-from focalroute.evaluate.table import SplitKind, join, learning_order, split
+from focalroute.evaluate.table import SplitKind, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
-from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
+from focalroute.serving.embedders import TextEmbedder
 
 #: The cost ratios that are played by default.
 OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
@@ -202,11 +199,7 @@ def evaluate(
         PoolError: the embedder failed.
     """
     options = dataclasses.replace(options or EvalOptions(), **changes)
-    file = load_pool(pool)
-    table = join(read_log(log), file, log)
-    embedder = options.embedder or embedder_from_pool_file(file, pool)
-    if embedder is not None:
-        table = with_embedder(table, embedder, shown=progress)
+    table = read_table(log, pool, options.embedder, shown=progress)
     parts = split(table, per_task=options.split_by == "per-task", fraction=options.train_fraction)
     first = Training(table, parts.train, options.seed, options.feedback, options.show_task)
     rows = learning_order(table, parts.train, options.split_by)
@@ -286,18 +279,18 @@ def evaluate_command(
         ConfigError: an option, the log or the pool is wrong, a file cannot be written, or the page's extra is missing.
     """
     for file in (json_file, html_file):
-        check_writable(file)
+        output.check_writable(file)
     if html_file is not None:
         check_extra()
     with open_engine(engine) as opened:
         report = evaluate(log, pool, options, engine=opened, progress=True, **changes)
     found = report.to_dict()
-    if json_file != STANDARD_OUTPUT:
+    if json_file != output.STANDARD_OUTPUT:
         show(report)
     if json_file is not None:
-        write_file(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
+        output.write_file(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
     if html_file is not None:
-        write_file(html_file, html(eval_page(read_eval(found, str(log)))))
+        output.write_file(html_file, html(eval_page(read_eval(found, str(log)))))
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:

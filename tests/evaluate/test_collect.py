@@ -19,7 +19,8 @@ from aiohttp import web
 
 from focalroute import ConfigError, Endpoint
 from focalroute.core.pool import load_pool
-from focalroute.evaluate.collect import LabelledQuestion, collect, read_dataset
+from focalroute.evaluate.collect import collect
+from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
 from focalroute.sim import SimulatedPool, stream

@@ -15,7 +15,8 @@ import pytest
 
 from focalroute import ConfigError
 from focalroute.core.errors import FocalrouteError
-from focalroute.evaluate.collect import collect, read_dataset
+from focalroute.evaluate.collect import collect
+from focalroute.evaluate.dataset import read_dataset
 from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private, open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import train_command

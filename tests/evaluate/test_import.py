@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from focalroute import ConfigError
 from focalroute.cli.app import app
-from focalroute.evaluate.collect import import_samples
+from focalroute.evaluate.harness import import_samples
 from focalroute.evaluate.outcomes import read_log
 
 CONTEXT = "Question: Which is a planet?\nAnswer:"

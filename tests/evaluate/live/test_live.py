@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from focalroute import ConfigError, Ensemble
 from focalroute.cli.app import app
-from focalroute.evaluate.live.environment import (
+from focalroute.evaluate.live import LiveOptions, evaluate_live, live_command, live_report
+from focalroute.evaluate.live_environment import (
     ChainCall,
     LiveQuery,
     LiveResult,
@@ -26,7 +27,6 @@ from focalroute.evaluate.live.environment import (
     play,
     read_queries,
 )
-from focalroute.evaluate.live.report import LiveOptions, evaluate_live, live_command, live_report
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.serving.query import make_query

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.core.errors import ConfigError
-from focalroute.evaluate.collect.dataset import json_objects
+from focalroute.evaluate.dataset import json_objects
 from focalroute.evaluate.outcomes import read_log
 
 _FILE = re.compile(r"(?:samples_)?(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?$")

@@ -21,8 +21,8 @@ from focalroute.core.progress import progress_bar
 from focalroute.core.records import Reply
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
-from focalroute.evaluate.collect.dataset import LabelledQuestion, read_dataset
-from focalroute.evaluate.collect.harness import import_samples
+from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
+from focalroute.evaluate.harness import import_samples
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.output import table

@@ -19,7 +19,7 @@ from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.records import F32, Member, Outcome, Query
 from focalroute.evaluate import output
-from focalroute.evaluate.live.environment import (
+from focalroute.evaluate.live_environment import (
     Asker,
     ChainCall,
     LiveEnvironment,
@@ -33,7 +33,6 @@ from focalroute.evaluate.live.environment import (
     read_queries,
 )
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
-from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.presets.der import DerSettings, train_routes
 from focalroute.evaluate.presets.networks import Mlp, mlp_parameters
 from focalroute.evaluate.quality import metric
@@ -225,17 +224,17 @@ def live_command(
     """
     if queries is None:
         raise ConfigError("--queries: give the file of queries that --live is to ask")
-    check_writable(json_file)
+    output.check_writable(json_file)
     options = options or LiveOptions()
     scorer = None if options.quality is None else metric(options.quality)
     asked = read_queries(queries, answer=options.answer, quality=scorer)
     title = f"{queries} on {pool}"
     with progress_bar("playing", _steps(asked, options, pool), shown=True) as advance:
         report = evaluate_live(pool, asked, title=title, options=options, advance=advance)
-    if json_file != STANDARD_OUTPUT:
+    if json_file != output.STANDARD_OUTPUT:
         show_live(report)
     if json_file is not None:
-        write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+        output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
 
 
 def evaluate_live(
