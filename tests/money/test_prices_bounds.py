@@ -42,6 +42,18 @@ def test_a_listing_that_drips_is_given_up(headers_come: bool, monkeypatch: pytes
         assert time.monotonic() - began < 2
 
 
+def test_a_listing_that_does_not_end_is_given_up() -> None:
+    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while request.transport is not None and not request.transport.is_closing():
+            await response.write(b" " * 2**20)
+        return response
+
+    with serving(handler) as server, pytest.raises(NotListed, match="too long"):
+        fetch_models(Endpoint("a", model="m", base_url=server.url))
+
+
 def test_a_compressed_listing_is_not_unpacked() -> None:
     """It was asked for as it is; a small packed one may unpack to gigabytes."""
 

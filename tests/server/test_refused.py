@@ -131,6 +131,24 @@ def test_a_body_that_is_too_large_is_not_read(url: str) -> None:
     assert get(f"{url}/healthz")[0] == 200
 
 
+def test_a_body_that_does_not_arrive_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("focalroute.server.app._BODY_S", 0.1)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection.putrequest("POST", "/v1/chat/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b"{")
+    assert connection.getresponse().status == 408
+    connection.close()
+
+
+def test_beyond_the_asks_that_may_be_under_way_the_server_is_busy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("focalroute.server.app._MOST_ASKS", 0)
+    status, got = post(f"{url}/v1/chat/completions", ask())
+    assert (status, got["error"]["code"]) == (503, "busy")
+    assert get(f"{url}/healthz")[0] == 200
+
+
 def test_a_web_page_cannot_make_its_visitor_s_browser_ask(url: str) -> None:
     """Not by a form, which has no JSON; nor by a name that it had point to this machine."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
