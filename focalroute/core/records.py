@@ -355,6 +355,8 @@ class Outcome:
         features: of the query's text, as on `Trajectory`; None: not kept.
         masses: what members' probabilities were; None where nobody gave any, or the right choice is not known.
         embedder: as on `Trajectory`.
+        posterior: of the answer that was given; None: it has none of its own.
+        correct: how right that answer was, in [0, 1].
     """
 
     answer_id: str
@@ -364,3 +366,5 @@ class Outcome:
     features: F32 | None = None
     masses: Masses | None = None
     embedder: str = HASHED
+    posterior: float | None = None
+    correct: float = 0.0

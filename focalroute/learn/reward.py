@@ -111,8 +111,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     A reply in which there was no answer is wrong, whatever is said. Endpoints that were probed afterwards are credited
     alike, in round 0.
     """
-    steps = answer.trajectory
-    text: dict[str, Any] = {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
+    text = _text_of(answer) | _confidence_of(answer, feedback)
     masses = _masses(answer, feedback)
     answer = _with_probes(answer)
     if feedback.label is not None and answer.kind != SYNTHESIS:
@@ -134,10 +133,21 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
 
 def unjudged(answer: StoredAnswer) -> tuple[Outcome, int]:
     """What an answer without feedback teaches by its members' agreement (see `Observer.agree`), and its choices."""
-    steps = answer.trajectory
-    text: dict[str, Any] = {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
+    text = _text_of(answer)
     answer = _with_probes(answer)
     return Outcome(answer.id, answer.members, {}, **text), len(answer.keys) if answer.kind == "choice" else 0
+
+
+def _text_of(answer: StoredAnswer) -> dict[str, Any]:
+    steps = answer.trajectory
+    return {} if steps is None else {"features": steps.features, "embedder": steps.embedder}
+
+
+def _confidence_of(answer: StoredAnswer, feedback: Feedback) -> dict[str, Any]:
+    """How sure the Fusion was of the answer, and how right that was; nothing of one put together from several."""
+    if answer.kind in (SYNTHESIS, "structured"):
+        return {}
+    return {"posterior": answer.probabilities[answer.answered], "correct": (feedback.reward + 1) / 2}
 
 
 def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:

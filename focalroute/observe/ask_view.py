@@ -19,6 +19,7 @@ from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.observe.pool_stats import PoolStats, standardised_length
+from focalroute.observe.recalibration import recalibrated
 
 F32 = NDArray[np.float32]
 
@@ -43,6 +44,7 @@ class AskView:
         corrections: what is known of the endpoints' probabilities; None: nothing.
         embedder: what made the features.
         agreement: compares candidates that are open texts; None: what is not equal has nothing in common.
+        curve: see `focalroute.observe.recalibration`.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
@@ -63,7 +65,9 @@ class AskView:
         corrections: Corrections | None = None,
         embedder: str = HASHED,
         agreement: Agreement | None = None,
+        curve: tuple[float, float] = (0.0, 1.0),
     ) -> None:
+        self._curve = curve
         self.features = features
         self.embedder = embedder
         self.agreement = agreement
@@ -238,6 +242,10 @@ class AskView:
         if candidate < len(self._agrees):
             return self._agrees[candidate]
         return float(observation.agreement(candidate, self._leader))
+
+    def confidence(self, posterior: float) -> float:
+        """How likely a candidate is right to which the Fusion gives this posterior."""
+        return recalibrated(posterior * (1 - self.none_of_these()), self._curve)
 
     def none_of_these(self) -> float:
         """How likely it is that no candidate is right: 0 of a closed question.

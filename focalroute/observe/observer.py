@@ -30,6 +30,7 @@ from focalroute.observe.features import Embedder, name_of, text_features, unit_v
 from focalroute.observe.memory import Memory
 from focalroute.observe.observation import OPEN_CHOICES
 from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, PoolStats, PoolTotals, relative_skills
+from focalroute.observe.recalibration import Recalibration
 from focalroute.observe.referees import MOST_WORTH, Referees, judge
 from focalroute.observe.window import Window
 
@@ -90,6 +91,7 @@ class Observer:
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
+        self._recalibration = Recalibration(window)
         self._adopted: Experience | None = None
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
@@ -158,6 +160,8 @@ class Observer:
             self._referees.label(outcome.answer_id, np.array(right))
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
+            if outcome.posterior is not None:
+                self._recalibration.learn(outcome.answer_id, outcome.posterior, outcome.correct)
             self._learned += new
             changes = self._detect(outcome.answer_id, before, at) if self._detecting else {}
             self._renew_if_begun()
@@ -272,7 +276,17 @@ class Observer:
             corrections = self._calibration.corrections(query.task) if query.choices else None
         self._begun = True
         agreement = Agreement(reader) if query.open else None
-        return AskView(query, self._current(), self._index, features, similar, corrections, self.embedder, agreement)
+        return AskView(
+            query,
+            self._current(),
+            self._index,
+            features,
+            similar,
+            corrections,
+            self.embedder,
+            agreement,
+            self._recalibration.curve,
+        )
 
     def expected_cost(self) -> tuple[float | None, ...]:
         """Expected USD of one call to each endpoint; None where neither a price nor a cost is known."""

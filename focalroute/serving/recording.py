@@ -82,7 +82,7 @@ def select_answer(ask: Ask) -> Selection:
         raise RuntimeError("no reply has been fused yet")
     query, posterior, written = ask.query, ask.fused.posterior, ask.written
     best = posterior.index(max(posterior))
-    confidence = posterior[best] * (1 - ask.view.none_of_these())
+    confidence = ask.view.confidence(posterior[best])
     text, form = ask.view.candidates[best], ask.view.forms[best]
     if written is not None and written.ok and written.text is not None:
         written_form = normal_form(written.text, "text") or ""
@@ -233,7 +233,8 @@ def _unavailable(ask: Ask) -> list[str]:
 
 
 def _stored_answer(ask: Ask, answer: Answer, selection: Selection, texts: str | None) -> StoredAnswer:
-    keys, probabilities = tuple(map(candidate_key, ask.view.forms)), answer.probabilities
+    keys, some = tuple(map(candidate_key, ask.view.forms)), 1 - ask.view.none_of_these()
+    probabilities = tuple([some * p for p in answer.probabilities])
     answered = selection.candidate
     if answered is None:  # no member gave it as a whole
         answered = len(keys)

@@ -53,7 +53,7 @@ class StoredAnswer:
         kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form
             answer: "number", "short", "text", "structured", or "custom" for the caller's own callable; or `SYNTHESIS`.
         answered: index of the candidate given as the answer; one that was put together from several stands last.
-        probabilities: the posterior over candidates, length K.
+        probabilities: of each candidate to be right, length K; what they lack to 1, none is.
         members: endpoint -> how it took part, of every member that replied.
         trajectory: the policies' steps; None when a fallback or a named policy answered.
         receipt: the receipt as JSON.

@@ -1,0 +1,89 @@
+"""How likely answers really are right that the Fusion is so sure of: Platt's scaling, learned as labels come.
+
+    confidence = sigmoid(alpha + beta logit q),    q the posterior of the answer
+
+alpha and beta maximise the likelihood of the latest outcomes and of a prior around (0, 1), which is worth `PRIOR` of
+them (Platt 1999). It is monotone in q, so it never changes which answer is given.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+
+#: Outcomes that the prior weighs as much as.
+PRIOR = 30
+
+_CURVATURE = PRIOR / 4 * np.diag([1.0, 4.0])  # of the log-likelihood of so many outcomes at q about 1/2, logits about 2
+_IDENTITY = np.array([0.0, 1.0])
+_FARTHEST = 8.0  # logits beyond it count as this
+
+
+class Recalibration:
+    """The latest outcomes of answers, and the curve through them. Not thread-safe by itself; `Observer` guards it.
+
+    Args:
+        size: outcomes kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._places: dict[str, int] = {}
+        self._ids: list[str] = []
+        self._next = 0
+        self._rows = np.zeros((size, 2))  # 1, logit of q
+        self._right = np.zeros(size)
+        self._curve = _IDENTITY
+
+    @property
+    def curve(self) -> tuple[float, float]:
+        """alpha and beta, as they are now."""
+        alpha, beta = self._curve.tolist()
+        return alpha, beta
+
+    def learn(self, answer_id: str, posterior: float, right: float) -> None:
+        """Take in how right an answer was, in [0, 1], that had this posterior; what was known of it is replaced."""
+        place = self._places.get(answer_id)
+        if place is None:
+            place, self._next = self._next, (self._next + 1) % self._size
+            if place < len(self._ids):
+                del self._places[self._ids[place]]
+                self._ids[place] = answer_id
+            else:
+                self._ids.append(answer_id)
+            self._places[answer_id] = place
+        self._rows[place] = 1, _logit(posterior)
+        self._right[place] = right
+        self._step()
+
+    def _step(self) -> None:
+        """One step of Newton's method from where the last one led: with one outcome more that is far enough."""
+        known = len(self._ids)
+        rows = self._rows[:known]
+        p = 1 / (1 + np.exp(-rows @ self._curve))
+        gradient = (self._right[:known] - p) @ rows - _CURVATURE @ (self._curve - _IDENTITY)
+        hessian = (rows * (p * (1 - p))[:, None]).T @ rows + _CURVATURE
+        curve = self._curve + np.clip(np.linalg.solve(hessian, gradient), -0.5, 0.5)
+        self._curve = np.array([curve[0], max(curve[1], 0.0)])
+
+
+def recalibrated(posterior: float, curve: tuple[float, float]) -> float:
+    """The confidence in an answer with this posterior.
+
+    >>> recalibrated(0.9, (0.0, 1.0))
+    0.9
+    """
+    if curve == (0.0, 1.0):
+        return posterior
+    alpha, beta = curve
+    return 1 / (1 + math.exp(-alpha - beta * _logit(posterior)))
+
+
+def _logit(p: float) -> float:
+    least = 1 / (1 + math.exp(_FARTHEST))
+    p = min(max(p, least), 1 - least)
+    return math.log(p / (1 - p))
