@@ -18,7 +18,7 @@ from focalroute.core.config import Budget, Endpoint, parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool, validate_pool
 from focalroute.core.progress import progress_bar
-from focalroute.core.records import Reply
+from focalroute.core.records import Reply, Usage
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
@@ -47,8 +47,8 @@ def line_of(question: LabelledQuestion, outputs: Mapping[str, Mapping[str, Any]]
 
 
 def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
-    tokens = (0, 0) if reply.usage is None else (reply.usage.prompt_tokens, reply.usage.completion_tokens)
-    output: dict[str, Any] = dict(zip(("prompt_tokens", "completion_tokens"), tokens, strict=True))
+    usage = reply.usage or Usage(0, 0)
+    output: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
     output["latency_s"] = round(reply.latency_s, 4)
     if reply.cost is not None:
         output["cost_usd"] = float(reply.cost)

@@ -29,6 +29,7 @@ from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.elicit.messages import format_answer, show_answer
 from focalroute.endpoints.wire import decode, encode
 from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.quality import Quality
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.money.cost import cost_of
 from focalroute.observe.features import text_features
@@ -41,9 +42,6 @@ from focalroute.sim import Question, SimulatedModel
 from focalroute.sim.compose import complete
 
 _BATCH = 8
-
-#: (answer, reference) -> [0, 1]; see `focalroute.evaluate.quality`.
-Quality = Callable[[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,9 +272,8 @@ class Voice:
         wordy = model.verbosity > 0 and not prompt.terse
         if not prompt.letters:
             thought = self._thought(picked, u) if wordy else []
-            return _certain(_stripped(thought)) + _spell(
-                self._words if thought else _stripped_all(self._words), self._p, picked
-            )
+            options = self._words if thought else list(map(_stripped, self._words))
+            return _certain(_stripped(thought)) + _spell(options, self._p, picked)
         if wordy and (self._room is None or self._room > 2 * model.verbosity + 8):
             answer = [[*tokenise(" The answer is"), " " + letter, "."] for letter in self._spoken]
             return _certain(_stripped(self._thought(picked, u))) + _spell(answer, self._p, picked)
@@ -288,11 +287,7 @@ class Voice:
 
 
 def _stripped(words: list[str]) -> list[str]:
-    return [words[0].lstrip(), *words[1:]] if words else words
-
-
-def _stripped_all(options: list[list[str]]) -> list[list[str]]:
-    return [_stripped(words) for words in options]
+    return [*(word.lstrip() for word in words[:1]), *words[1:]]
 
 
 def _certain(words: Sequence[str]) -> list[SimulatedToken]:
