@@ -8,37 +8,28 @@ import numpy as np
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import I64
+from focalroute.evaluate import singles
 from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.replay import ReplayResult, Strategy, Training
-from focalroute.evaluate.singles import (
-    First,
-    RandomOf,
-    ReplayedLatestCorrect,
-    ReplayedRoundRobin,
-    has_text,
-    knn,
-    random_select,
-    threshold_pair,
-)
 from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.votes import MeanVote, Vote, Weighted, cascade, log_linear_online, query_weights, static_subset
 
 #: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
-    "best-single-train": lambda training: First(training.rank),
-    "random": lambda training: RandomOf(range(len(training.table.endpoints)), training.seed),
-    "round-robin": lambda training: ReplayedRoundRobin(len(training.table.endpoints)),
+    "best-single-train": lambda training: singles.First(training.rank),
+    "random": lambda training: singles.RandomOf(range(len(training.table.endpoints)), training.seed),
+    "round-robin": lambda training: singles.ReplayedRoundRobin(len(training.table.endpoints)),
     "plurality": lambda training: Vote(training.rank),
     "mean": lambda training: MeanVote(training.rank),
     "weighted-vote": Weighted,
     "log-linear-online": log_linear_online,
-    "latest-correct": ReplayedLatestCorrect,
-    "random-select": random_select,
-    "threshold-pair": threshold_pair,
+    "latest-correct": singles.ReplayedLatestCorrect,
+    "random-select": singles.random_select,
+    "threshold-pair": singles.threshold_pair,
     "static-subset": static_subset,
     "cascade": cascade,
-    "knn": knn,
+    "knn": singles.knn,
     "query-weights": query_weights,
 }
 #: The papers' own methods, likewise.
@@ -53,7 +44,7 @@ IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 
 def baselines(training: Training) -> dict[str, Callable[[Training], Strategy]]:
     """Those that make sense for this log: all, but without text the ones that read none."""
-    return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or has_text(training)}
+    return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or singles.has_text(training)}
 
 
 def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
@@ -68,9 +59,9 @@ def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
     return {f"preset-{name}": PRESETS[name] for name in names}
 
 
-def best_in_hindsight(table: LogTable, test: I64) -> First:
+def best_in_hindsight(table: LogTable, test: I64) -> singles.First:
     """``best-single-hindsight``: the endpoint that turns out best on the test part."""
-    return First(table.rank(test))
+    return singles.First(table.rank(test))
 
 
 def oracle(table: LogTable, test: I64) -> ReplayResult:

@@ -15,19 +15,6 @@ from focalroute.evaluate.baselines import IN_HINDSIGHT
 from focalroute.evaluate.metrics import BLOCK, PairedDifference, Score, span
 from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.report_page import drawings
-from focalroute.evaluate.report_page.drawings import (
-    CALIBRATION,
-    RIGHT,
-    AskedByRound,
-    Calibration,
-    CostQuality,
-    ErrorComparison,
-    Heatmap,
-    MethodPoint,
-    OverTime,
-    StreamEvent,
-    WhenRight,
-)
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
 #: The methods that focalroute is set beside.
@@ -45,13 +32,13 @@ class Figures:
     """
 
     shown: int
-    over_time: OverTime
-    errors: ErrorComparison
-    when_right: WhenRight
-    calibration: Calibration
-    rounds: AskedByRound
-    diversity: Heatmap
-    tasks: Heatmap | None
+    over_time: drawings.OverTime
+    errors: drawings.ErrorComparison
+    when_right: drawings.WhenRight
+    calibration: drawings.Calibration
+    rounds: drawings.AskedByRound
+    diversity: drawings.Heatmap
+    tasks: drawings.Heatmap | None
     tasks_left: int
 
 
@@ -68,25 +55,25 @@ def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
     means = {method: worth.mean(axis=0) for method, worth in methods.items()}
     tasks, left = asked_by_task(replayed)
     confidence = np.concatenate([run.confidence for run in replayed.ours[replayed.shown]])
-    right_or_wrong = {method: (worth >= RIGHT).astype(np.float64) for method, worth in methods.items()}
+    right_or_wrong = {method: (worth >= drawings.RIGHT).astype(np.float64) for method, worth in methods.items()}
     return Figures(
         shown=replayed.shown,
         over_time=over_time(replayed, means, scored),
-        errors=ErrorComparison(
+        errors=drawings.ErrorComparison(
             {other: drawings.compare_errors(right_or_wrong[name], right_or_wrong[other]) for other in BESIDE}
         ),
         when_right=drawings.measure_when_right(
             right.sum(axis=1), means, len(names), scored=scored, members="endpoints whose recorded answer is right"
         ),
         calibration=drawings.measure_calibration(confidence, replayed.worth().ravel(), scored),
-        rounds=AskedByRound(names, tuple(tuple(row.round(6).tolist()) for row in asked_by_round(replayed))),
+        rounds=drawings.AskedByRound(names, tuple(tuple(row.round(6).tolist()) for row in asked_by_round(replayed))),
         diversity=drawings.measure_diversity(names, known, right),
         tasks=tasks,
         tasks_left=left,
     )
 
 
-def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> OverTime:
+def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> drawings.OverTime:
     """Rolling means, all seeds; the changes of endpoints are those that the first seed noticed."""
     runs = replayed.ours[replayed.shown]
     width = drawings.rolling_width(len(replayed.test))
@@ -94,7 +81,7 @@ def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> O
     everybody = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
     spent = drawings.rolling_means(np.mean([run.played.usd for run in runs], axis=0), width)
     cost = np.divide(spent, everybody, out=np.zeros_like(spent), where=everybody > 0)
-    return OverTime(
+    return drawings.OverTime(
         width=width,
         at=at,
         lines=lines,
@@ -102,7 +89,9 @@ def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> O
         scored=scored,
         axis="share",
         along="test queries so far",
-        marks=tuple(StreamEvent(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes),
+        marks=tuple(
+            drawings.StreamEvent(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes
+        ),
     )
 
 
@@ -120,7 +109,7 @@ def asked_by_round(replayed: EvaluationRuns) -> F64:
     return share
 
 
-def asked_by_task(replayed: EvaluationRuns) -> tuple[Heatmap | None, int]:
+def asked_by_task(replayed: EvaluationRuns) -> tuple[drawings.Heatmap | None, int]:
     """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
 
     Probes are not counted: they are not asked for an answer.
@@ -251,10 +240,12 @@ def _curve(report: EvalFile) -> Section:
     methods = [row for row in report.methods if row.name != "oracle"]
     free = not any(row.cost_ratio for row in (*report.focalroute, *methods))
 
-    def dot(row: Row, ours: bool) -> MethodPoint:
+    def dot(row: Row, ours: bool) -> drawings.MethodPoint:
         cost = row.calls_per_query if free else row.cost_ratio
         name = "focalroute" if ours else row.name
-        return MethodPoint(name, cost, row.accuracy, *row.accuracy_ci95, ours=ours, hollow=row.name in IN_HINDSIGHT)
+        return drawings.MethodPoint(
+            name, cost, row.accuracy, *row.accuracy_ci95, ours=ours, hollow=row.name in IN_HINDSIGHT
+        )
 
     dots = (*(dot(row, True) for row in report.focalroute), *(dot(row, False) for row in methods))
     oracle = "".join(
@@ -266,7 +257,7 @@ def _curve(report: EvalFile) -> Section:
         f"{report.scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. The line "
         "joins focalroute's operating points; between two of them either may be played by chance. Every other point is "
         "a baseline or control; the hollow one was picked by looking at the test part." + oracle,
-        CostQuality(dots, report.scored, "calls" if free else "share"),
+        drawings.CostQuality(dots, report.scored, "calls" if free else "share"),
     )
 
 
@@ -297,7 +288,7 @@ def _played(report: EvalFile, figures: Figures) -> dict[str, Section]:
     }
 
 
-def _over_time(report: EvalFile, drawn: OverTime) -> Section:
+def _over_time(report: EvalFile, drawn: drawings.OverTime) -> Section:
     found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(drawn.marks, 1)]
     changes = " No endpoint was noticed to have changed."
     if found:
@@ -333,7 +324,7 @@ def _calibration(figures: Figures) -> Section:
     found = figures.calibration
     if found.expected_error is None:
         return Section("No query was answered, so that there is no confidence to check.")
-    return Section(f"{CALIBRATION}{found.expected_error:.3f}.", found)
+    return Section(f"{drawings.CALIBRATION}{found.expected_error:.3f}.", found)
 
 
 def _figures(report: EvalFile) -> Section:

@@ -19,21 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from focalroute.core.errors import ConfigError
+from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.cost_curve import draw_cost_quality, short_name
-from focalroute.evaluate.report_page.drawings import (
-    BINS,
-    FEW_IN_BIN,
-    AskedByRound,
-    Calibration,
-    CostAxis,
-    CostQuality,
-    Drawing,
-    ErrorComparison,
-    Heatmap,
-    OverTime,
-    VersionHistories,
-    WhenRight,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,11 +117,11 @@ def _rendered(size: tuple[float, float], draw: Draw, ink: Palette, paper: str, *
 
 _WIDTH = 4.6
 _MOST_NUMBERED = 16
-_BELOW: dict[CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
+_BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
 _MOST_LABELLED_EVENTS = 12
 
 
-def as_svg(name: str, drawing: Drawing, *, narrow: bool = False) -> str:
+def as_svg(name: str, drawing: drawings.Drawing, *, narrow: bool = False) -> str:
     """Draw for a page.
 
     Args:
@@ -144,34 +131,34 @@ def as_svg(name: str, drawing: Drawing, *, narrow: bool = False) -> str:
     return _svg(name, _size(drawing, narrow), partial(_draw, drawing))
 
 
-def as_png(drawing: Drawing) -> bytes:
+def as_png(drawing: drawings.Drawing) -> bytes:
     """Draw for a file."""
     return _png(_size(drawing, False), partial(_draw, drawing))
 
 
-def _size(drawing: Drawing, narrow: bool) -> tuple[float, float]:
+def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
     """Width and height in inches."""
     match drawing:
-        case CostQuality():
+        case drawings.CostQuality():
             return (4.2, 5.4) if narrow else (8.6, 5.0)
-        case AskedByRound():
+        case drawings.AskedByRound():
             return _WIDTH, 1.3 + 0.24 * len(drawing.names)
-        case Heatmap():
+        case drawings.Heatmap():
             return _WIDTH, 1.5 + 0.25 * len(drawing.rows)
-        case ErrorComparison():
+        case drawings.ErrorComparison():
             return _WIDTH, 1.4 + 0.4 * len(drawing.found)
-        case VersionHistories():
+        case drawings.VersionHistories():
             return _WIDTH, 0.5 + 1.15 * -(-len(drawing.lines) // 2)
         case _:
             return _WIDTH, 3.6
 
 
-def _draw(drawing: Drawing, figure: Figure, ink: Palette) -> None:
+def _draw(drawing: drawings.Drawing, figure: Figure, ink: Palette) -> None:
     draw: Callable[[Any, Figure, Palette], None] = _BY_KIND[type(drawing)]
     draw(drawing, figure, ink)
 
 
-def _over_time(drawing: OverTime, figure: Figure, ink: Palette) -> None:
+def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
     """Rolling means: quality above, cost below."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     for line, (color, dash, _) in zip(drawing.lines, _lines(ink), strict=False):
@@ -195,7 +182,7 @@ def _over_time(drawing: OverTime, figure: Figure, ink: Palette) -> None:
             above.text(mark.at, 1, f" {number}", **place)
 
 
-def _rounds(drawing: AskedByRound, figure: Figure, ink: Palette) -> None:
+def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> None:
     axes, left = figure.subplots(), np.zeros(len(drawing.names))
     for number, share in enumerate(drawing.shares):
         opacity = max(0.95 - 0.35 * number, 0.15)
@@ -210,7 +197,7 @@ def _rounds(drawing: AskedByRound, figure: Figure, ink: Palette) -> None:
     _legend(axes, min(len(drawing.shares), 3))
 
 
-def _grid(drawing: Heatmap, figure: Figure, ink: Palette) -> None:
+def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
     """The largest the darkest, with numbers where they fit; what has no value is left empty."""
     axes = figure.subplots()
     found = np.array([_floats(row) for row in drawing.values])
@@ -234,7 +221,7 @@ def _grid(drawing: Heatmap, figure: Figure, ink: Palette) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _when_right(drawing: WhenRight, figure: Figure, ink: Palette) -> None:
+def _when_right(drawing: drawings.WhenRight, figure: Figure, ink: Palette) -> None:
     """What answers are worth where exactly n are right, above how many such queries there are."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     rows = np.array(drawing.rows)
@@ -251,7 +238,7 @@ def _when_right(drawing: WhenRight, figure: Figure, ink: Palette) -> None:
     below.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _errors(drawing: ErrorComparison, figure: Figure, ink: Palette) -> None:
+def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> None:
     """Errors of other methods that focalroute corrects, and right answers that it spoils."""
     axes, at = figure.subplots(), np.arange(len(drawing.found))
     gained = [100 * one.corrected for one in drawing.found.values()]
@@ -269,25 +256,25 @@ def _errors(drawing: ErrorComparison, figure: Figure, ink: Palette) -> None:
     _legend(axes, 2)
 
 
-def _calibration(drawing: Calibration, figure: Figure, ink: Palette) -> None:
+def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) -> None:
     """The reliability diagram: what answers were worth by confidence, above how many had it."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=ink.muted, linestyle="--", linewidth=1.2, label="as said")
     confidence, quality, count = _floats(drawing.confidence), _floats(drawing.quality), np.array(drawing.count)
     above.plot(confidence, quality, color=ink.ours, linewidth=1.6, label="as it came")
-    for bins, face in ((count >= FEW_IN_BIN, ink.ours), (count < FEW_IN_BIN, "none")):
+    for bins, face in ((count >= drawings.FEW_IN_BIN, ink.ours), (count < drawings.FEW_IN_BIN, "none")):
         above.plot(confidence[bins], quality[bins], "o", color=ink.ours, markersize=4.5, markerfacecolor=face)
     above.set_ylabel(drawing.scored)
     above.set_ylim(-0.03, 1.03)
     _legend(above, 2)
-    middle = (np.arange(BINS) + 0.5) / BINS
-    below.bar(middle, 100 * count / max(count.sum(), 1), color=ink.muted, width=0.8 / BINS)
+    middle = (np.arange(drawings.BINS) + 0.5) / drawings.BINS
+    below.bar(middle, 100 * count / max(count.sum(), 1), color=ink.muted, width=0.8 / drawings.BINS)
     below.set_ylabel("% of answers")
     below.set_xlabel("confidence")
     below.set_xlim(0, 1)
 
 
-def _histories(drawing: VersionHistories, figure: Figure, ink: Palette) -> None:
+def _histories(drawing: drawings.VersionHistories, figure: Figure, ink: Palette) -> None:
     """Small multiples, two in a row."""
     rows = -(-len(drawing.lines) // 2)
     every = figure.subplots(rows, 2, sharex=True, squeeze=False)
@@ -303,14 +290,14 @@ def _histories(drawing: VersionHistories, figure: Figure, ink: Palette) -> None:
 
 
 _BY_KIND: dict[type, Callable[[Any, Figure, Palette], None]] = {
-    Calibration: _calibration,
-    CostQuality: draw_cost_quality,
-    ErrorComparison: _errors,
-    Heatmap: _grid,
-    VersionHistories: _histories,
-    OverTime: _over_time,
-    AskedByRound: _rounds,
-    WhenRight: _when_right,
+    drawings.Calibration: _calibration,
+    drawings.CostQuality: draw_cost_quality,
+    drawings.ErrorComparison: _errors,
+    drawings.Heatmap: _grid,
+    drawings.VersionHistories: _histories,
+    drawings.OverTime: _over_time,
+    drawings.AskedByRound: _rounds,
+    drawings.WhenRight: _when_right,
 }
 
 
@@ -367,7 +354,7 @@ class Section:
     """
 
     caption: str
-    drawing: Drawing | None = None
+    drawing: drawings.Drawing | None = None
     table: TextTable | None = None
 
     @property
@@ -376,7 +363,7 @@ class Section:
         return self.drawing is None and self.table is None
 
 
-def tasks_section(drawing: Heatmap | None, left: int, missing: str) -> Section:
+def tasks_section(drawing: drawings.Heatmap | None, left: int, missing: str) -> Section:
     """Describe whom which tasks ask, so many tasks ``left`` out; ``missing`` is said where there are none."""
     if drawing is None:
         return Section(missing)
@@ -452,10 +439,10 @@ def _section(name: str, section: Section) -> str:
     return f'<section id="{name}"{kind}>\n<h2>{SECTIONS[name]}</h2>\n{figure}\n{_table(section.table)}</section>'
 
 
-def _drawn(name: str, drawing: Drawing | None) -> str:
+def _drawn(name: str, drawing: drawings.Drawing | None) -> str:
     if drawing is None:
         return ""
-    if not isinstance(drawing, CostQuality):
+    if not isinstance(drawing, drawings.CostQuality):
         return as_svg(name, drawing)
     wide, narrow = as_svg(name, drawing), as_svg(f"{name}-narrow", drawing, narrow=True)
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'

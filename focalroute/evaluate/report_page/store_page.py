@@ -12,16 +12,6 @@ import numpy as np
 from focalroute.core.records import F64, Bools
 from focalroute.evaluate.metrics import interval, span
 from focalroute.evaluate.report_page import drawings
-from focalroute.evaluate.report_page.drawings import (
-    RIGHT,
-    AskedByRound,
-    CostAxis,
-    CostQuality,
-    ErrorComparison,
-    MethodPoint,
-    OverTime,
-    StreamEvent,
-)
 from focalroute.evaluate.report_page.history import EndpointRecord, History
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
@@ -124,7 +114,7 @@ def _known_mean(amounts: F64) -> float | None:
     return float(np.nanmean(amounts))
 
 
-def _axis(history: History) -> CostAxis:
+def _axis(history: History) -> drawings.CostAxis:
     return "usd" if (_known_mean(history.usd) or 0) > 0 else "calls"
 
 
@@ -149,22 +139,24 @@ def _curve(history: History) -> Section:
     for name, record, known, right in _by_endpoint(history):
         if known.sum() >= FEW and (axis == "calls" or record.usd is not None):
             cost = 1.0 if axis == "calls" else 1000 * (record.usd or 0.0)
-            dots.append(MethodPoint(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
+            dots.append(drawings.MethodPoint(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
     return Section(
         f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
         "endpoint alone, on those queries only for which it was asked or probed and the right answer is known; who is "
         f"asked later gets the harder ones, so this is no fair comparison between endpoints.{vote}{versions} For "
         "baselines on the same queries let every endpoint answer them (focalroute collect) and replay that (focalroute "
         "eval).",
-        CostQuality(tuple(dots), scored, axis),
+        drawings.CostQuality(tuple(dots), scored, axis),
     )
 
 
-def _ours(history: History, name: str, worth: F64, rows: Bools, axis: CostAxis, *, ours: bool = False) -> MethodPoint:
+def _ours(
+    history: History, name: str, worth: F64, rows: Bools, axis: drawings.CostAxis, *, ours: bool = False
+) -> drawings.MethodPoint:
     cost = 1000 * (_known_mean(history.usd[rows]) or 0.0)
     if axis == "calls":
         cost = float(history.calls[rows].mean())
-    return MethodPoint(name, cost, *_quality(worth[rows]), ours=ours)
+    return drawings.MethodPoint(name, cost, *_quality(worth[rows]), ours=ours)
 
 
 def _quality(worth: F64) -> tuple[float, float, float]:
@@ -189,9 +181,9 @@ def _over_time(history: History) -> Section:
     paid = history.calls if axis == "calls" else 1000 * history.usd
     unknown = drawings.rolling_means(np.isnan(paid).astype(np.float64), width) > 0
     cost = np.where(unknown, np.nan, drawings.rolling_means(np.nan_to_num(paid), width))
-    changes = [StreamEvent(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
+    changes = [drawings.StreamEvent(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
     swaps = [
-        StreamEvent(row + 1.0, f"{_version(after)} began to serve", found=False)
+        drawings.StreamEvent(row + 1.0, f"{_version(after)} began to serve", found=False)
         for row, (before, after) in enumerate(pairwise(history.version.tolist()), 1)
         if before != after
     ]
@@ -204,7 +196,7 @@ def _over_time(history: History) -> Section:
     return Section(
         f"Means over {width} consecutive answers with feedback. Above: {scored}; below: what an answer costs. {noticed}"
         f"{dotted}",
-        OverTime(
+        drawings.OverTime(
             width=width,
             at=at,
             lines=lines,
@@ -221,7 +213,7 @@ def _over_time(history: History) -> Section:
 
 
 def _errors(history: History) -> Section:
-    rows, ours = history.labelled, (history.worth >= RIGHT).astype(np.float64)
+    rows, ours = history.labelled, (history.worth >= drawings.RIGHT).astype(np.float64)
     found = {_VOTE: drawings.compare_errors(ours[rows], history.vote[rows])}
     most = sorted(_by_endpoint(history), key=lambda one: -int(one[2].sum()))
     for name, _, known, right in most[:_MOST_BESIDE]:
@@ -232,7 +224,7 @@ def _errors(history: History) -> Section:
         "focalroute's answers beside the plain vote of the same replies, and beside each endpoint's own on the queries "
         f"for which it was asked or probed. Corrected: focalroute is right where the other is wrong; spoilt: the "
         f"reverse; the difference is the gain. Queries with a known answer: {on}.",
-        ErrorComparison(found),
+        drawings.ErrorComparison(found),
     )
 
 
@@ -289,7 +281,7 @@ def _rounds(history: History) -> Section:
     return Section(
         "On how many of all answers each endpoint is asked. Round 1 is decided by the query and by the record of the "
         "endpoints; in later rounds the replies so far are known, and whoever is then asked is asked because of them.",
-        AskedByRound(history.names, shares),
+        drawings.AskedByRound(history.names, shares),
     )
 
 
