@@ -6,6 +6,8 @@ import io
 import json
 import tempfile
 from contextlib import closing
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import numpy as np
 from focalroute.observe.experience import Experience
 from focalroute.policy.bundle import COLD
 from focalroute.policy.publish import publish
-from focalroute.store.base import CapabilityRow, HealthRow
+from focalroute.store.accounts import Account
+from focalroute.store.base import CapabilityRow, HealthRow, Reservation, StoredProbe
 from focalroute.store.codec import pack
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import completion
@@ -185,3 +188,22 @@ def database() -> bytes:
             store.write(*(answer(name, steps=trajectory(n=3, decisions=1)) for name in "abc"), bill()).result(10)
             store.write(judge("a"), CapabilityRow("k", 1.0, CAPABILITIES), HealthRow("k", 2.0, 1, 1.0)).result(10)
         return path.read_bytes()
+
+
+def store_files() -> dict[str, bytes]:
+    """A store as a process that died has left it: by name its database, its log and the number of its latest commit."""
+    limits = {Account(): Decimal(9)}
+    held = Reservation("r", "x", "a", Decimal(1), ("team",), timeout_s=10**9)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "s.db"
+        for life in "ab":
+            with closing(SqliteStore(path, poll_s=60)) as store:
+                store.open_accounts(limits)
+                for number in range(3):
+                    asked = f"{life}{number}"
+                    store.write(answer(asked, steps=trajectory(n=3, decisions=1)), bill(), bill()).result(10)
+                    store.write(judge(asked), StoredProbe(asked, "c", "k", 3, 0.5, None)).result(10)
+                store.reserve(replace(held, id=life), limits).result(10)
+                store.write(CapabilityRow("k", 1.0, CAPABILITIES), HealthRow("k", 2.0, 1, 1.0)).result(10)
+                found = {file: (Path(name) / file).read_bytes() for file in ("s.db", "s.db-wal")}
+        return {**found, "s.db-commits": (Path(name) / "s.db-commits").read_bytes()}

@@ -35,11 +35,13 @@ from focalroute.learn.offline.checkpoint import Checkpoint
 from focalroute.money.prices import read_listing
 from focalroute.policy.bundle import digest, load_folder
 from focalroute.policy.onnx_model import inspect
-from focalroute.store.base import HealthRow
+from focalroute.store.base import BalanceDifference, HealthRow
 from focalroute.store.codec import read_answer
 from focalroute.store.sqlite.store import SqliteStore
 from tests.fuzzing import seeds
 from tests.fuzzing.mutating import mutated, mutated_json
+from tests.store.made import bill
+from tests.store.test_checksums import content
 
 __all__ = ["TARGETS", "Target", "readable"]
 
@@ -224,6 +226,55 @@ def read_store(path: Path) -> None:
             store.subscribe(lambda rows: None, last=9)
 
 
+def store_input(rng: random.Random) -> bytes:
+    """A byte that says which of a store's files it is, and its changed bytes: mostly one bit, or the end is gone."""
+    files = sorted(_STORE.items())
+    which = rng.choice((0, 0, 1, 2, 2))
+    data = files[which][1]
+    if rng.random() < 0.5:
+        changed = bytearray(data)
+        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        data = bytes(changed)
+    elif rng.random() < 0.5:
+        data = data[: rng.randrange(len(data))]
+    else:
+        data = mutated(data, rng)
+    return bytes([which]) + data
+
+
+@contextmanager
+def in_store() -> Iterator[Read]:
+    """A store with one of its files changed: refused, or what is not as it was is reported by `verify`."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "s.db"
+
+        def put(changed: Mapping[str, bytes]) -> None:
+            for file in Path(name).iterdir():
+                file.unlink()
+            for file_name, data in {**_STORE, **changed}.items():
+                (Path(name) / file_name).write_bytes(data)
+
+        def read(data: bytes) -> None:
+            put({sorted(_STORE)[data[0] % len(_STORE)]: data[1:]})
+            with suppress(StoreError):
+                with closing(SqliteStore(path, poll_s=60)) as store:
+                    problems = store.verify()
+                    assert all(isinstance(one, BalanceDifference) for one in store.reconcile())
+                assert problems or content(path) == intact, "a change that verify does not find"
+                with closing(SqliteStore(path, poll_s=60)) as store:
+                    store.reconcile(repair=True)
+                    store.write(bill()).result(10)
+
+        put({})
+        with closing(SqliteStore(path)) as store:
+            assert store.verify() == ()
+        intact = content(path)
+        yield read
+
+
+_STORE = seeds.store_files()
+
+
 @contextmanager
 def over_http() -> Iterator[Read]:
     """Raw bytes in place of an HTTP response, over a real connection."""
@@ -313,7 +364,7 @@ def steady(read: Read) -> Callable[[], Any]:
 def _targets() -> Iterator[Target]:
     trajectories, sound = seeds.trajectory_bytes(), seeds.database()
     record_seed = [["k1", "k2"], "choice", 0, [0.5, 0.5], {"a": [1, 0, 5, 0.25, "0.001"]}]
-    yield Target("whole replies, read in every way", 370_000, from_json(seeds.REPLIES), steady(reply))
+    yield Target("whole replies, read in every way", 367_000, from_json(seeds.REPLIES), steady(reply))
     yield Target("streams, in pieces of any size", 250_000, from_json(seeds.STREAMS, seeds.sse), steady(stream))
     yield Target("texts of replies", 150_000, from_bytes(*(said.encode() for said in seeds.TEXTS)), steady(text))
     yield Target(
@@ -330,6 +381,7 @@ def _targets() -> Iterator[Target]:
     yield Target("policy bundles", 4_000, bundle_input, in_bundle)
     yield Target("training checkpoints", 3_000, from_bytes(seeds.checkpoint()), resumed)
     yield Target("HTTP responses on a socket", 2_000, response, over_http)
+    yield Target("stores with a changed file", 3_000, store_input, in_store)
     yield Target("databases", 1_000, from_bytes(sound), lambda: at_path("s.db", read_store, StoreError))
 
 

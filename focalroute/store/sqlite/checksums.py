@@ -97,9 +97,9 @@ class Mark(NamedTuple):
         return mark if mark.to_text() == text else None
 
 
-_NUMBERS = "SELECT sum(seq) FROM {}sqlite_sequence WHERE name <> 'chain'"
-_STATE = f"SELECT seq, ({_NUMBERS.format('')}) FROM sqlite_sequence WHERE name = 'chain'"  # noqa: S608 - constants
-_WRITE = "UPDATE {}sqlite_sequence SET seq = ? WHERE name = 'chain'"
+_NUMBERS = "SELECT sum(seq) FROM sqlite_sequence WHERE name <> 'chain'"
+_STATE = f"SELECT seq, ({_NUMBERS}) FROM sqlite_sequence WHERE name = 'chain'"  # noqa: S608 - constants
+_WRITE = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'chain'"
 
 
 class Chain:
@@ -151,7 +151,7 @@ class Chain:
             rows, total = _count(self._db)
             mark = mark._replace(lost=0, rows=rows, total=total)
         text = mark.to_text()
-        self._db.execute(_WRITE.format(""), (text,))
+        self._db.execute(_WRITE, (text,))
         self._written = text, mark
         return mark
 
@@ -162,31 +162,31 @@ def read_mark(db: sqlite3.Connection) -> Mark | None:
     return None if row is None else Mark.of(row[0])
 
 
-def write_mark(db: sqlite3.Connection, mark: Mark, schema: str = "") -> None:
-    """Write the chain's mark; ``schema``: of an attached database, with its dot."""
-    db.execute(_WRITE.format(schema), (mark.to_text(),))
+def write_mark(db: sqlite3.Connection, mark: Mark) -> None:
+    """Write the chain's mark."""
+    db.execute(_WRITE, (mark.to_text(),))
 
 
 def begin_chain(db: sqlite3.Connection) -> None:
     """Begin the chain of a database that has none; the rows that it counts have no checksum if they are older."""
     for table in COLUMNS.keys() - set(CHAINED):
         seal(db, table)
-    (numbers,) = db.execute(_NUMBERS.format("")).fetchone()
+    (numbers,) = db.execute(_NUMBERS).fetchone()
     write_mark(db, Mark(secrets.randbits(63), numbers=numbers or 0))
 
 
-def recount(db: sqlite3.Connection, schema: str) -> None:
-    """Make the chain say what is there, in an attached database (its name with a dot) that was filled otherwise."""
-    rows, total = _count(db, schema)
-    (numbers,) = db.execute(_NUMBERS.format(schema)).fetchone()
-    write_mark(db, Mark(secrets.randbits(63), rows=rows, total=total, numbers=numbers or 0), schema)
+def recount(db: sqlite3.Connection) -> None:
+    """Make the chain say what is there, in a database that was filled otherwise."""
+    rows, total = _count(db)
+    (numbers,) = db.execute(_NUMBERS).fetchone()
+    write_mark(db, Mark(secrets.randbits(63), rows=rows, total=total, numbers=numbers or 0))
 
 
-def _count(db: sqlite3.Connection, schema: str = "") -> tuple[int, int]:
+def _count(db: sqlite3.Connection) -> tuple[int, int]:
     """How many rows of all chained tables have a checksum, and the sum of these."""
     rows = total = 0
     for table in CHAINED:
-        query = f"SELECT count(crc), coalesce(sum(crc), 0) FROM {schema}{table}"  # noqa: S608 - constants
+        query = f"SELECT count(crc), coalesce(sum(crc), 0) FROM {table}"  # noqa: S608 - constants
         count, of_table = db.execute(query).fetchone()
         rows, total = rows + count, total + of_table
     return rows, total

@@ -317,11 +317,12 @@ def copy_answers(db: sqlite3.Connection, using: threading.Lock, file: Path, late
             time.sleep(_COPY_PAUSE_S)
             with using:
                 after = _copy_part(db, after)
-        with using:
-            recount(db, "copy.")
     finally:
         with using, contextlib.suppress(sqlite3.ProgrammingError):  # it was closed meanwhile
             db.execute("DETACH copy")
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as copy:
+        copy.execute("PRAGMA synchronous = OFF")
+        recount(copy)
 
 
 def _copy_part(db: sqlite3.Connection, after: int) -> int | None:
