@@ -45,8 +45,8 @@ def _print_queries(options: argparse.Namespace) -> None:
     topics = [options.topic] if options.topic else TOPICS
     for number, q in enumerate(stream(options.queries, seed=options.seed, topics=topics)):
         line = {"id": f"{number}-{q.id}", "task": q.topic, "prompt": q.text}
-        closed = {} if options.free_form else {"choices": q.choices}
-        print(json.dumps({**line, **closed, "label": q.answer if options.free_form else q.label}))
+        rest = {"label": q.answer} if options.free_form else {"choices": q.choices, "label": q.label}
+        print(json.dumps({**line, **rest}))
 
 
 async def _serve_parent() -> None:

@@ -165,8 +165,7 @@ class SimulatedPool:
         """
         given: dict[str, Any] = {
             "drifted": drifted, "latency_s": latency_s, "jitter_s": jitter_s, "verbosity": verbosity,
-            "input_usd_per_1m": None if input_usd_per_1m is None else str(input_usd_per_1m),
-            "output_usd_per_1m": None if output_usd_per_1m is None else str(output_usd_per_1m),
+            "input_usd_per_1m": input_usd_per_1m, "output_usd_per_1m": output_usd_per_1m,
         }  # fmt: skip
         if faults is not None:
             given["faults"] = [fault.to_json() for fault in ([faults] if isinstance(faults, Fault) else faults)]
@@ -202,7 +201,8 @@ class SimulatedPool:
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_CONTROL_S)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            sent = None if body is None else json.dumps(body, default=str)  # prices may be decimals
+            connection.request(method, path, sent)
             response = connection.getresponse()
             status, payload = response.status, json.loads(response.read())
         finally:
