@@ -163,6 +163,12 @@ def evaluate(
     feedback: Annotated[
         Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
     ] = "label",
+    feedback_share: Annotated[float, typer.Option(help="Share of the queries of which anything is revealed.")] = 1.0,
+    feedback_delay: Annotated[int, typer.Option(min=0, help="It is revealed so many queries later.")] = 0,
+    feedback_noise: Annotated[float, typer.Option(help="Share of what is revealed that is wrong.")] = 0.0,
+    feedback_bias: Annotated[
+        Literal["none", "negative"], typer.Option(help="negative: it is of wrong answers five times as often.")
+    ] = "none",
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,
     preset: Annotated[
         list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
@@ -203,6 +209,10 @@ def evaluate(
         seed=seed,
         seeds=seeds,
         feedback=feedback,
+        feedback_share=feedback_share,
+        feedback_delay=feedback_delay,
+        feedback_noise=feedback_noise,
+        feedback_bias=feedback_bias,
         show_task=show_task,
         operating_points=cost_ratios(operating_points),
         policy=load_reference(policy) if policy else None,

@@ -14,6 +14,7 @@ from focalroute.core.records import F64
 from focalroute.evaluate.baselines import IN_HINDSIGHT
 from focalroute.evaluate.metrics import BLOCK, PairedDifference, Score, span
 from focalroute.evaluate.playing import EvaluationRuns
+from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
@@ -154,7 +155,11 @@ class EvalFile:
     split: str = "stream"
     seed: int = 0
     seeds: int = 1
-    feedback: str = "label"
+    feedback: FeedbackKind = "label"
+    feedback_share: float = 1.0
+    feedback_delay: int = 0
+    feedback_noise: float = 0.0
+    feedback_bias: FeedbackBias = "none"
     show_task: bool = False
     scored: str = "accuracy"
     policy: str = "trained"
@@ -208,6 +213,9 @@ _PLAYED = ("over-time", "errors", "when-right", "calibration", "rounds", "divers
 
 
 def _facts(report: EvalFile) -> dict[str, str]:
+    plan = FeedbackPlan(
+        report.feedback, report.feedback_share, report.feedback_delay, report.feedback_noise, report.feedback_bias
+    )
     seeds = str(report.seed)
     if report.seeds > 1:
         seeds += f" to {report.seed + report.seeds - 1}"
@@ -216,7 +224,7 @@ def _facts(report: EvalFile) -> dict[str, str]:
         "before them": f"{report.n_train:,}",
         "split": report.split,
         "seeds": seeds,
-        "feedback": report.feedback,
+        "feedback": str(plan),
         "task": "shown" if report.show_task else "not shown",
         "policy": report.policy,
     }

@@ -15,7 +15,7 @@ from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_
 from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import PRICE_OF_MONEY, ReplayResult, Strategy, Training, play
+from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackStream, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import LogTable, Split
 from focalroute.learn.offline.reinforce import GRID, OfflineSettings
@@ -107,23 +107,24 @@ class PolicyReplay:
 
     def after_warm(self, serving: Serving, target: float | None = None) -> ReplayResult:
         """The test part, once the rows before it are played, each at this cost ratio."""
-        self._play(serving, self.warm, target)
-        return self._play(serving, self.parts.test, target)
+        feedback = FeedbackStream(self.training.feedback)
+        self._play(serving, self.warm, target, feedback)
+        return self._play(serving, self.parts.test, target, feedback)
 
     def _settings(self, target: float | None) -> dict[str, Any]:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
         chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
         return {**chosen, "embed": self.table.embed}
 
-    def _play(self, serving: Serving, rows: I64, target: float | None) -> ReplayResult:
-        training, everybody = self.training, float(self.table.usd[rows].sum())
+    def _play(self, serving: Serving, rows: I64, target: float | None, feedback: FeedbackStream) -> ReplayResult:
+        everybody = float(self.table.usd[rows].sum())
         serving.hold(None if target is None or not everybody else target * everybody / len(rows))
         return play(
             serving,
             self.table,
             rows,
-            feedback=training.feedback,
-            show_task=training.show_task,
+            feedback=feedback,
+            show_task=self.training.show_task,
             advance=self.advance,
         )
 
@@ -278,7 +279,7 @@ def _others(
             strategy,
             table,
             test,
-            feedback=training.feedback,
+            feedback=FeedbackStream(training.feedback),
             show_task=training.show_task,
             advance=replay.advance,
         )

@@ -6,18 +6,24 @@ training rows, and choose their settings on the last fifth of them.
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32, F64, I64, Bools, Query
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.table import LogTable
 
 FeedbackKind = Literal["label", "reward", "none"]
+FeedbackBias = Literal["none", "negative"]
+
+_NEGATIVE = 5.0  # so many times as often a biased feedback is of a wrong answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,10 @@ class Turn:
         choices: number of choices, 0 for a free-form question.
         available: the endpoints that can be asked, pool order.
         replies: endpoint -> what it gave back, in the order of asking.
+        memo: whatever the strategy needs to know of it once something is said of its answer.
     """
 
-    __slots__ = ("_row", "_table", "available", "choices", "query", "replies")
+    __slots__ = ("_row", "_table", "available", "choices", "memo", "query", "replies")
 
     def __init__(self, table: LogTable, row: int, *, show_task: bool = False) -> None:
         logged = table.queries[row]
@@ -65,6 +72,7 @@ class Turn:
         self.choices = len(logged.choices or ())
         self.available: tuple[int, ...] = tuple(np.flatnonzero(table.there[row]).tolist())
         self.replies: dict[int, RecordedReply] = {}
+        self.memo: Any = None
 
     def ask(self, endpoint: int) -> RecordedReply:
         """Ask an endpoint, and pay for it; asked again, it gives the same back for nothing.
@@ -88,8 +96,90 @@ class Strategy(Protocol):
         """Ask whom it likes and give the candidate it answers with, -1 for none."""
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Take in what is said of the answer to this turn, which is the one answered last; by default nothing."""
+        """Take in what is said of the answer to this turn, maybe many turns later; by default nothing."""
         return
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackPlan:
+    """What is said of answers, by whom and when. What is random depends on the row, so that all strategies share it.
+
+    Attributes:
+        kind: what is said.
+        share: of the queries that get any.
+        delay: it comes after the answer to so many more queries.
+        noise: the share of it that is wrong: another label, or the reward turned round.
+        bias: ``negative``: wrong answers (worth less than a half) get it five times as often as right ones. The share
+            stays ``share`` in the mean, or is as near as five times allows.
+        seed: of what is random.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    kind: FeedbackKind = "label"
+    share: float = 1.0
+    delay: int = 0
+    noise: float = 0.0
+    bias: FeedbackBias = "none"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("label", "reward", "none"):
+            raise ConfigError(f"feedback: label, reward or none, not {self.kind!r}")
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"feedback_share: must be above 0 and up to 1, not {self.share}; feedback none for none")
+        if self.delay < 0:
+            raise ConfigError(f"feedback_delay: must be 0 or more queries, not {self.delay}")
+        if not 0 <= self.noise <= 1:
+            raise ConfigError(f"feedback_noise: must lie between 0 and 1, not {self.noise}")
+        if self.bias not in ("none", "negative"):
+            raise ConfigError(f"feedback_bias: none or negative, not {self.bias!r}")
+
+    def __str__(self) -> str:
+        parts: list[str] = [self.kind]
+        if self.share < 1:
+            parts.append(f"for {self.share:.3g} of the queries")
+        if self.delay:
+            parts.append(f"{self.delay} queries later")
+        if self.noise:
+            parts.append(f"{self.noise:.3g} of it wrong")
+        if self.bias == "negative":
+            parts.append("mostly of wrong answers")
+        return ", ".join(parts)
+
+
+class FeedbackStream:
+    """The feedback that one strategy gets, by a plan; what is still to come is kept from one `play` to the next."""
+
+    def __init__(self, plan: FeedbackPlan) -> None:
+        self._plan = plan
+        self._coming: deque[tuple[Turn, Revealed] | None] = deque()
+        self._answers, self._right = 2, 1  # of which the bias takes the share of right answers
+
+    def after(self, table: LogTable, row: int, turn: Turn, answer: int, worth: float) -> tuple[Turn, Revealed] | None:
+        """What is said now that this turn is answered, and of which turn: this one, or an earlier one."""
+        plan = self._plan
+        if plan.kind == "none":
+            return None
+        rng = random.Random(f"{plan.seed} {row}")  # noqa: S311 - no secret
+        comes, wrong, other = rng.random(), rng.random(), rng.random()
+        said = None
+        if comes < self._share(worth):
+            mistake = other if wrong < plan.noise else None
+            said = turn, _revealed(table, row, turn, answer, worth, plan.kind, mistake)
+        self._coming.append(said)
+        return self._coming.popleft() if len(self._coming) > plan.delay else None
+
+    def _share(self, worth: float) -> float:
+        """How likely something is said of an answer of this worth."""
+        if self._plan.bias == "none":
+            return self._plan.share
+        right = self._right / self._answers
+        self._answers += 1
+        self._right += worth >= 0.5
+        share = min(self._plan.share / (right + _NEGATIVE * (1 - right)), 1 / _NEGATIVE)
+        return share if worth >= 0.5 else _NEGATIVE * share
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +202,16 @@ def play(
     table: LogTable,
     rows: NDArray[np.int64],
     *,
-    feedback: FeedbackKind = "label",
+    feedback: FeedbackKind | FeedbackStream = "label",
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> ReplayResult:
-    """Play a strategy through these rows, in their order."""
+    """Play a strategy through these rows, in their order.
+
+    Args:
+        feedback: what is revealed after each answer; a stream goes on where it was after an earlier play.
+    """
+    stream = feedback if isinstance(feedback, FeedbackStream) else FeedbackStream(FeedbackPlan(feedback))
     worth, usd = np.zeros(len(rows)), np.zeros(len(rows))
     asked = np.zeros((len(rows), len(table.endpoints)), bool)
     for n, row in enumerate(rows.tolist()):
@@ -125,24 +220,49 @@ def play(
         worth[n] = table.worth(row, answer)
         usd[n] = sum(reply.usd for reply in turn.replies.values())
         asked[n, list(turn.replies)] = True
-        if feedback != "none":
-            strategy.learn(turn, _revealed(table, row, turn, answer, float(worth[n]), feedback))
+        said = stream.after(table, row, turn, answer, float(worth[n]))
+        if said is not None:
+            strategy.learn(*said)
         advance(1)
     return ReplayResult(worth, usd, asked)
 
 
-def _revealed(table: LogTable, row: int, turn: Turn, answer: int, worth: float, feedback: FeedbackKind) -> Revealed:
+def _revealed(
+    table: LogTable, row: int, turn: Turn, answer: int, worth: float, kind: FeedbackKind, mistake: float | None
+) -> Revealed:
+    """What is said of an answer; a ``mistake`` in [0, 1) draws which of the wrong things."""
     members = {i: reply.candidate for i, reply in turn.replies.items() if reply.output.error is None}
-    said = table.queries[row].label
-    if feedback == "label":
-        values = {i: float(table.value[row, i]) for i in members}
-        label = int(table.label[row])
-        known = label >= 0 and (turn.choices > 0 or label in members.values())
-        return Revealed(worth, label if known else None, values, said if isinstance(said, str) else None)
+    label = table.queries[row].label
+    if kind == "label" and label is not None:
+        return _labelled(table, row, turn, members, answer, mistake)
+    values = {i: float(table.value[row, i]) for i in members}
+    if mistake is not None and answer >= 0:
+        worth, values = 1 - worth, {i: 1 - value for i, value in values.items()}
+    if kind == "label":  # only scores are known
+        return Revealed(worth, None, values)
     values = {i: worth for i, candidate in members.items() if candidate == answer}
-    if worth == 1 and said is not None:  # exactly one answer is right, so all others are wrong
+    exact = worth == 1 and label is not None  # exactly one answer is right, so all others are wrong
+    if exact:
         values |= {i: 0.0 for i, candidate in members.items() if candidate != answer}
-    return Revealed(worth, answer if worth == 1 and said is not None else None, values)
+    return Revealed(worth, answer if exact else None, values)
+
+
+def _labelled(
+    table: LogTable, row: int, turn: Turn, members: Mapping[int, int], answer: int, mistake: float | None
+) -> Revealed:
+    label, text = int(table.label[row]), table.queries[row].label
+    if mistake is not None:
+        seen = range(turn.choices) if turn.choices else sorted(set(members.values()) - {-1})
+        others = [candidate for candidate in seen if candidate != label]
+        if others:
+            label = others[int(mistake * len(others))]
+            text = next((turn.replies[i].output.answer for i, backed in members.items() if backed == label), text)
+        elif not turn.choices:
+            label, text = -1, f"not {text}"  # an answer that nobody gave
+    values = {i: float(candidate == label >= 0) for i, candidate in members.items()}
+    known = label >= 0 and (turn.choices > 0 or label in members.values())
+    worth = float(answer == label >= 0)
+    return Revealed(worth, label if known else None, values, text if isinstance(text, str) else None)
 
 
 #: What asking everybody once is worth in right answers, where a baseline trades accuracy for cost; as in the ensemble.
@@ -189,7 +309,7 @@ class Training:
     table: LogTable
     rows: I64
     seed: int
-    feedback: FeedbackKind = "label"
+    feedback: FeedbackPlan = FeedbackPlan()
     show_task: bool = False
 
     @property
@@ -232,9 +352,8 @@ def best_setting(training: Training, settings: Sequence[_S], make: Callable[[Tra
     full = training.table.usd[held].sum()
 
     def score(setting: _S) -> float:
-        played = play(
-            make(fit, setting), training.table, held, feedback=training.feedback, show_task=training.show_task
-        )
+        stream = FeedbackStream(training.feedback)
+        played = play(make(fit, setting), training.table, held, feedback=stream, show_task=training.show_task)
         cost = played.usd.sum() / full if full else 0.0
         return float(played.worth.mean() - PRICE_OF_MONEY * cost)
 

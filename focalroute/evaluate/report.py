@@ -18,7 +18,7 @@ from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import read_table
-from focalroute.evaluate.replay import FeedbackKind, Training
+from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan, Training
 from focalroute.evaluate.report_page.page import check_extra, html
 from focalroute.evaluate.table import SplitKind, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
@@ -45,6 +45,7 @@ class EvalOptions:
         seed: of everything random, the first of ``seeds``.
         seeds: how often everything is trained and played; figures are means over them.
         feedback: what is revealed of a query once it is answered.
+        feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, and so those that follow.
         show_task: whether the strategies see the task's name.
         operating_points: the cost ratios to hold, each of them played; None: `OPERATING_POINTS`.
         policy: what focalroute serves; None: what it is trained to.
@@ -62,6 +63,10 @@ class EvalOptions:
     seed: int = 0
     seeds: int = 1
     feedback: FeedbackKind = "label"
+    feedback_share: float = 1.0
+    feedback_delay: int = 0
+    feedback_noise: float = 0.0
+    feedback_bias: FeedbackBias = "none"
     show_task: bool = False
     operating_points: Sequence[float] | None = None
     policy: Policy | None = None
@@ -72,8 +77,6 @@ class EvalOptions:
     def __post_init__(self) -> None:
         if self.split_by not in ("stream", "per-task"):
             raise ConfigError(f"split: stream or per-task, not {self.split_by!r}")
-        if self.feedback not in ("label", "reward", "none"):
-            raise ConfigError(f"feedback: label, reward or none, not {self.feedback!r}")
         if not 0 < self.train_fraction < 1:
             raise ConfigError(f"train_fraction: must lie between 0 and 1, not {self.train_fraction}")
         if self.seeds < 1:
@@ -84,6 +87,14 @@ class EvalOptions:
         if points is not None and not (points and all(0 < point <= 1 for point in points)):
             raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(points)}")
         presets(self.presets)  # checks them
+        _ = self.feedback_plan  # likewise
+
+    @property
+    def feedback_plan(self) -> FeedbackPlan:
+        """What is revealed when; drawn alike for all methods and seeds."""
+        return FeedbackPlan(
+            self.feedback, self.feedback_share, self.feedback_delay, self.feedback_noise, self.feedback_bias, self.seed
+        )
 
     @property
     def cold(self) -> bool:
@@ -153,6 +164,10 @@ class Report:
     seed: int
     seeds: int
     feedback: FeedbackKind
+    feedback_share: float
+    feedback_delay: int
+    feedback_noise: float
+    feedback_bias: FeedbackBias
     show_task: bool
     scored: str
     policy: str
@@ -201,7 +216,7 @@ def evaluate(
     options = dataclasses.replace(options or EvalOptions(), **changes)
     table = read_table(log, pool, options.embedder, shown=progress)
     parts = split(table, per_task=options.split_by == "per-task", fraction=options.train_fraction)
-    first = Training(table, parts.train, options.seed, options.feedback, options.show_task)
+    first = Training(table, parts.train, options.seed, options.feedback_plan, options.show_task)
     rows = learning_order(table, parts.train, options.split_by)
     stage = Stage(
         table,
@@ -250,6 +265,10 @@ def _report(log: str, options: EvalOptions, runs: EvaluationRuns, n_train: int, 
         seed=seed,
         seeds=options.seeds,
         feedback=options.feedback,
+        feedback_share=options.feedback_share,
+        feedback_delay=options.feedback_delay,
+        feedback_noise=options.feedback_noise,
+        feedback_bias=options.feedback_bias,
         show_task=options.show_task,
         scored="score" if all(query.label is None for query in table.queries) else "accuracy",
         embedder=name_of(table.embed),
@@ -314,6 +333,9 @@ def show(report: Report) -> None:
     rows: list[OperatingPoint | Method] = [*report.focalroute, *report.methods]
     rows.sort(key=lambda row: -row.accuracy)
     minus = f"focalroute @ {shown.cost_ratio:.2f} minus it"
+    plan = FeedbackPlan(
+        report.feedback, report.feedback_share, report.feedback_delay, report.feedback_noise, report.feedback_bias
+    )
     grid = output.table(
         ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", minus, "its curve"),
         (_cells(row, shown) for row in rows),
@@ -324,7 +346,7 @@ def show(report: Report) -> None:
     console = output.console(_PIPED_WIDTH)
     console.print(grid)
     console.print(
-        f"Answered first, then revealed ({report.feedback}) and learned from. best-single-hindsight and oracle know "
+        f"Answered first, then revealed ({plan}) and learned from. best-single-hindsight and oracle know "
         "the test part. Its curve: focalroute's operating points at the method's cost, minus the method."
     )
     for name, count in report.unfused.items():

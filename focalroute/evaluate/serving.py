@@ -37,6 +37,8 @@ from focalroute.store.base import StoredAnswer, StoredProbe
 class Serving:
     """Serves a policy with the settings of `focalroute.AsyncEnsemble`, and learns whom to ask and to believe.
 
+    The memo of a turn is its answer as the ensemble would keep it; None: there was none.
+
     Args:
         policy: what serves; may be replaced between turns.
         endpoints: the pool.
@@ -49,7 +51,6 @@ class Serving:
         policy: what serves.
         history: the endpoints decided on, by round, of every turn so far.
         confidence: the posterior of the answer given, of every turn so far; NaN where there was none.
-        stored: the last answer as the ensemble would keep it; None: there was none.
         changes: (turn from 0, endpoint, change) of every endpoint that was noticed to have changed.
     """
 
@@ -79,7 +80,6 @@ class Serving:
         self._explore = explore
         self._pacer = Pacer(None, cost_weight)
         self._probing = Probing(self._observer, probe_share)
-        self.stored: StoredAnswer | None = None
         self.changes: list[tuple[int, str, Change]] = []
 
     def hold(self, usd_per_query: float | None) -> None:
@@ -98,9 +98,9 @@ class Serving:
             going = ask.goes_on(max_rounds=self._max_rounds, askable=len(turn.available))
         self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
         answer = self._end(ask, turn)
-        if self.stored is not None:
-            self.stored = replace(self.stored, probes=self._probed(ask.query, turn))
-            self._observer.agree(*unjudged(self.stored))
+        if turn.memo is not None:
+            turn.memo = replace(turn.memo, probes=self._probed(ask.query, turn))
+            self._observer.agree(*unjudged(turn.memo))
         self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
         return answer
 
@@ -119,7 +119,7 @@ class Serving:
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, as the ensemble does with feedback."""
-        stored = self.stored
+        stored: StoredAnswer | None = turn.memo
         if stored is None:
             return
         said = feedback_on(stored, turn, revealed)
@@ -160,9 +160,8 @@ class Serving:
         try:
             if not ask.rounds:
                 raise PoolError("no endpoint is available")
-            answer, self.stored = make_answer(ask, store_text=False)
+            answer, turn.memo = make_answer(ask, store_text=False)
         except PoolError:
-            self.stored = None
             self.confidence.append(math.nan)
             return -1
         self.confidence.append(answer.confidence)

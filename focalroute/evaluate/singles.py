@@ -167,12 +167,11 @@ class Knn(OneEndpoint):
         self._known: F32 = np.concatenate([vectors.rows, np.zeros_like(vectors.rows)])
         values = np.where(table.failed[rows], np.nan, table.value[rows])
         self._values: F64 = np.concatenate([values, np.full_like(values, np.nan)])
-        self._vector: F32 = self._known[0]
 
     def _order(self, turn: Turn) -> Sequence[int]:
         """The most promising first; of equals the one that is better on the training part."""
-        self._vector = self._vectors(turn.query.text)
-        similarity = self._known[: self._size] @ self._vector
+        turn.memo = self._vectors(turn.query.text)
+        similarity = self._known[: self._size] @ turn.memo
         k = min(self._k, self._size)
         nearest = np.argpartition(-similarity, k - 1)[:k]
         values = self._values[nearest]
@@ -185,7 +184,7 @@ class Knn(OneEndpoint):
         if self._size == len(self._known):
             self._known = np.concatenate([self._known, np.zeros_like(self._known)])
             self._values = np.concatenate([self._values, np.full_like(self._values, np.nan)])
-        self._known[self._size] = self._vector
+        self._known[self._size] = turn.memo
         for i, value in revealed.values.items():
             self._values[self._size, i] = value
         self._size += 1

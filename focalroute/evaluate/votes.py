@@ -138,12 +138,11 @@ class LogLinear(Vote):
         super().__init__(rank)
         self.weights = [1.0] * size
         self._rate = rate
-        self._said = -1
 
     def answer(self, turn: Turn) -> int:
         """Ask them all, elect."""
-        self._said = super().answer(turn)
-        return self._said
+        turn.memo = super().answer(turn)
+        return int(turn.memo)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """One step."""
@@ -169,9 +168,10 @@ class LogLinear(Vote):
             worth = {turn.replies[i].candidate: value for i, value in revealed.values.items()}
             mean = sum(p * worth.get(c, 0.0) for c, p in q.items())
             return {c: p * (worth.get(c, 0.0) - mean) for c, p in q.items()}
-        if revealed.worth == 0 and self._said in q:
-            odds = q[self._said] / max(1 - q[self._said], 1e-6)
-            return {c: -min(odds, 1.0) * ((c == self._said) - p) for c, p in q.items()}
+        said = turn.memo
+        if revealed.worth == 0 and said in q:
+            odds = q[said] / max(1 - q[said], 1e-6)
+            return {c: -min(odds, 1.0) * ((c == said) - p) for c, p in q.items()}
         return {}
 
     def _weight(self, endpoint: int, turn: Turn) -> float:
@@ -372,7 +372,6 @@ class QueryWeights:
             for chosen in np.array_split(order, max(1, round(len(rows) / _BATCH))):
                 self._step(_Batch(texts[chosen], data.probabilities[chosen], data.worth[chosen]))
         self._seen: list[tuple[F32, F32, F32]] = []
-        self._last: tuple[F32, F32] | None = None
 
     def answer(self, turn: Turn) -> int:
         """Ask everybody, weigh."""
@@ -384,16 +383,17 @@ class QueryWeights:
         for i, reply in turn.replies.items():
             mass[i] = reply.output.masses(reply.candidate, width)
         text = self._features(turn.query.text)
-        self._last = text, mass
+        turn.memo = text, mass
         weighed = _softmax(self._logits(text)) @ mass
         return int(weighed.argmax()) if weighed.any() else -1
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Keep it until there are enough for a step; where it does not say what a candidate is worth, nothing."""
-        worth = None if self._last is None else _worth(turn, revealed, self._last[1].shape[1])
-        if self._last is None or worth is None:
+        text, mass = turn.memo
+        worth = _worth(turn, revealed, mass.shape[1])
+        if worth is None:
             return
-        self._seen.append((*self._last, worth))
+        self._seen.append((text, mass, worth))
         if len(self._seen) == _ONLINE:
             width = max(len(one[2]) for one in self._seen)
             padded = [(text, _wide(mass, width), _wide(worth, width)) for text, mass, worth in self._seen]

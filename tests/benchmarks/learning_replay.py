@@ -59,9 +59,9 @@ class _Learning(Serving):
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, keep the answer and what was said of it, and learn from all of that if it is time."""
         super().learn(turn, revealed)
-        if self.stored is None:
+        if turn.memo is None:
             return
-        self._store.write(self.stored, feedback_on(self.stored, turn, revealed)).result()
+        self._store.write(turn.memo, feedback_on(turn.memo, turn, revealed)).result()
         self._heard += 1
         if self._heard % self._every == 0:
             self._improve(self._store, self._root, np.random.default_rng([self._seed, self._runs]))

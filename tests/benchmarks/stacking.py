@@ -59,7 +59,7 @@ def run(seed: int) -> dict[str, float]:
 
 
 def _served(policy: Policy, table: LogTable, parts: Split, seed: int, warm: NDArray[np.int64]) -> PolicyReplay:
-    training = Training(table, parts.train, seed, "label", show_task=True)
+    training = Training(table, parts.train, seed, show_task=True)
     return PolicyReplay(policy, table, parts, training, warm, explore=False, advance=lambda _: None)
 
 

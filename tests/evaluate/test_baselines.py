@@ -12,9 +12,19 @@ import pytest
 from examples.paper.reranker import Rerank
 from focalroute.core.records import F64
 from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
-from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Training, Turn, best_setting, play
+from focalroute.evaluate.replay import (
+    FeedbackKind,
+    FeedbackPlan,
+    FeedbackStream,
+    ReplayResult,
+    Training,
+    Turn,
+    best_setting,
+    play,
+)
 from focalroute.evaluate.singles import (
     First,
+    Knn,
     ReplayedLatestCorrect,
     ReplayedRoundRobin,
     TextVectors,
@@ -67,6 +77,25 @@ def test_every_baseline_plays_with_less_feedback(tmp_path: Path, name: str, feed
     training = _training(tmp_path, stream(60, SKILLS), n=40)
     played = play(BASELINES[name](training), training.table, np.arange(40, 60), feedback=feedback)
     assert played.asked.any(axis=1).all()
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_plays_with_feedback_as_it_is_in_life(tmp_path: Path, name: str) -> None:
+    training = _training(tmp_path, stream(80, SKILLS), n=40)
+    plan = FeedbackPlan("label", share=0.8, delay=7, noise=0.2, seed=1)
+    strategy, feedback = BASELINES[name](training), FeedbackStream(plan)
+    played = play(strategy, training.table, np.arange(40, 80), feedback=feedback)
+    assert played.asked.any(axis=1).all()
+
+
+def test_a_late_label_is_a_neighbour_of_its_own_text(tmp_path: Path) -> None:
+    lines = [closed(n, {"a": 0, "b": 0}) for n in range(10)]
+    lines += [closed(10, {"a": 1, "b": 0}, prompt="poem"), closed(11, {"a": 0, "b": 0}, prompt="sums")] * 2
+    lines = [{**line, "id": str(n)} for n, line in enumerate(lines)]
+    training = _training(tmp_path, lines, {"a": 1.0, "b": 1.0}, n=10)
+    feedback = FeedbackStream(FeedbackPlan(delay=1))
+    played = play(Knn(training, TextVectors(training), 1), training.table, np.arange(10, 14), feedback=feedback)
+    assert played.worth.tolist() == [0, 1, 1, 1]
 
 
 def test_the_best_single_is_that_of_the_part_it_may_look_at(tmp_path: Path) -> None:

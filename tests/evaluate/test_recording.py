@@ -117,10 +117,8 @@ def _served(table: LogTable, serving: Serving) -> tuple[list[Any], list[int], li
     class Watched:
         def answer(self, turn: Turn) -> int:
             answers.append(serving.answer(turn))
-            assert serving.stored is not None
-            assert serving.stored.trajectory is not None
-            stored.append(serving.stored)
-            steps.append(serving.stored.trajectory)
+            stored.append(turn.memo)
+            steps.append(turn.memo.trajectory)
             heard = [one.candidate for one in turn.replies.values() if one.candidate >= 0]
             met.append(tuple(range(turn.choices)) or tuple(dict.fromkeys(heard)))
             return answers[-1]

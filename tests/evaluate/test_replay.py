@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from focalroute.evaluate.replay import FeedbackKind, Revealed, Turn, play
-from tests.evaluate.logs import closed, output, table_of
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import I64
+from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Revealed, Turn, play
+from focalroute.evaluate.table import LogTable
+from tests.evaluate.logs import closed, output, stream, table_of
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
 ROWS = np.arange(2)
@@ -100,3 +104,110 @@ def test_who_has_no_output_cannot_be_asked(tmp_path: Path) -> None:
     assert turn.available == (0,)
     with pytest.raises(KeyError):
         turn.ask(1)
+
+
+# -- feedback as it is in life -----------------------------------------------------------------------------------------
+
+
+def _told(table: LogTable, rows: I64, *endpoints: int, **plan: Any) -> Scripted:
+    """What a strategy that asks these endpoints is told by a plan."""
+    strategy = Scripted(*endpoints or (0, 1, 2))
+    play(strategy, table, rows, feedback=FeedbackStream(FeedbackPlan(**plan)))
+    return strategy
+
+
+def _about(strategy: Scripted) -> set[str]:
+    return {name for what, name in strategy.events if what == "learn"}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> LogTable:
+    """3,000 questions; the first endpoint is right on 80 % of them."""
+    return table_of(tmp_path_factory.mktemp("long"), stream(3000, {"a": 0.8, "b": 0.6, "c": 0.5}), PRICES)
+
+
+def test_a_share_of_the_queries_is_spoken_of_the_same_whoever_answers(long: LogTable) -> None:
+    rows = np.arange(3000)
+    told, other = _told(long, rows, share=0.05, seed=1), _told(long, rows, 2, share=0.05, seed=1)
+    assert len(told.revealed) / 3000 == pytest.approx(0.05, abs=0.01)
+    assert _about(told) == _about(other) != _about(_told(long, rows, share=0.05, seed=2))
+    assert {one.values[0] == one.worth for one in told.revealed} == {True}
+
+
+def test_feedback_comes_so_many_queries_later_and_from_one_play_to_the_next(tmp_path: Path) -> None:
+    table = table_of(tmp_path, stream(5, {"a": 0.5}), {"a": 1.0})
+    strategy, feedback = Scripted(0), FeedbackStream(FeedbackPlan(delay=2))
+    play(strategy, table, np.arange(3), feedback=feedback)
+    assert strategy.events[-2:] == [("answer", "q2"), ("learn", "q0")]
+    play(strategy, table, np.arange(3, 5), feedback=feedback)
+    assert strategy.events[-4:] == [("answer", "q3"), ("learn", "q1"), ("answer", "q4"), ("learn", "q2")]
+    assert [one.worth for one in strategy.revealed] == [table.worth(n, int(table.candidate[n, 0])) for n in range(3)]
+
+
+def test_a_wrong_label_names_another_choice(long: LogTable) -> None:
+    told = _told(long, np.arange(3000), noise=0.1)
+    wrong = [one for one, label in zip(told.revealed, long.label, strict=True) if one.label != label]
+    assert len(wrong) / 3000 == pytest.approx(0.1, abs=0.02)
+    for turn, one in zip(told.turns, told.revealed, strict=True):
+        assert one.label in range(3)
+        assert one.values == {i: float(reply.candidate == one.label) for i, reply in turn.replies.items()}
+        assert one.worth == one.values[0]
+
+
+def test_a_wrong_label_of_a_free_form_question_is_another_answer_or_nobodys(tmp_path: Path) -> None:
+    lines = [
+        {"id": "1", "label": "7", "outputs": {"a": output("7"), "b": output("8")}},
+        {"id": "2", "label": "7", "outputs": {"a": output("7"), "b": output("7")}},
+    ]
+    first, second = _told(table_of(tmp_path, lines, PRICES), np.arange(2), 0, 1, noise=1.0).revealed
+    assert (first.worth, first.label, first.values, first.text) == (0, 1, {0: 0, 1: 1}, "8")
+    assert (second.worth, second.label, second.values) == (0, None, {0: 0, 1: 0})
+    assert second.text not in (None, "7")
+
+
+def test_a_wrong_reward_is_turned_round(tmp_path: Path) -> None:
+    lines = [closed(0, {"a": 0, "b": 1}), closed(1, {"a": 2, "b": 0}), closed(2, {"a": None, "b": 0})]
+    told = _told(table_of(tmp_path, lines, PRICES), np.arange(3), 0, 1, kind="reward", noise=1.0).revealed
+    assert [(one.worth, one.label) for one in told] == [(0, None), (1, 2), (0, None)]
+    assert [one.values for one in told[:2]] == [{0: 0}, {0: 1, 1: 0}]
+
+
+def test_a_wrong_score_is_turned_round(tmp_path: Path) -> None:
+    line = {"id": "1", "outputs": {"a": output(None, score=0.75), "b": output(None, score=0.25)}}
+    (told,) = _told(table_of(tmp_path, [line], PRICES), np.arange(1), 0, 1, noise=1.0).revealed
+    assert (told.worth, told.values) == (0.25, {0: 0.25, 1: 0.75})
+
+
+@pytest.mark.parametrize(("share", "mean"), [(0.05, 0.05), (1.0, 0.2 + 0.8 / 5)])
+def test_biased_feedback_is_of_wrong_answers_five_times_as_often(long: LogTable, share: float, mean: float) -> None:
+    """The share stays as it is in the mean, up to where every wrong answer gets it."""
+    counts = np.zeros((2, 2))
+    for seed in range(5):
+        strategy = _told(long, np.arange(3000), kind="reward", share=share, bias="negative", seed=seed)
+        told = _about(strategy)
+        for n in range(3000):
+            counts[int(long.value[n, 0]), int(f"q{n}" in told)] += 1
+    wrong, right = counts[:, 1] / counts.sum(axis=1)
+    assert wrong / right == pytest.approx(5, rel=0.2)
+    assert counts[:, 1].sum() / counts.sum() == pytest.approx(mean, rel=0.1)
+
+
+def test_all_of_it_together_is_the_same_again(long: LogTable) -> None:
+    plan = {"kind": "reward", "share": 0.3, "delay": 20, "noise": 0.2, "bias": "negative", "seed": 4}
+    once, again = (_told(long, np.arange(500), **plan) for _ in range(2))
+    assert once.events == again.events
+    assert once.revealed == again.revealed
+    assert 50 < len(once.revealed) < 250
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"kind": "labels"}, "feedback:"), ({"share": 0.0}, "feedback_share:"), ({"share": 1.1}, "feedback_share:"),
+        ({"delay": -1}, "feedback_delay:"), ({"noise": -0.1}, "feedback_noise:"),
+        ({"noise": float("nan")}, "feedback_noise:"), ({"bias": "positive"}, "feedback_bias:"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_is_named(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        FeedbackPlan(**wrong)

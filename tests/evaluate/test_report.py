@@ -12,6 +12,7 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.baselines import BASELINES
+from focalroute.evaluate.eval_page import eval_page, read_eval
 from focalroute.evaluate.report import EvalOptions, Report, cost_ratios, evaluate, evaluate_command, show
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import cold, load
@@ -137,6 +138,26 @@ def test_tasks_are_cut_each_and_rewards_suffice(given: tuple[Path, Path]) -> Non
     assert (report.n_train, report.n_test, report.split, report.show_task) == (100, 100, "per-task", True)
 
 
+def test_feedback_as_it_is_in_life_reaches_every_method_and_stands_in_the_report(
+    given: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    life: dict[str, Any] = {"feedback_share": 0.4, "feedback_delay": 9, "feedback_noise": 0.5}
+    plain, report, again = (evaluate(*given, policy=cold(), **how) for how in ({}, life, life))
+    assert report.to_dict() == again.to_dict()
+    changed = {
+        one.name for one, other in zip(report.methods, plain.methods, strict=True) if one.accuracy != other.accuracy
+    }
+    assert {"weighted-vote", "log-linear-online", "shuffled"} & changed
+    assert not {"oracle", "plurality", "random"} & changed
+    found = report.to_dict()
+    assert {name: found[name] for name in life} == life
+    assert found["feedback_bias"] == "none"
+    show(report)
+    words = "label, for 0.4 of the queries, 9 queries later, 0.5 of it wrong"
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert eval_page(read_eval(found, "log")).facts["feedback"] == words
+
+
 def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:
     lines = [
         {"id": str(n), "outputs": {"a": {"score": 0.25, "cost_usd": 1.0}, "b": {"score": 0.75, "cost_usd": 1.0}}}
@@ -180,6 +201,10 @@ def test_questions_that_a_preset_could_not_fuse_are_reported(
     [
         ({"split_by": "random"}, "split"),
         ({"feedback": "some"}, "feedback"),
+        ({"feedback_share": 0}, "feedback_share"),
+        ({"feedback_delay": -1}, "feedback_delay"),
+        ({"feedback_noise": 2}, "feedback_noise"),
+        ({"feedback_bias": "positive"}, "feedback_bias"),
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"presets": ["der", "rlfocal"]}, "preset: .*'rlfocal'.*rl-focal, der"),
         ({"seeds": 0}, "seeds"),

@@ -13,7 +13,7 @@ from focalroute import AsyncEnsemble
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.receipts import Answer
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.replay import FeedbackKind, Turn, play
+from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Turn, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import LogTable, join
 from focalroute.learn.export import decider_model, fusion_model
@@ -87,6 +87,37 @@ def test_it_learns_whom_to_ask(tmp_path: Path, feedback: FeedbackKind) -> None:
     assert shares[1] > 0.8
     assert shares[1] > blind.asked[-200:, 1].mean()
     assert learned.worth[-200:].mean() > blind.worth[-200:].mean() + 0.1
+
+
+def test_late_labels_teach_of_the_answer_that_they_are_about(tmp_path: Path) -> None:
+    """They replace what agreement said of it: two that are wrong alike are believed no more."""
+    lines = stream(600, {"a": 0.95, "b": 0.1})
+    for line in lines:
+        line["outputs"]["c"] = line["outputs"]["d"] = line["outputs"]["b"]
+    table = table_of(tmp_path, lines, dict.fromkeys("abcd", 1.0))
+    late, blind = (
+        play(Serving(cold(), table.endpoints, seed=0), table, np.arange(600), feedback=FeedbackStream(plan))
+        for plan in (FeedbackPlan(delay=50, share=0.5), FeedbackPlan("none"))
+    )
+    assert late.worth[-200:].mean() > 0.85
+    assert blind.worth[-200:].mean() < 0.5
+
+
+def test_it_does_not_matter_when_a_label_comes_once_it_is_there(tmp_path: Path) -> None:
+    table = table_of(tmp_path, stream(60, SKILLS), PRICES)
+    views = []
+    for delay in (0, 30):
+        serving = Serving(load(ask_everybody(tmp_path / f"{delay}")), table.endpoints, seed=0, probe_share=0)
+        feedback = FeedbackStream(FeedbackPlan(delay=delay))
+        play(serving, table, np.arange(60), feedback=feedback)
+        for _ in range(delay):
+            said = feedback.after(table, 0, Turn(table, 0), -1, 0.0)
+            assert said is not None
+            serving.learn(*said)
+        turn = Turn(table, 0)
+        serving.answer(turn)
+        views.append(turn.memo.trajectory.evidence)
+    assert views[0].members.tolist() == views[1].members.tolist()
 
 
 def test_graded_scores_are_credited_to_every_member(tmp_path: Path) -> None:

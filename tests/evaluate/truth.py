@@ -119,9 +119,9 @@ class World:
         self.serving.policy = cold()
         found: list[Judged] = []
         for row in rng.choice(self.rows, size).tolist():
-            answer = self.serving.answer(Turn(self.table, row))
-            stored = self.serving.stored
-            assert stored is not None
+            turn = Turn(self.table, row)
+            answer = self.serving.answer(turn)
+            stored = turn.memo
             reward = 2 * self.table.worth(row, answer) - 1
             key = stored.keys[int(self.table.label[row])] if label else None
             found.append((stored, (Feedback(stored.id, reward, key, USER, 0.0),)))

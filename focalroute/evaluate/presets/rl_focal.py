@@ -443,10 +443,11 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """The turn answered last: what its step will hold, and which candidates the Fusion's columns stand for."""
+    """An answered turn: what its step will hold, its pool, and which candidates the Fusion's columns stand for."""
 
     seen: F32
     picked: Bools
+    pool: F32
     view: F32
     order: I64
     offered: Bools
@@ -486,11 +487,10 @@ class RlFocal:
         self._past = np.zeros((1, window), np.float32)
         self._pools = np.ones((1, n), np.float32)
         self._steps: list[AgentStep] = []
-        self._pending: _Pending | None = None
 
     def answer(self, turn: Turn) -> int:
         """Draw a pool, ask all of it, fuse."""
-        seen = self._view()
+        seen = self._view(self._pools)
         logits = self.agents.decider(seen)
         picked, self._pools = (
             self._heads.draw(logits, self._rng) if self._settings.sample else self._heads.likeliest(logits)
@@ -504,7 +504,8 @@ class RlFocal:
         shown = np.take_along_axis(probabilities, order[:, None, :], axis=2) * offered[:, None, :]
         view = fused_view(self._past, shown)
         logits = self.agents.fusion(view)
-        self._pending = _Pending(seen, picked, view, order, offered, draw(logits, offered, self._rng))
+        fused = draw(logits, offered, self._rng)
+        turn.memo = _Pending(seen, picked, self._pools, view, order, offered, fused)
         if not fusable:
             self.unfused += 1
             return elect(self._votes(turn), turn.replies, self._rank)
@@ -512,13 +513,12 @@ class RlFocal:
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Slide the window; every so many queries update all three networks (Algorithm 2)."""
-        pending, settings = self._pending, self._settings
-        if pending is None:
-            return
+        pending: _Pending = turn.memo
+        settings = self._settings
         self._slide(revealed.values)
         u = 2 * revealed.worth - 1
         drawn = self._drawn_reward(pending, turn, revealed)
-        paid = eq6(u, len(turn.replies), self._pools.shape[1], alpha=settings.alpha)
+        paid = eq6(u, len(turn.replies), pending.pool.shape[1], alpha=settings.alpha)
         self._steps.append(
             AgentStep(
                 seen=pending.seen,
@@ -527,7 +527,7 @@ class RlFocal:
                 offered=pending.offered,
                 fused=pending.fused,
                 tells=np.array([drawn is not None]),
-                state=np.concatenate([self._view(), pending.view], axis=1),
+                state=np.concatenate([self._view(pending.pool), pending.view], axis=1),
                 rewards=np.array([[paid, u if drawn is None else drawn]], np.float32),
             )
         )
@@ -537,12 +537,12 @@ class RlFocal:
             self.agents = learn(self.agents, steps, settings, self._rng, decide=settings.sample, fuse=True)
             self._steps = self._steps[-1:]
 
-    def _view(self) -> F32:
-        """o1 of the pool of the last answer."""
-        rows = self._known[:, self._pools[0] > 0].all(axis=1)
+    def _view(self, pool: F32) -> F32:
+        """o1 of a pool, by what is known of it now."""
+        rows = self._known[:, pool[0] > 0].all(axis=1)
         fails = self._fails[rows]
         pairs = pair_statistics(fails.T @ fails, len(fails))
-        return decider_view(self._pools, diversities(fails, self._pools, pairs)[:, self._columns])
+        return decider_view(pool, diversities(fails, pool, pairs)[:, self._columns])
 
     def _masses_of(self, turn: Turn) -> F32:
         n = self._pools.shape[1]

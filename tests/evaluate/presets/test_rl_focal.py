@@ -24,7 +24,7 @@ from focalroute.evaluate.presets.rl_focal import (
     train,
     width_of,
 )
-from focalroute.evaluate.replay import FeedbackKind, Turn, play
+from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Turn, play
 from tests.evaluate.logs import closed, output, table_of
 from tests.evaluate.presets.worlds import PRICES, parts, sees_only_what_it_asked, two_sides
 
@@ -81,9 +81,9 @@ def test_a_question_with_too_many_choices_is_left_to_plurality_and_counted(tmp_p
     assert played.worth[-5:].tolist() == [1] * 5
 
 
-@pytest.mark.parametrize("feedback", ["label", "reward", "none"])
+@pytest.mark.parametrize(("feedback", "delay"), [("label", 0), ("label", 5), ("reward", 0), ("none", 0)])
 @pytest.mark.parametrize("kind", ["free form", "scores", "gaps", "one endpoint"])
-def test_it_plays_whatever_a_log_holds(tmp_path: Path, kind: str, feedback: FeedbackKind) -> None:
+def test_it_plays_whatever_a_log_holds(tmp_path: Path, kind: str, feedback: FeedbackKind, delay: int) -> None:
     lines: list[dict[str, Any]] = []
     for n in range(100):
         if kind == "free form":
@@ -103,7 +103,7 @@ def test_it_plays_whatever_a_log_holds(tmp_path: Path, kind: str, feedback: Feed
     table = table_of(tmp_path, lines, {name: PRICES[name] for name in names})
     training, rows = parts(table)
     strategy = rl_focal(training, replace(QUICK, passes=2, update_every=10))
-    played = play(strategy, table, rows, feedback=feedback)
+    played = play(strategy, table, rows, feedback=FeedbackStream(FeedbackPlan(feedback, delay=delay)))
     assert strategy.unfused == 0
     assert played.asked.any(axis=1).all()
     assert np.isfinite(played.worth).all()
