@@ -21,7 +21,7 @@ import pytest
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Usage
 from focalroute.store.accounts import Account
-from focalroute.store.base import CapabilityRow, HealthRow, StoredProbe
+from focalroute.store.base import CapabilityRow, HealthRow, Row, StoredProbe
 from focalroute.store.sqlite.checksums import read_schema
 from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer, bill, edit, judge, trajectory
@@ -119,6 +119,17 @@ def test_a_row_that_is_gone_or_doubled_is_found(tmp_path: Path, table: str) -> N
         path.write_bytes(sound)
         edit(path, damage)
         assert found(path)
+
+
+def test_what_is_refused_or_said_again_is_no_change() -> None:
+    """Alone, or beside others in one transaction; numbers that were given to nothing are none that are missing."""
+    with closing(SqliteStore()) as store:
+        store.write(answer("a"), judge("a")).result(10)
+        calls: list[list[Row]] = [[judge("a")], [judge("a", 0.0)], [answer("a")], [answer("b"), judge("unknown")]]
+        for number, call in enumerate(calls):
+            for others in ([], [[answer(str(number))]]):
+                store.write_calls([call, *others]).result(10)
+                assert store.verify() == ()
 
 
 # -- the end of the write-ahead log ----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Checksums: of every row, and of all answers, feedback, probes and rows of the ledger together.
 
 Every row carries the CRC-32 of its values. One mark says how many of those rows there are, what their checksums add up
-to, and how many transactions there were; each transaction that changes something writes it anew. So `checks` find a row
-that was changed, lost or put back. The mark is a row of SQLite's own table of the latest numbers, as most transactions
+to, and how many transactions wrote such rows; each of those writes it anew. So `checks` find a row that was changed,
+lost or put back. The mark is a row of SQLite's own table of the latest numbers, as most transactions
 write that page anyway: a table of its own took twice the time.
 """
 
@@ -67,7 +67,7 @@ class Mark(NamedTuple):
 
     Attributes:
         store: a random id, as a number.
-        commits: transactions that changed something.
+        commits: transactions that wrote or deleted chained rows.
         lost: those of them that were acknowledged, and were no longer there when the store was opened.
         rows: of all chained tables, that have a checksum.
         total: of their checksums.
@@ -116,29 +116,34 @@ class Chain:
 
     def begin(self) -> None:
         """Begin with the next transaction."""
-        self._before = self._db.total_changes
-        self._anew = False
+        self._touched = self._anew = False
         self.counts = (0, 0)
+
+    def touch(self) -> None:
+        """Have it written: a number of a chained table may have been given."""
+        self._touched = True
 
     def accept(self) -> None:
         """Take what is there when the transaction ends for all there ever was, and forget what is lost."""
-        self._anew = True
+        self._touched = self._anew = True
 
     def add(self, crc: int) -> None:
         """Count a row of a chained table."""
+        self._touched = True
         rows, total = self.counts
         self.counts = (rows + 1, total + crc)
 
     def remove(self, table: str, which: str, values: Sequence[object] = ()) -> None:
         """Count rows no longer, which are to be deleted; ``which``: the rest of a query after the table's name."""
         query = f"SELECT count({table}.crc), coalesce(sum({table}.crc), 0) FROM {table} {which}"  # noqa: S608 - constants
+        self._touched = True
         fewer, less = self._db.execute(query, values).fetchone()
         rows, total = self.counts
         self.counts = (rows - fewer, total - less)
 
     def save(self) -> Mark | None:
-        """Write the chain, if anything was changed; None: nothing was, or the chain is damaged and stays so."""
-        if self._db.total_changes == self._before and not self._anew:
+        """Write the chain, if rows that it counts came or went; None: none did, or it is damaged and stays so."""
+        if not self._touched:
             return None
         text, numbers = self._db.execute(_STATE).fetchone() or (None, None)
         mark = self._written[1] if text == self._written[0] else Mark.of(text)

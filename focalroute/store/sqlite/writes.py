@@ -122,6 +122,7 @@ def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> Non
     if inserted.rowcount:
         chain.add(crc)
         return
+    chain.touch()
     query = "SELECT reward, label FROM feedback WHERE answer_id = ? AND source = ?"
     if db.execute(query, (row.answer_id, row.source)).fetchone() != (row.reward, row.label):
         raise feedback_conflict(row.answer_id, row.source)
