@@ -59,9 +59,14 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
     except ImportError:
         raise ConfigError(f"answer: JSON schemas are checked by jsonschema; {_INSTALL}") from None
     check_schema(schema)
-    draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    newest = jsonschema.Draft202012Validator
+    draft = jsonschema.validators.validator_for(schema, default=newest)
+    if draft is newest:
+        check_schema(schema, tuples=False)
     bounded = _bounded(draft, jsonschema.validators.extend, jsonschema.ValidationError)
-    checks = bounded(_with_short_repr(schema), registry=referencing.Registry())
+    # jsonschema would let go of our keywords where it meets the name of a draft
+    undated = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
+    checks = bounded(_with_short_repr(undated), registry=referencing.Registry())
 
     def valid(value: object) -> bool:
         token = _steps.set(_Steps())
@@ -154,8 +159,11 @@ def _with_short_repr(value: Any) -> Any:
     return _Str(value) if isinstance(value, str) else value
 
 
-def check_schema(schema: object) -> None:
+def check_schema(schema: object, *, tuples: bool = True) -> None:
     """Refuse what is not a JSON schema that can be checked in bounded time.
+
+    Args:
+        tuples: whether ``items`` may be a list of schemas, as in drafts before 2020-12.
 
     Raises:
         ConfigError: it names the place and what to do.
@@ -173,12 +181,14 @@ def check_schema(schema: object) -> None:
             raise ConfigError(f"answer: the JSON schema is wrong at {where}: give an object, true or false")
         for keyword, value in node.items():
             at = f"{where}.{keyword}"[:200]
-            if keyword in _REFUSED:
+            if keyword in _REFUSED or (keyword == "$schema" and where != "$"):
                 raise ConfigError(f"answer: the JSON schema uses {keyword} at {where}, which is not supported")
             shape = _SHAPES.get(keyword)
             if shape is None:
                 continue  # an annotation, or a keyword without effect
             wrong, parts, size = shape(value)
+            if keyword == "items" and isinstance(value, list) and not tuples:
+                wrong = "give one schema; those of the first items are prefixItems"
             if wrong:
                 raise ConfigError(f"answer: the JSON schema is wrong at {at}: {wrong}")
             nodes += size
@@ -283,6 +293,7 @@ def _options(re2: Any) -> Any:
 
 
 _number = _plain(_is_number, "give a number")
+_text = _plain(lambda value: isinstance(value, str), "give a text")
 _count = _plain(_is_count, "give a whole number, 0 or more")
 _names = _plain(_is_names, "give a list of names")
 
@@ -291,6 +302,7 @@ _SHAPES: Mapping[str, Shape] = {
     **dict.fromkeys(("additionalProperties", "contains", "else", "if", "not", "propertyNames", "then"), _schema),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _schemas),
     **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "properties"), _schemas_by_name),
+    **dict.fromkeys(("$anchor", "$dynamicAnchor", "$id", "$schema"), _text),
     **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"), _number),
     **dict.fromkeys(
         ("maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength",

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from focalroute.answers.canonical_json import canonical, parsed
-from focalroute.answers.json_schema import validator
+from focalroute.answers.json_schema import MAX_NODES, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 
@@ -44,11 +44,11 @@ class Structure:
     """
 
     def __init__(self, schema: Mapping[str, Any], model: type[BaseModel] | None = None) -> None:
+        self._valid = validator(schema) if model is None else None  # first: what follows takes a schema for right
         self.schema = schema
         self.digest = blake2b(canonical(schema).encode(), digest_size=8).hexdigest()
         self._model = model
         self._fields = closed_fields(schema)
-        self._valid = validator(schema) if model is None else None
 
     def __call__(self, text: str) -> str | None:
         """Return the first valid answer in a reply as canonical JSON; None if there is none.
@@ -211,42 +211,55 @@ def closed_fields(schema: object) -> tuple[Path, ...]:
 
     >>> closed_fields({"type": "object", "properties": {"sure": {"type": "boolean"}, "why": {"type": "string"}}})
     (('sure',),)
+
+    Raises:
+        ConfigError: its references unfold to very many parts.
     """
-    return tuple(_walk(schema, schema, (), frozenset()))
+    return tuple(_walk(_Unfolded(schema), schema, (), frozenset()))
 
 
-def _walk(schema: object, root: object, path: Path, followed: frozenset[str]) -> Iterator[Path]:
-    schema, followed = _resolved(schema, root, followed)
+class _Unfolded:
+    """Follows the references of a schema, in bounded time: two to each level below make a million of twenty levels."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._parts = 0
+
+    def part(self, schema: object, followed: frozenset[str]) -> tuple[object, frozenset[str]]:
+        """A part of the schema, a reference followed; None if it leads outside, or round in a circle."""
+        self._parts += 1
+        if self._parts > MAX_NODES:
+            raise ConfigError(f"answer: the JSON schema's references unfold to more than {MAX_NODES} parts")
+        while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+            reference = schema["$ref"]
+            if reference in followed or not reference.startswith("#"):
+                return None, followed
+            followed |= {reference}
+            schema = self._root
+            for name in reference[1:].split("/")[1:]:
+                if not isinstance(schema, Mapping):
+                    return None, followed
+                schema = schema.get(name.replace("~1", "/").replace("~0", "~"))
+        return schema, followed
+
+
+def _walk(unfolded: _Unfolded, schema: object, path: Path, followed: frozenset[str]) -> Iterator[Path]:
+    schema, followed = unfolded.part(schema, followed)
     if not isinstance(schema, Mapping):
         return
-    if _closed(schema, root, followed):
+    if _closed(unfolded, schema, followed):
         yield path
     elif isinstance(schema.get("properties"), Mapping):
         for name, part in schema["properties"].items():
-            yield from _walk(part, root, (*path, name), followed)
+            yield from _walk(unfolded, part, (*path, name), followed)
     else:  # an object or null
         objects = [option for option in _options(schema) if not (isinstance(option, Mapping) and _null(option))]
         if len(objects) == 1:
-            yield from _walk(objects[0], root, path, followed)
+            yield from _walk(unfolded, objects[0], path, followed)
 
 
-def _resolved(schema: object, root: object, followed: frozenset[str]) -> tuple[object, frozenset[str]]:
-    """Follow a reference within the schema; None if it leads outside, or round in a circle."""
-    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
-        reference = schema["$ref"]
-        if reference in followed or not reference.startswith("#"):
-            return None, followed
-        followed |= {reference}
-        schema = root
-        for name in reference[1:].split("/")[1:]:
-            if not isinstance(schema, Mapping):
-                return None, followed
-            schema = schema.get(name.replace("~1", "/").replace("~0", "~"))
-    return schema, followed
-
-
-def _closed(schema: object, root: object, followed: frozenset[str]) -> bool:
-    schema, followed = _resolved(schema, root, followed)
+def _closed(unfolded: _Unfolded, schema: object, followed: frozenset[str]) -> bool:
+    schema, followed = unfolded.part(schema, followed)
     if not isinstance(schema, Mapping):
         return False
     types = schema.get("type")
@@ -256,7 +269,7 @@ def _closed(schema: object, root: object, followed: frozenset[str]) -> bool:
         or isinstance(schema.get("enum"), list)
         or (isinstance(types, str) and types in _CLOSED_TYPES)
         or (isinstance(types, list) and bool(types) and _CLOSED_TYPES.issuperset(types))
-        or (bool(options) and all(_closed(option, root, followed) for option in options))
+        or (bool(options) and all(_closed(unfolded, option, followed) for option in options))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.answers.json_schema import MAX_DEPTH, MAX_NODES, validator
+from focalroute.answers.structured import structure_of
 from focalroute.core.errors import ConfigError
 
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 LONGEST_S = 3.0  # about 0.1 s on an idle machine without coverage; hostile inputs took seconds to hours
 
 
@@ -31,7 +34,7 @@ def doubling(levels: int) -> dict[str, Any]:
     return {"$defs": defs, "$ref": f"#/$defs/d{levels}"}
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[dict[str, Any], Any]] = {
     "backtracking pattern": ({"pattern": "^(a+)+$"}, "a" * 26 + "!"),
     "doubling references": (doubling(30), "x"),
     "unique items": ({"uniqueItems": True}, [{"a": [n]} for n in range(20_000)]),
@@ -58,6 +61,26 @@ def test_no_schema_and_no_value_takes_long(case: str) -> None:
     assert time.process_time() - started < LONGEST_S
 
 
+@pytest.mark.parametrize("leaf", [{"type": "boolean"}, {"type": "integer"}])
+@pytest.mark.parametrize("join", ["anyOf", "properties"])
+def test_references_that_unfold_without_end_make_no_structured_answer(join: str, leaf: dict[str, Any]) -> None:
+    """Thirty levels, each of which refers to the one below twice."""
+    defs: dict[str, Any] = {"d0": leaf}
+    for level in range(1, 31):
+        below = {"$ref": f"#/$defs/d{level - 1}"}
+        defs[f"d{level}"] = {join: [below, below] if join == "anyOf" else {"a": below, "b": below}}
+    started = time.process_time()
+    with suppress(ConfigError):
+        structure_of({"$defs": defs, "properties": {"x": {"$ref": "#/$defs/d30"}}})
+    assert time.process_time() - started < LONGEST_S
+
+
+@pytest.mark.parametrize("types", [[{}], [[]], ["string", {"a": 1}]])
+def test_types_that_are_no_names_are_refused(types: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"\$\.properties\.a\.type"):
+        structure_of({"properties": {"a": {"type": types}}})
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -78,6 +101,10 @@ def test_no_schema_and_no_value_takes_long(case: str) -> None:
         ({"dependentRequired": {"a": "b"}}, r"\$\.dependentRequired"),
         ({"$ref": "https://example.com/schema"}, r"\$\.\$ref: refer to a part of the same schema"),
         ({"unevaluatedProperties": False}, "not supported"),
+        ({"items": [{}]}, r"\$\.items: .*prefixItems"),
+        ({"$schema": []}, r"\$\.\$schema: give a text"),
+        ({"$id": 5}, r"\$\.\$id: give a text"),
+        ({"items": {"$schema": DRAFT_7}}, r"uses \$schema at \$\.items"),
     ],
     ids=lambda value: str(value)[:40],
 )

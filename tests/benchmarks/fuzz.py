@@ -1,15 +1,18 @@
 """A million hostile inputs for everything that reads what others wrote.
 
 ``python -m tests.benchmarks.fuzz --inputs 1000000`` prints a table and fails at the first input that raises anything
-but a typed error, or takes longer than a limit; that input is then in a file whose name is printed. The inputs are
-right ones with some bytes or JSON parts changed (`tests.fuzzing`); with the same seed they are the same.
+but a typed error, or takes longer than a limit; that input is then in a file whose name is printed. It fails, too,
+where memory grows by more than a limit. The inputs are right ones with some bytes or JSON parts changed
+(`tests.fuzzing`); with the same seed they are the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import resource
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -19,6 +22,7 @@ from types import FrameType
 from tests.fuzzing.targets import TARGETS, Target
 
 LIMIT_S = 20.0
+LIMIT_MIB = 512  # by which the memory of the process may grow at any one target
 
 
 class Hang(BaseException):
@@ -33,10 +37,10 @@ def fuzz(target: Target, inputs: int, seed: int) -> float:
     """So many inputs for one target; the CPU time of the slowest, seconds.
 
     Raises:
-        AssertionError: one of them was a crash or a hang; it names the file that holds the input.
+        AssertionError: one was a crash or a hang (its file is named), or took too much memory.
     """
     rng = random.Random(f"{seed} {target.name}")
-    slowest = 0.0
+    slowest, before = 0.0, _peak_mib()
     signal.signal(signal.SIGALRM, hang)
     with target.open() as read:
         for _ in range(inputs):
@@ -54,7 +58,14 @@ def fuzz(target: Target, inputs: int, seed: int) -> float:
                 ) from error
             slowest = max(slowest, time.thread_time() - begun)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            grown = _peak_mib() - before
+            assert grown < LIMIT_MIB, f"{target.name}: the memory grew by {grown:.0f} MiB"
     return slowest
+
+
+def _peak_mib() -> float:
+    """The most memory that the process has ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

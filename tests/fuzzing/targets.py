@@ -38,7 +38,7 @@ from focalroute.policy.onnx_model import inspect
 from focalroute.store.base import BalanceDifference, HealthRow
 from focalroute.store.codec import read_answer
 from focalroute.store.sqlite.store import SqliteStore
-from tests.fuzzing import seeds
+from tests.fuzzing import callers, seeds
 from tests.fuzzing.mutating import mutated, mutated_json
 from tests.store.made import bill
 from tests.store.test_checksums import content
@@ -342,6 +342,11 @@ def bundle_input(rng: random.Random) -> bytes:
 _BUNDLE: dict[str, bytes] = {}
 
 
+def folder_input(rng: random.Random) -> bytes:
+    """Two bytes that say what is spoiled and how, and what stands in its place."""
+    return rng.randbytes(2) + mutated(b"v000001\n", rng, (b"v000002\n", b"{}"))
+
+
 def response(rng: random.Random) -> bytes:
     """A whole HTTP response, changed."""
     body = json.dumps(rng.choice(seeds.REPLIES)).encode()
@@ -364,7 +369,7 @@ def steady(read: Read) -> Callable[[], Any]:
 def _targets() -> Iterator[Target]:
     trajectories, sound = seeds.trajectory_bytes(), seeds.database()
     record_seed = [["k1", "k2"], "choice", 0, [0.5, 0.5], {"a": [1, 0, 5, 0.25, "0.001"]}]
-    yield Target("whole replies, read in every way", 367_000, from_json(seeds.REPLIES), steady(reply))
+    yield Target("whole replies, read in every way", 285_000, from_json(seeds.REPLIES), steady(reply))
     yield Target("streams, in pieces of any size", 250_000, from_json(seeds.STREAMS, seeds.sse), steady(stream))
     yield Target("texts of replies", 150_000, from_bytes(*(said.encode() for said in seeds.TEXTS)), steady(text))
     yield Target(
@@ -376,9 +381,14 @@ def _targets() -> Iterator[Target]:
     yield Target("stored records", 20_000, from_json([record_seed]), steady(record))
     yield Target("stored trajectories", 20_000, from_bytes(trajectories), steady(trajectory))
     yield Target("ONNX files, before they are opened", 15_000, from_bytes(*seeds.models()), steady(model))
+    yield Target("requests for chat completions", 30_000, from_json(callers.CHATS), steady(callers.chat))
+    yield Target("feedback over HTTP", 10_000, from_json(callers.FEEDBACKS), steady(callers.feedback))
+    yield Target("JSON schemas, and replies to them", 20_000, from_json(callers.SCHEMAS), steady(callers.schema))
+    yield Target("amounts of money", 20_000, from_json(callers.AMOUNTS), steady(callers.amounts))
     yield Target("pool files", 10_000, from_bytes(seeds.POOL), lambda: at_path("pool.toml", load_pool, ConfigError))
     yield Target("outcome logs", 5_000, from_json([seeds.LOG]), lambda: at_path("log.jsonl", read_log, ConfigError))
     yield Target("policy bundles", 4_000, bundle_input, in_bundle)
+    yield Target("policy folders", 2_000, folder_input, callers.policy_folder)
     yield Target("training checkpoints", 3_000, from_bytes(seeds.checkpoint()), resumed)
     yield Target("HTTP responses on a socket", 2_000, response, over_http)
     yield Target("stores with a changed file", 3_000, store_input, in_store)
