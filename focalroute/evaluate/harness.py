@@ -19,6 +19,7 @@ from typing import Any
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.dataset import json_objects
 from focalroute.evaluate.outcomes import read_log
+from focalroute.policy.decider import posterior
 
 _FILE = re.compile(r"(?:samples_)?(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?$")
 _CHARACTERS = 4  # of a token, roughly: the files do not say how many there were
@@ -140,7 +141,8 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
     if row.get("acc") in (0, 1) and row["acc"] != (answer == label):
         raise ConfigError("target: acc says otherwise; is it an index into other choices?")
     tokens = sum(math.ceil((len(context) + len(text)) / _CHARACTERS) for context, text in asked)
-    output = {"answer": answer, "probabilities": _softmax(likelihoods), "prompt_tokens": tokens, "completion_tokens": 0}
+    masses = posterior(likelihoods)
+    output = {"answer": answer, "probabilities": masses, "prompt_tokens": tokens, "completion_tokens": 0}
     return _Sample(f"{task}/{row['doc_id']}", task, choices, label, row.get("doc_hash"), asked[0][0]), output
 
 
@@ -182,12 +184,6 @@ def _label(target: object, choices: tuple[str, ...]) -> int:
     if text in choices:
         return choices.index(text)
     raise ConfigError(f"target: {text[:40]!r} is neither an index nor one of the {len(choices)} choices")
-
-
-def _softmax(likelihoods: Sequence[float]) -> list[float]:
-    most = max(likelihoods)
-    masses = [math.exp(value - most) for value in likelihoods]
-    return [mass / sum(masses) for mass in masses]
 
 
 def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:

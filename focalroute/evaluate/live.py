@@ -17,6 +17,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
+from focalroute.core.receipts import Answer
 from focalroute.core.records import F32, Member, Outcome, Query
 from focalroute.evaluate import output
 from focalroute.evaluate.live_environment import (
@@ -102,38 +103,32 @@ def play_all(
         ask: makes the calls that DER is trained with.
         advance: called with the queries played.
     """
-    warm = train[-_WARM:]
+    warm, chain = train[-_WARM:], range(1, options.max_steps + 1)
     played: dict[str, LiveResult] = {}
+
+    def asked(pool: Sequence[Endpoint], before: Sequence[LiveQuery], **settings: Any) -> list[Answer | None]:
+        """The answers to the test queries, with these unscored before them."""
+        with Ensemble(pool, max_rounds=options.max_steps, **settings) as ensemble:
+            play(ensemble, before)
+            return play(ensemble, test, advance)
+
     for endpoint in endpoints:
-        with Ensemble([endpoint], policy="self-correction", max_rounds=options.max_steps) as ensemble:
-            answers = play(ensemble, test, advance)
+        answers = asked([endpoint], (), policy="self-correction")
         played[f"single {endpoint.name}"] = cut(test, answers, 1)
-        for steps in range(2, options.max_steps + 1):
+        for steps in chain[1:]:
             played[f"self-correction {endpoint.name} @ {steps}"] = cut(test, answers, steps)
-    with Ensemble(endpoints, policy="sequential-round-robin", max_rounds=options.max_steps) as ensemble:
-        answers = play(ensemble, test, advance)
-    for steps in range(1, options.max_steps + 1):
-        played[f"round-robin @ {steps}"] = cut(test, answers, steps)
+    answers = asked(endpoints, (), policy="sequential-round-robin")
+    played |= {f"round-robin @ {steps}": cut(test, answers, steps) for steps in chain}
     for name, policy in (("plurality", "plurality"), ("focalroute", None)):
-        with Ensemble(endpoints, policy=policy, max_rounds=options.max_steps, seed=seed) as ensemble:
-            play(ensemble, warm)
-            played[name] = cut(test, play(ensemble, test, advance))
+        played[name] = cut(test, asked(endpoints, warm, policy=policy, seed=seed))
     environment = environment_of(endpoints, train, ask)
     with tempfile.TemporaryDirectory() as folder:
         for alpha in options.alphas:
             root = options.publish_to or Path(folder) / f"{alpha:g}"
-            train_der(
-                root,
-                environment,
-                endpoints,
-                replace(options.settings, max_steps=options.max_steps, alpha=alpha),
-                seed=seed,
-            )
-            with Ensemble(
-                endpoints, policy=root, max_rounds=options.max_steps, explore=False, probe_share=0
-            ) as ensemble:
-                play(ensemble, warm)
-                played[der_name(alpha)] = cut(test, play(ensemble, test, advance))
+            settings = replace(options.settings, max_steps=options.max_steps, alpha=alpha)
+            train_der(root, environment, endpoints, settings, seed=seed)
+            answers = asked(endpoints, warm, policy=root, explore=False, probe_share=0)
+            played[der_name(alpha)] = cut(test, answers)
     return played
 
 
