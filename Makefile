@@ -45,6 +45,7 @@ money: $(READY) ## 10,000 asks in 4 processes under one budget, 5,000 at a targe
 
 chaos: $(READY) ## 20,000 asks with 30 % of calls faulted, and an outage of the best endpoint (10 minutes)
 	$(BIN)/python -m tests.benchmarks.chaos
+	$(BIN)/python -m tests.benchmarks.hangs
 	$(BIN)/python -m tests.benchmarks.outage
 
 hostile: $(READY) ## 100 processes killed under load, 1,000,000 hostile inputs, and how long bodies hold a server up (10 minutes)

@@ -37,11 +37,11 @@ class Latencies:
         self._kept.append(latency_s)
         self._since += 1
 
-    def quantile(self, share: float) -> float | None:
-        """The latency that this share of calls does not pass; None before 20 calls were answered."""
-        if len(self._kept) < _FEWEST:
+    def quantile(self, share: float, fewest: int = _FEWEST) -> float | None:
+        """The latency that this share of calls does not pass; None before so many calls were answered."""
+        if len(self._kept) < fewest:
             return None
-        if not self._sorted or self._since >= _RENEWED_EVERY:
+        if self._since >= _RENEWED_EVERY or 2 * len(self._sorted) < len(self._kept):
             self._sorted, self._since = sorted(self._kept), 0
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
 

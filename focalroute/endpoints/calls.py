@@ -63,6 +63,7 @@ class CallContext:
         retries: how many more calls may be repeated, or raced because they are late, over all members: an outage adds
             this many calls to an ask, and does not multiply them.
         stream_sink: where a member that answers alone streams its reply; None: replies are gathered.
+        slowest_s: the longest that any of them took to answer, seconds, without the attempts before.
     """
 
     query: Query
@@ -70,6 +71,7 @@ class CallContext:
     deadline: float
     retries: int
     stream_sink: StreamSink | None = None
+    slowest_s: float = 0.0
 
     @property
     def left_s(self) -> float:
@@ -78,9 +80,16 @@ class CallContext:
 
 
 async def call_with_retries(
-    call: Callable[[], Awaitable[T]], context: CallContext, attempts: int, closed: Callable[[], bool]
+    call: Callable[[], Awaitable[T]],
+    context: CallContext,
+    attempts: int,
+    closed: Callable[[], bool],
+    worth: Callable[[float], bool] = lambda _: True,
 ) -> T:
     """What a call gives, repeated: at most ``attempts`` in all, within the terms, and not once it is ``closed``.
+
+    Args:
+        worth: told how many seconds a repetition would have to wait; whether it is worth that.
 
     Raises:
         CallFailed: the last one failed.
@@ -97,18 +106,20 @@ async def call_with_retries(
             raise first
         return await call()
 
-    return await _repeats(context, attempts, closed)(attempt)
+    return await _repeats(context, attempts, closed, worth)(attempt)
 
 
-def _repeats(context: CallContext, attempts: int, closed: Callable[[], bool]) -> tenacity.AsyncRetrying:
+def _repeats(
+    context: CallContext, attempts: int, closed: Callable[[], bool], worth: Callable[[float], bool]
+) -> tenacity.AsyncRetrying:
     def repeatable(error: BaseException) -> bool:
         return isinstance(error, CallFailed) and error.failure.retryable and not closed()
 
     def enough(state: tenacity.RetryCallState) -> bool:
         wait = state.upcoming_sleep
-        return (
-            state.attempt_number >= attempts or context.retries < 1 or wait > _LONGEST_ASKED_S or wait >= context.left_s
-        )
+        if state.attempt_number >= attempts or context.retries < 1 or wait > _LONGEST_ASKED_S or wait >= context.left_s:
+            return True
+        return not worth(wait)
 
     def repeat(_: tenacity.RetryCallState) -> None:
         context.retries -= 1

@@ -46,6 +46,7 @@ class MemberCall:
         plan: plans the query for an endpoint with these capabilities.
         needs_capabilities: whether the plan depends on the capabilities.
         started: when its first attempt began (`time.perf_counter`), after any capability check.
+        silent_since: when its latest attempt began; while it waits for the next, when that will be.
         outrun: whether it was cancelled because another endpoint, asked later, answered first.
         stream_sink: where its reply is streamed; None: it comes whole.
     """
@@ -54,6 +55,7 @@ class MemberCall:
     needs_capabilities: bool
     context: CallContext
     started: float = field(default_factory=time.perf_counter)
+    silent_since: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
     outrun: bool = False
     stream_sink: StreamSink | None = None
@@ -197,6 +199,7 @@ class PoolMember:
             CallFailed: it failed, or does not fit the ask's budget or the limits.
         """
         able = capabilities.NONE
+        call.silent_since = time.perf_counter() + self.throttle.paused_s
         if call.needs_capabilities:
             able = await self._known_capabilities(call)
         plan = call.plan(able)

@@ -22,7 +22,7 @@ from focalroute.endpoints.elicit import Plan
 from focalroute.endpoints.member import PoolMember
 from focalroute.endpoints.paid_call import unbounded, upper_bound
 from focalroute.endpoints.rate_limits import Health
-from focalroute.endpoints.round import RoundCalls, RoundController, Rules
+from focalroute.endpoints.round import RaceAllowance, RoundCalls, RoundController, Rules
 from focalroute.endpoints.wire.refusals import Feature
 from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.store.base import HealthRow, Store
@@ -53,6 +53,7 @@ class Pool:
         self._keys = tuple(map(capabilities.key, pool))
         self._store = store
         self._rules = rules
+        self._allowance = RaceAllowance()
         self._samples = samples
         self._closed = False
         self._refresh_at = time.monotonic() + _REFRESH_EVERY_S
@@ -64,6 +65,10 @@ class Pool:
         """Which endpoints may be called now without a long wait. It may be none."""
         self._refresh_health()
         return tuple([member.check() for member in self._members])
+
+    def unpaused(self) -> tuple[bool, ...]:
+        """Which endpoints' rate limits allow a call now, whether they are out of use or not."""
+        return tuple([member.throttle.ready for member in self._members])
 
     def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
         """What each endpoint is known to lack of what is needed; None: nothing."""
@@ -148,7 +153,8 @@ class Pool:
         if not picked:
             return ()
         plan = partial(self._plan, context.query, bounded=context.ask_budget.limited)
-        return await RoundCalls(self._members, context, self._rules, plan, controller, self._is_closed).run(picked)
+        calls = RoundCalls(self._members, context, self._rules, plan, controller, self._allowance, self._is_closed)
+        return await calls.run(picked)
 
     def _plan(self, query: Query, capabilities: Capabilities, *, bounded: bool) -> Plan:
         plan = elicit.plan(query, capabilities, samples=self._samples)

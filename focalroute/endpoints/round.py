@@ -18,6 +18,11 @@ from focalroute.endpoints.member import MemberCall, PoolMember
 from focalroute.endpoints.wire import Completion
 from focalroute.money.cost import Bill
 
+_USUAL_SHARE, _FEWEST = 0.75, 5  # usual is what three of four calls do not pass, of five at least;
+_PATIENCE, _SHORTEST_S = 3.0, 0.05  # silent for too long: so many times that, and at least so long
+_COLD_SHARE = 0.05  # of the time left: a wait for the next attempt is long, where nothing is known of what is usual
+_RACE_SHARE, _MOST_RACES = 0.1, 10.0
+_LOOK_AGAIN_S = 0.05  # for an endpoint that can be asked, where none could
 _INSIST_S = 0.1  # after the deadline: how often a member that does not end is cancelled
 
 
@@ -59,11 +64,33 @@ class _AskedMember:
     reply: Reply | None = None
 
 
+class RaceAllowance:
+    """How many calls may be made only because others are silent: a tenth of all, a few of them at once.
+
+    Where every call to a pool takes longer than usual, more calls would only add to its load.
+    """
+
+    def __init__(self) -> None:
+        self._left = _MOST_RACES
+
+    def earn(self) -> None:
+        """A call is made."""
+        self._left = min(self._left + _RACE_SHARE, _MOST_RACES)
+
+    def spend(self) -> bool:
+        """Take one such call, if there is one left."""
+        allowed = self._left >= 1
+        self._left -= allowed
+        return allowed
+
+
 class RoundCalls:
     """Asks the members of one round.
 
-    As long as none has answered and half of the time is gone, one more endpoint is asked, and again after half of
-    the rest, or as soon as that one fails: a lone member that hangs shall not cost the answer. With ``hedge_after`` a
+    Nobody waits for a member that hangs. As long as none has answered, one that is silent for much longer than usual,
+    or that its service makes wait for so long, is raced by one more endpoint; once one has answered, it is given up.
+    Where nothing is known of what is usual, one more is asked when half of the time is gone, and again after half of
+    the rest, or as soon as that one fails. With ``hedge_after`` a
     member is raced that takes longer than that quantile of its own latencies, which counts as a retry. Who answers
     first wins, the others of its race are cancelled; where the answer is streamed, who first says something.
 
@@ -71,6 +98,7 @@ class RoundCalls:
         members: all endpoints of the pool.
         plan: plans the query for an endpoint with these capabilities.
         controller: None: no member is raced, and none cancelled early.
+        allowance: the pool's.
         closed: whether the pool was closed.
     """
 
@@ -81,6 +109,7 @@ class RoundCalls:
         rules: Rules,
         plan: Callable[[Capabilities], Plan],
         controller: RoundController | None,
+        allowance: RaceAllowance,
         closed: Callable[[], bool],
     ) -> None:
         self._members = members
@@ -88,11 +117,13 @@ class RoundCalls:
         self._rules = rules
         self._plan = plan
         self._controller = controller
+        self._allowance = allowance
         self._closed = closed
         self._stream_sink: StreamSink | None = None  # where a member that was picked alone streams its reply
         self._asked: list[_AskedMember] = []
         self._wakeup: asyncio.Future[None] | None = None  # done when one of them may have decided something
         self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked
+        self._look_at = -math.inf  # before that there is no use in looking for one more (`time.perf_counter`)
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
         """Their replies, failures included, in the order of asking."""
@@ -101,6 +132,7 @@ class RoundCalls:
         if self._stream_sink is not None:
             self._stream_sink.begun.add_done_callback(self._wake)
         for index in picked:
+            self._allowance.earn()
             self._start(index, len(self._asked))
         self._rescue_s = self._context.left_s / 2 if self._controller and not self._controller.answered else -math.inf
         try:
@@ -111,6 +143,8 @@ class RoundCalls:
                 if self._context.left_s <= 0:
                     await self._give_up(self._asked, Failure("timeout", "the deadline of the ask passed"))
                 self._hedge()
+                if silent := self._silent():
+                    await self._deal_with(silent)
         except BaseException:
             await self._cancel(self._asked)
             raise
@@ -122,6 +156,7 @@ class RoundCalls:
         call = MemberCall(
             self._plan, needs_capabilities(self._context.query), self._context, stream_sink=self._stream_sink
         )
+        call.silent_since += self._members[index].throttle.paused_s
         member = _AskedMember(index, self._members[index], group, call, hedge_of)
         member.task = asyncio.get_running_loop().create_task(self._ask(member))
         self._asked.append(member)
@@ -134,8 +169,11 @@ class RoundCalls:
                 self._context,
                 self._rules.attempts,
                 closed=lambda: self._closed() or self._answer_begun or member.given_up,
+                worth=lambda wait_s: self._worth(member, wait_s),
             )
             member.reply = _parsed(member, *answered)
+            took_s = time.perf_counter() - member.call.silent_since
+            self._context.slowest_s = max(self._context.slowest_s, took_s)
         except CallFailed as error:
             member.reply = _reply(member, error=error.failure)
         finally:
@@ -166,7 +204,7 @@ class RoundCalls:
         if not any(member.task.done() for member in pending):  # one that broke while others were given up
             loop = asyncio.get_running_loop()
             self._wakeup = loop.create_future()
-            late_s = min([self._late_in(member) for member in pending])
+            late_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
             timeout = min(late_s, self._context.left_s - max(self._rescue_s, 0.0))
             alarm = loop.call_later(max(timeout, 0.0), self._wake)
             try:
@@ -194,7 +232,64 @@ class RoundCalls:
         if share is None or member.raced or self._controller is None or self._context.retries < 1 or self._answer_begun:
             return math.inf
         usual = member.pool_member.breaker.latencies.quantile(share)
-        return math.inf if usual is None else usual - (time.perf_counter() - member.call.started)
+        if usual is None:
+            return math.inf
+        return max(member.call.started + usual, self._look_at) - time.perf_counter()
+
+    def _patience_s(self, member: _AskedMember) -> float:
+        """How long it may be silent: by its own calls, else by those of the slowest of its peers; infinite: unknown.
+
+        And by those of this ask: a query that takes long takes everybody long.
+        """
+        usual = member.pool_member.breaker.latencies.quantile(_USUAL_SHARE, _FEWEST)
+        if usual is None:
+            peers = [one.breaker.latencies.quantile(_USUAL_SHARE, _FEWEST) for one in self._members]
+            usual = max((one for one in peers if one is not None), default=math.inf)
+        return max(_PATIENCE * max(usual, self._context.slowest_s), _SHORTEST_S)
+
+    def _silent_in(self, member: _AskedMember) -> float:
+        """Seconds until it has been silent for too long; infinite: it may be."""
+        if member.raced or self._controller is None or self._answer_begun:
+            return math.inf
+        now, patience_s = time.perf_counter(), self._patience_s(member)
+        left_s = member.call.silent_since - now
+        left_s = 0.0 if self._long(left_s, patience_s) else left_s + patience_s
+        return max(left_s, self._look_at - now)
+
+    def _long(self, wait_s: float, patience_s: float) -> bool:
+        """Whether a wait for the next attempt is so long that somebody else is asked meanwhile."""
+        if patience_s == math.inf:
+            patience_s = _COLD_SHARE * self._context.left_s
+        return wait_s > patience_s
+
+    def _worth(self, member: _AskedMember, wait_s: float) -> bool:
+        """Whether it may wait so long for its next attempt; where that is long, somebody else is asked besides."""
+        long = self._controller is not None and self._long(wait_s, self._patience_s(member))
+        if long and self._answered:
+            return False
+        member.call.silent_since = time.perf_counter() + wait_s
+        if long:
+            self._wake()
+        return True
+
+    @property
+    def _answered(self) -> bool:
+        """Whether anybody has answered, in this round or an earlier one."""
+        earlier = self._controller is not None and self._controller.answered
+        return earlier or self._answer_begun or any(member.reply and member.reply.ok for member in self._asked)
+
+    def _silent(self) -> list[_AskedMember]:
+        """The members that have been silent for too long."""
+        return [member for member in self._asked if member.reply is None and self._silent_in(member) <= 0]
+
+    async def _deal_with(self, silent: Sequence[_AskedMember]) -> None:
+        """Race them, or give them up where somebody has answered."""
+        if self._answered:
+            await self._give_up(silent, Failure("timeout", "silent for long after another endpoint had answered"))
+        else:
+            for member in silent:
+                waiting = member.call.silent_since > time.perf_counter()  # it makes no call meanwhile
+                self._race(member, free=waiting)
 
     def _hedge(self) -> None:
         """Race late members, and ask one more endpoint in time where none has answered."""
@@ -207,15 +302,19 @@ class RoundCalls:
         fresh = [member for member in self._asked if member.reply is None and not member.raced]
         if pending and (not fresh or self._context.left_s <= self._rescue_s > -math.inf):
             raced = self._rescue_s > -math.inf and self._race(pending[-1])
-            self._rescue_s = self._context.left_s / 2 if raced else -math.inf
+            if self._rescue_s > -math.inf:
+                left_s = self._context.left_s
+                self._rescue_s = left_s / 2 if raced else left_s - _LOOK_AGAIN_S
 
-    def _race(self, member: _AskedMember) -> bool:
-        """Ask one more endpoint; whether there was one."""
-        member.raced = True
+    def _race(self, member: _AskedMember, *, free: bool = True) -> bool:
+        """Ask one more endpoint, if there is one and it is ``free`` or allowed; whether so, else it is tried again."""
         spare = self._controller.spare([one.index for one in self._asked]) if self._controller else None
-        if spare is not None:
+        if spare is not None and (free or self._allowance.spend()):
+            member.raced = True
             self._start(spare, member.group, member.pool_member.endpoint.name)
-        return spare is not None
+            return True
+        self._look_at = time.perf_counter() + _LOOK_AGAIN_S
+        return False
 
     def _needless(self) -> list[_AskedMember]:
         """The members that lost a race, or cannot change the answer any more."""

@@ -80,8 +80,10 @@ class Rounds:
 
     def eligible(self, endpoint: int, picked: tuple[int, ...]) -> bool:
         """Tell whether it can be asked now beside those picked: not failing, and affordable together."""
-        if not self._available[endpoint]:
-            return False
+        return self._available[endpoint] and self._fits(endpoint, picked)
+
+    def _fits(self, endpoint: int, picked: tuple[int, ...]) -> bool:
+        """Tell whether the ask can pay for it beside those picked."""
         bounds = self._bounds
         return bounds is None or self._ask.ask_budget.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
 
@@ -93,13 +95,22 @@ class Rounds:
         return bool(self._ask.view.backs)
 
     def spare(self, asked: Sequence[int]) -> int | None:
-        """The likeliest endpoint besides those asked in this round that could be asked then and can be now."""
+        """The likeliest endpoint besides those asked that can be asked now; one out of use if there is no other."""
         decision = self.decision
         if decision is None:
             return None
-        now = self._pool.available()
-        left = [i for i in decision.order if i not in asked and now[i] and self.eligible(i, ())]
-        return max(left, key=decision.probabilities.__getitem__, default=None)
+        now, unpaused = self._pool.available(), self._pool.unpaused()
+        lacks = self._pool.lacking(self._needs)
+        left = [
+            i
+            for i in self.order
+            if i not in asked
+            and i not in self._ask.view.asked
+            and unpaused[i]
+            and lacks[i] is None
+            and self._fits(i, ())
+        ]
+        return max(left, key=lambda i: (now[i], decision.probabilities[i]), default=None)
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
         """Whether the answer is certain, whatever the pending endpoints say."""

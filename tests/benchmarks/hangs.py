@@ -1,0 +1,140 @@
+"""Whether anybody waits for an endpoint that hangs: ``python -m tests.benchmarks.hangs``.
+
+Six simulated endpoints on real sockets; 30 % of all calls are faulted: an eighth of these hang, an eighth say to come
+back in a second, the rest fail at once in one way or another. 32 asks at a time with a deadline of 3 s, default
+settings; beside them as many asks without a fault. At least 99.9 % must be answered by the deadline. The 99th
+percentile should be at most three times that without faults; it swings with what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from focalroute import AsyncEnsemble, PoolError
+from focalroute.sim import Fault, SimulatedPool, default_models, stream
+
+__all__ = ["Outcome", "faults", "run"]
+
+_KINDS = (
+    Fault("hang"),
+    Fault("status", status=503, retry_after_s=1.0),
+    Fault("status", status=500),
+    Fault("status", status=502),
+    Fault("reset"),
+    Fault("cut"),
+    Fault("bad_json"),
+    Fault("html"),
+)
+
+
+def faults(share: float) -> list[Fault]:
+    """Faults that together strike this share of calls, each as often as any other."""
+    each = share / len(_KINDS)
+    return [replace(fault, probability=each / (1 - number * each)) for number, fault in enumerate(_KINDS)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        asks: how each ended.
+        seconds: of those answered, ascending.
+        calls: that the services counted, ``raced`` of them because somebody was silent.
+        slow: for each ask beyond a second what its calls came to.
+    """
+
+    asks: Counter[str]
+    seconds: list[float]
+    calls: int
+    raced: int
+    slow: list[str]
+
+    @property
+    def answered(self) -> float:
+        """Share of asks."""
+        return self.asks["answered"] / self.asks.total()
+
+    def quantile(self, share: float) -> float:
+        """Of the seconds of those answered."""
+        return self.seconds[min(int(share * len(self.seconds)), len(self.seconds) - 1)]
+
+
+async def run(
+    asks: int, *, share: float, seed: int = 0, concurrency: int = 32, deadline_s: float = 3.0, latency: float = 10.0
+) -> Outcome:
+    """Ask so many questions while this share of calls is faulted; ``latency``: how many times the usual pool's."""
+    ended: Counter[str] = Counter()
+    seconds, slow = [], []
+    raced = 0
+    models = [replace(m, latency_s=latency * m.latency_s, jitter_s=latency * m.jitter_s) for m in default_models()]
+    questions = iter(stream(asks, seed=seed + 1))
+    with tempfile.TemporaryDirectory() as folder, SimulatedPool(models) as pool:
+        for model in models:
+            pool.set(model.name, faults=faults(share) if share else [])
+        settings: dict[str, Any] = {"store": Path(folder) / "s.db", "deadline_s": deadline_s, "seed": seed}
+        async with AsyncEnsemble(pool.endpoints, **settings) as ensemble:
+
+            async def work() -> None:
+                nonlocal raced
+                for question in questions:
+                    began = time.perf_counter()
+                    try:
+                        answer = await ensemble.ask(question.text, choices=question.choices)
+                    except PoolError as error:
+                        ended[type(error).__name__] += 1
+                        took = time.perf_counter() - began
+                        slow.append(f"{type(error).__name__} {took:.2f} {[_said(reply) for reply in error.replies]}")
+                        continue
+                    took = time.perf_counter() - began
+                    seconds.append(took)
+                    ended["answered"] += 1
+                    calls = answer.receipt.calls
+                    raced += sum(call.hedge_of is not None for call in calls)
+                    if took > 1:
+                        slow.append(f"{took:.2f} {[_said(call) for call in calls]} {answer.degraded}")
+                    await ensemble.feedback(answer, label=question.label)
+
+            await asyncio.gather(*(work() for _ in range(concurrency)))
+        calls = sum(one.calls for one in pool.stats().values())
+    return Outcome(ended, sorted(seconds), calls, raced, slow)
+
+
+def _said(call: Any) -> str:
+    how = call.error.message if call.error else "ok"
+    raced = f" for {call.hedge_of}" if call.hedge_of else ""
+    return f"{call.endpoint} x{call.attempts} {call.latency_s:.2f} {how}{raced}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures of every seed; fail if they are not what they must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--asks", type=int, default=1_500)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--slow", action="store_true", help="tell of every ask that took more than a second")
+    given = parser.parse_args(arguments)
+    print("| seed | faulted | answered | p50, s | p99, s | p99.9, s | calls | raced |")
+    print("|---|---|---|---|---|---|---|---|")
+    for seed in range(given.seeds):
+        calm, faulty = (asyncio.run(run(given.asks, share=share, seed=seed)) for share in (0.0, 0.3))
+        for share, outcome in ((0.0, calm), (0.3, faulty)):
+            print(
+                f"| {seed} | {share:.0%} | {outcome.answered:.2%} | {outcome.quantile(0.5):.3f} | "
+                f"{outcome.quantile(0.99):.3f} | {outcome.quantile(0.999):.3f} | {outcome.calls} | {outcome.raced} |",
+                flush=True,
+            )
+        if given.slow:
+            print(*faulty.slow, sep="\n")
+        assert faulty.answered >= 0.999, faulty.asks
+
+
+if __name__ == "__main__":
+    main()
