@@ -40,6 +40,8 @@ F64 = NDArray[np.float64]
 _log = logging.getLogger("focalroute")
 
 _REFEREED_WINDOWS = 4  # so many times the window's rows are compared by agreement, which tells less than a label
+_AGREED_AT_ONCE = 8  # outcomes without feedback after which the numbers are renewed: one of them tells little
+_FIRST_AGREED = 32  # of which each of the first is shown at once
 _UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unsettled
 
 
@@ -92,10 +94,13 @@ class Observer:
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
         self._recalibration = Recalibration(window)
+        self._suspicious = False  # whether two endpoints may be one
+        self._unseen = 0  # outcomes without feedback that the numbers do not show yet
         self._adopted: Experience | None = None
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
         self._changes: dict[str, Change] = {}
+        self._agreed_version = 0
         self._learned = 0  # outcomes
         self._unsettled_until = 0  # of these
         self._changed: set[int] = set()
@@ -184,23 +189,28 @@ class Observer:
                 outcome = self._judged(outcome, here, choices or OPEN_CHOICES)
             for row in self._agreed.push(outcome):
                 self._changed.update(self._here(row))
-            self._renew_if_begun()
+            self._unseen += 1
+            if self._unseen >= _AGREED_AT_ONCE or len(self._agreed) <= _FIRST_AGREED:
+                self._unseen = 0
+                self._agreed_version = self._agreed.version
+                self._renew_if_begun()
 
     def _judged(self, outcome: Outcome, here: Sequence[str], choices: int) -> Outcome:
         """The outcome with how likely each of these members is right, by the others."""
         backed = [outcome.members[name].candidate for name in here]
         members = np.array(self._here(here))
+        candidates = np.array([-1 if candidate is None else candidate for candidate in backed])
+        for copy in self._referees.compare(members, candidates):  # what it was credited with while it counted twice
+            self._agreed.forget(self.endpoints[copy], 0)
+            self._memory.forget(copy, 0)
+            self._referees.forget(copy)
+            self._changed.add(copy)
         rows = self._stats.rows
-        verdict = judge(
-            members,
-            np.array([-1 if candidate is None else candidate for candidate in backed]),
-            choices,
-            rows.skill[members],
-            rows.skill[members] - rows.level,
-        )
+        skill, copies = rows.skill[members], self._referees.copies[members[:, None], members]
+        verdict = judge(members, candidates, choices, skill, skill - rows.level, copies)
         self._referees.add(outcome.answer_id, verdict)
-        values = dict(zip(here, verdict.values.tolist(), strict=True))
-        outcome = replace(outcome, right=values, inferred=frozenset(here))
+        values = {name: v for name, v in zip(here, verdict.values.tolist(), strict=True) if not math.isnan(v)}
+        outcome = replace(outcome, right=values, inferred=frozenset(values))
         self._remember(outcome, [values.get(name, math.nan) for name in self.endpoints])
         return outcome
 
@@ -219,7 +229,7 @@ class Observer:
 
     @property
     def _version(self) -> int:
-        return self._window.version + self._agreed.version
+        return self._window.version + self._agreed_version
 
     def _detect(self, answer_id: str, before: Mapping[str, bool], at: float) -> dict[str, Change]:
         """Show the detectors what is known that was not before; a correction of what was is not taken up."""
@@ -253,8 +263,8 @@ class Observer:
 
     @property
     def unsettled(self) -> bool:
-        """Whether an endpoint of the pool changed within the last 200 outcomes."""
-        return self._learned < self._unsettled_until
+        """Whether more should be explored: an endpoint changed within the last 200 outcomes, or two may be one."""
+        return self._learned < self._unsettled_until or self._suspicious
 
     def changes(self) -> tuple[Change | None, ...]:
         """The last change of each endpoint; None where none was found."""
@@ -340,6 +350,7 @@ class Observer:
             self._ahead[second, first] = wrong_first - wrong_second
             self._changed_pairs.clear()
         offsets, strengths = self._offsets, self._strengths
+        self._suspicious = self._referees.suspicious()
         refereed, ahead = self._referees.comparisons()
         if refereed.any():  # what agreement says is where labels start from, and not worth more than a few of them
             offsets = relative_skills(refereed, ahead.sum(axis=1), offsets, strengths)

@@ -15,7 +15,11 @@ usually is, so a member asked alone teaches nothing.
 with v_r = 1/2 + 3 (relative skill), within 0.1 and 2. Referees err, too, so that E[d_ij] is `RELIABILITY` times the
 difference that a label would show: each such row counts RELIABILITY^2 of a labelled one. Linear shares, and not
 posteriors, because only they do not make those who are believed ever more believed. Rows on which i and j agree show no
-difference, whoever else was asked. (docs/results.md, "Without labels", compares this with others.)
+difference, whoever else was asked.
+
+*Copies.* Of the rows on which i and j differ, or agree against another member, they agree on a share o, which is small
+for endpoints that err by themselves. From o = 0.85 to 0.93 k_ij rises from 0 to 1, and copies count as one: a vote is
+divided by 1 + the sum of k over the others that back the same, and v_r is multiplied by (1 - k_ri) (1 - k_rj).
 """
 
 from __future__ import annotations
@@ -38,6 +42,13 @@ RELIABILITY = 0.6
 MOST_WORTH = 60
 
 _BIAS_PRIOR = 10.0  # labelled rows: how strongly a correction is held at the pool's, and that at 0
+_LEAST_HEARD = 0.02  # trust in all referees of a pair together
+_COPY = 0.85, 0.93  # the shares o between which k rises
+_CONTESTED_PRIOR = 1.0  # rows on which two endpoints are taken to differ
+_TWO_VOICES = 1.5  # votes, copies counted as one
+_FEW = 15  # rows
+_ALIKE = 0.97  # share of rows on which two agree who may be one
+_MOST_CONTESTED = 500.0  # rows; then all earlier ones count half
 _REFEREED_PRIOR = 0.5  # rows: how strongly the difference of a pair is held at 0
 
 
@@ -47,7 +58,7 @@ class Verdict:
 
     Attributes:
         members: (m,) their indices in the pool.
-        values: (m,) how likely each is right.
+        values: (m,) how likely each is right; NaN where nothing tells.
         sums: (4, m, m) of each pair: rows in common; whether they differ; RELIABILITY d_ij; RELIABILITY^2 where there
             are referees.
     """
@@ -57,7 +68,9 @@ class Verdict:
     sums: F64
 
 
-def judge(members: I64, candidates: I64, choices: int, skill: F64, relative_skill: F64) -> Verdict:
+def judge(
+    members: I64, candidates: I64, choices: int, skill: F64, relative_skill: F64, copies: F64 | None = None
+) -> Verdict:
     """Judge the members of one query, at least two, by each other.
 
     Args:
@@ -66,21 +79,26 @@ def judge(members: I64, candidates: I64, choices: int, skill: F64, relative_skil
         choices: K; `OPEN_CHOICES` for a free-form question.
         skill: (m,) how likely each was thought to be right.
         relative_skill: (m,) by how much more than the mean of the pool.
+        copies: (m, m) k, 1 on the diagonal; None: nobody copies.
     """
+    copies = np.eye(len(members)) if copies is None else copies
     answered = candidates >= 0
     same = (candidates[:, None] == candidates) & answered[:, None]
-    scores = np.exp(same @ vote_weights(skill, choices))
+    alone = 1 / np.maximum((same * copies).sum(axis=1), 1)  # what is left of a vote beside its copies
+    scores = np.exp(same @ (vote_weights(skill, choices) * alone))
     different = np.unique(candidates[answered], return_index=True)[1]
     given = scores[answered][different]
     values = answered * scores / (given.sum() + max(choices - len(given), 0)) if len(given) else np.zeros(len(members))
-    trust = np.clip(0.5 + 3 * relative_skill, 0.1, 2.0)
-    backing = same @ trust - trust * answered
-    referees = trust.sum() - trust[:, None] - trust
+    if len(given) == 1 and (alone * answered).sum() < _TWO_VOICES:  # one voice, however many speak with it
+        values[answered] = np.nan
+    heeded = (1 - copies) * (np.clip(0.5 + 3 * relative_skill, 0.1, 2.0) * alone)  # of referee r on member i, (m, m)
+    backing, referees = (same * heeded) @ (1 - copies), heeded @ (1 - copies)
     differ = candidates[:, None] != candidates
-    heard = differ & (referees > 1e-9)
-    ahead = np.divide(backing[:, None] - backing, referees, out=np.zeros(differ.shape), where=heard)
+    heard = differ & (referees > _LEAST_HEARD)
+    ahead = np.divide(backing - backing.T, referees, out=np.zeros(differ.shape), where=heard)
     sums = np.stack([np.ones(differ.shape), differ, RELIABILITY * ahead, RELIABILITY**2 * heard])
-    sums[:, np.arange(len(members)), np.arange(len(members))] = 0
+    at = np.arange(len(members))
+    sums[:, at, at] = 0
     return Verdict(members, values, sums)
 
 
@@ -90,6 +108,9 @@ class Referees:
     Args:
         endpoints: N.
         size: the verdicts kept.
+
+    Attributes:
+        copies: (N, N) k, 1 on the diagonal.
     """
 
     def __init__(self, endpoints: int, size: int) -> None:
@@ -99,6 +120,29 @@ class Referees:
         self._errors: OrderedDict[str, tuple[I64, F64]] = OrderedDict()
         self._sums = np.zeros((4, endpoints, endpoints))
         self._error_sums = np.zeros((2, endpoints))  # labelled rows; sum of (truth - value)
+        self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree, or differ
+        self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they agree
+        self.copies = np.eye(endpoints)
+
+    def compare(self, members: I64, candidates: I64) -> list[int]:
+        """Take in which members of one query agree, against another one.
+
+        Returns:
+            Who was found to copy, or to be copied.
+        """
+        same = candidates[:, None] == candidates
+        both = same & (candidates >= 0) & ~same.all()
+        pairs = self._contested[:, members[:, None], members] + np.stack([both, ~same])
+        pairs *= np.where(pairs.sum(axis=0) > _MOST_CONTESTED, 0.5, 1.0)
+        self._contested[:, members[:, None], members] = pairs
+        share = pairs[0] / (pairs.sum(axis=0) + _CONTESTED_PRIOR)
+        copies = np.clip((share - _COPY[0]) / (_COPY[1] - _COPY[0]), 0, 1)
+        np.fill_diagonal(copies, 1)
+        self._met[:, members[:, None], members] += np.stack([np.ones(same.shape), same])
+        found = (copies >= 0.5) & (self.copies[members[:, None], members] < 0.5)
+        self.copies[members[:, None], members] = copies
+        copying: list[int] = members[found.any(axis=1)].tolist()
+        return copying
 
     def add(self, answer_id: str, verdict: Verdict) -> None:
         """Take in the verdict on one query, in place of an earlier one."""
@@ -114,7 +158,7 @@ class Referees:
         if verdict is None:
             return
         self._drop(answer_id)
-        known = ~np.isnan(right[verdict.members])
+        known = ~np.isnan(right[verdict.members] + verdict.values)
         members = verdict.members[known]
         errors = _exact(right[members] - verdict.values[known])
         self._errors[answer_id] = members, errors
@@ -122,6 +166,13 @@ class Referees:
         if len(self._errors) > self._size:
             _, (members, errors) = self._errors.popitem(last=False)
             self._error_sums[:, members] -= np.stack([np.ones(len(errors)), errors])
+
+    def suspicious(self) -> bool:
+        """Whether two endpoints have nearly always agreed, and too seldom beside another to tell why."""
+        rows, agreed = self._met
+        alike = (rows >= _FEW) & (agreed >= _ALIKE * rows) & (self._contested.sum(axis=0) < _FEW)
+        np.fill_diagonal(alike, 0)
+        return bool(alike.any())
 
     def forget(self, endpoint: int) -> None:
         """Forget every comparison of an endpoint."""

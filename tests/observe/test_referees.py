@@ -64,7 +64,7 @@ def test_a_value_is_naive_bayes_with_none_of_these() -> None:
 def test_who_gives_no_answer_is_wrong_and_agrees_with_nobody() -> None:
     found = verdict([-1, -1, 2])
     assert found.values[:2].tolist() == [0, 0]
-    assert found.values[2] > 0.5
+    assert np.isnan(found.values[2])  # who is alone is as good as ever
     assert found.sums[1, 0, 1] == 0  # both have none, so there is no difference between them
     assert verdict([-1, -1]).values.tolist() == [0, 0]
 
@@ -148,3 +148,32 @@ def test_a_few_labels_correct_what_all_agree_on() -> None:
     guessed, corrected = (play(together, 500, asked=3, labels=share) for share in (0.0, 0.05))
     assert min(guessed.accuracy()) > 0.9
     assert corrected.accuracy() == pytest.approx((0.6, 0.6, 0.6), abs=0.12)
+
+
+def copies(rng: random.Random, _: int) -> list[int]:
+    """Three endpoints that are one, right in half of the cases, beside two that are better and err by themselves."""
+    said = independent(0.5, 0.75, 0.72)(rng, 0)
+    return [said[0], said[0], *said]
+
+
+def test_copies_do_not_vote_each_other_up() -> None:
+    accuracy = play(copies, 600, asked=4).accuracy()
+    assert max(accuracy[:3]) < min(accuracy[3:])
+
+
+def test_copies_count_as_one_voice() -> None:
+    k = np.array([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]])
+    alone, one, two = (np.full(n, 0.6) for n in (1, 2, 3))
+    found = judge(np.arange(3), np.array([0, 0, 1]), CHOICES, two, np.zeros(3), k)
+    apart = judge(np.arange(2), np.array([0, 1]), CHOICES, one, np.zeros(2))
+    assert found.values[[0, 2]] == pytest.approx(apart.values)
+    assert not found.sums[2:, 0, 2].any()  # the only referee is a copy of one of them
+    assert np.isnan(judge(np.arange(2), np.array([0, 0]), CHOICES, one, np.zeros(2), k[:2, :2]).values).all()
+    assert not np.isnan(judge(np.arange(1), np.array([0]), CHOICES, alone, np.zeros(1)).sums).any()
+
+
+def test_good_endpoints_that_agree_are_not_taken_for_copies() -> None:
+    learned = play(independent(0.93, 0.92, 0.6, 0.55), 500, asked=3)
+    assert not learned.unsettled
+    accuracy = learned.accuracy()
+    assert min(accuracy[:2]) > max(accuracy[2:]) + 0.1
