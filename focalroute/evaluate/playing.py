@@ -146,7 +146,12 @@ def trained(
 
 
 def price_at(policy: Policy, target: float) -> float:
-    """The cost weight at which the policy met this cost ratio on its validation part, as far as it is known."""
+    """The cost weight at which the policy met this cost ratio on its validation part, as far as it is known.
+
+    That of the cold start, which has none, is `PRICE_OF_MONEY`.
+    """
+    if not policy.version:
+        return PRICE_OF_MONEY
     curve = policy.metrics.get("curve", ())
     prices = [point["cost_weight"] for point in curve] or [GRID[0], GRID[-1]]
     costs = [point["cost_ratio"] for point in curve] or [1.0, 0.0]

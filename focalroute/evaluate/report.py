@@ -47,7 +47,8 @@ class EvalOptions:
         feedback: what is revealed of a query once it is answered.
         feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, and so those that follow.
         show_task: whether the strategies see the task's name.
-        operating_points: the cost ratios to hold, each of them played; None: `OPERATING_POINTS`.
+        operating_points: the cost ratios to hold, each of them played; None: `OPERATING_POINTS`, or of the cold start
+            its own.
         policy: what focalroute serves; None: what it is trained to.
         presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         settings: how it is trained; None: the default.
@@ -82,8 +83,6 @@ class EvalOptions:
         if self.seeds < 1:
             raise ConfigError(f"seeds: must be at least 1, not {self.seeds}")
         points = self.operating_points
-        if points is not None and self.cold:
-            raise ConfigError("operating_points: the cold start has but one; leave them out, or serve a trained policy")
         if points is not None and not (points and all(0 < point <= 1 for point in points)):
             raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(points)}")
         presets(self.presets)  # checks them
@@ -103,10 +102,10 @@ class EvalOptions:
 
     @property
     def targets(self) -> tuple[float | None, ...]:
-        """The cost ratios to hold; None: the policy has but one point."""
-        if self.cold:
-            return (None,)
-        return OPERATING_POINTS if self.operating_points is None else tuple(self.operating_points)
+        """The cost ratios to hold; None: the cold start's own, whatever it is."""
+        if self.operating_points is not None:
+            return tuple(self.operating_points)
+        return (None,) if self.cold else OPERATING_POINTS
 
     @property
     def shown(self) -> int:
@@ -120,7 +119,7 @@ class OperatingPoint(Score):
     """focalroute at one operating point.
 
     Attributes:
-        target_cost_ratio: what it was to hold; None: the policy has but one point.
+        target_cost_ratio: what it was to hold; None: nothing (the cold start's own).
         minus: by method, this point's accuracy minus the method's.
     """
 
@@ -353,7 +352,7 @@ def show(report: Report) -> None:
         if count:
             console.print(f"{name} answered {count} questions by plurality: more choices than any in training.")
     if report.policy == "cold":
-        console.print("focalroute served its cold start: trained on no recorded answers, one operating point.")
+        console.print("focalroute served its cold start: trained on no recorded answers.")
 
 
 def _cells(row: OperatingPoint | Method, shown: OperatingPoint) -> tuple[str, ...]:

@@ -133,6 +133,15 @@ def test_a_policy_from_a_folder_is_served_as_it_is(given: tuple[Path, Path], tmp
     assert json.loads(json.dumps(asdict(again.focalroute[1]))) == report["focalroute"][1]
 
 
+def test_the_cold_start_is_held_at_operating_points_too(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", stream(1000, {**SKILLS, "d": 0.6}))
+    pool = write_pool(tmp_path / "pool.toml", {"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0})
+    report = evaluate(log, pool, policy=cold(), operating_points=(0.15, 0.22))
+    assert [point.target_cost_ratio for point in report.focalroute] == [0.15, 0.22]
+    assert [point.cost_ratio for point in report.focalroute] == pytest.approx([0.15, 0.22], rel=0.1)
+    assert report.policy == "cold"
+
+
 def test_tasks_are_cut_each_and_rewards_suffice(given: tuple[Path, Path]) -> None:
     report = evaluate(*given, split_by="per-task", train_fraction=0.5, feedback="reward", show_task=True, policy=cold())
     assert (report.n_train, report.n_test, report.split, report.show_task) == (100, 100, "per-task", True)
@@ -212,7 +221,6 @@ def test_questions_that_a_preset_could_not_fuse_are_reported(
         ({"operating_points": (0, 0.5)}, "operating_points: give cost ratios"),
         ({"operating_points": (1.5,)}, "operating_points: give cost ratios"),
         ({"operating_points": (float("nan"),)}, "operating_points: give cost ratios"),
-        ({"operating_points": (0.2,), "policy": cold()}, "the cold start has but one"),
     ],
 )
 def test_wrong_options_are_named(wrong: dict[str, Any], field: str) -> None:
