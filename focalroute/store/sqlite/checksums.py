@@ -2,8 +2,8 @@
 
 Every row carries the CRC-32 of its values. One mark says how many of those rows there are, what their checksums add up
 to, and how many transactions wrote such rows; each of those writes it anew. So `checks` find a row that was changed,
-lost or put back. The mark is a row of SQLite's own table of the latest numbers, as most transactions
-write that page anyway: a table of its own took twice the time.
+lost or put back. The mark is a row of SQLite's own table of the latest numbers, whose page those transactions write
+anyway: a table of its own took twice the time.
 """
 
 from __future__ import annotations

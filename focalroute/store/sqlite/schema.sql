@@ -98,5 +98,4 @@ ALTER TABLE capabilities ADD COLUMN crc INTEGER;
 ALTER TABLE reservations ADD COLUMN crc INTEGER;
 ALTER TABLE balances ADD COLUMN crc INTEGER;
 ALTER TABLE health ADD COLUMN crc INTEGER;
--- the chain's row is in sqlite_sequence, whose page every ask writes anyway
 INSERT INTO sqlite_sequence (name, seq) VALUES ('chain', '');

@@ -64,8 +64,8 @@ _CHECKPOINT_EVERY = 300  # rows of this process: about the thousand pages after 
 _SLOW_S = 0.05  # a commit that waited longer is a reason to leave the next ones to the store's thread
 _SLOW_FOR_S = 10.0  # for this long
 _JUMP_S = 60.0  # by which the clock went ahead without the time passing: worth a warning
-#: A clock that nobody sets; it goes on while the machine sleeps, where there is such a one.
-_STEADY = getattr(time, "CLOCK_BOOTTIME", None)
+#: A clock that nobody sets and that goes on while the machine sleeps: of Linux, of macOS; elsewhere `time.monotonic`.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 class Unit(NamedTuple):
