@@ -20,6 +20,7 @@ from focalroute.store.base import LedgerSum, Store
 
 _log = logging.getLogger("focalroute")
 _MILLION = Decimal(1_000_000)
+_FINEST = Decimal("1e-12")  # USD
 _WARN_EVERY_S = 60.0
 _warned_at: dict[str, float] = {}  # by endpoint
 
@@ -117,7 +118,7 @@ def bill_of(
         return Bill(endpoint.name, None, None, "unknown")
     if usual is None:
         return Bill(endpoint.name, None, bound, "reserved")
-    cost = usual / 2
+    cost = (usual / 2).quantize(_FINEST)  # as the ledger keeps it, so that receipts add up to the same digit
     return Bill(endpoint.name, None, cost, "reserved", min(usual, bound - cost))
 
 

@@ -72,6 +72,11 @@ def test_a_bill_above_its_bound_counts_as_the_bound_and_says_so(
     assert "a billed 99999 USD for a call that can cost 0.01 at the most" in caplog.text
 
 
+def test_an_estimate_is_as_fine_as_the_ledger_keeps_it() -> None:
+    bill = bill_of(endpoint(), None, Decimal("0.01"), usual=Decimal(1) / 300_000)
+    assert (bill.cost, bill.doubt, bill.source) == (Decimal("0.000001666667"), Decimal(1) / 300_000, "reserved")
+
+
 def test_such_a_warning_comes_once_a_minute_for_each_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
