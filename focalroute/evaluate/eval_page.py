@@ -55,7 +55,6 @@ def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
     methods = {name: replayed.worth(), **{other: replayed.worth(other) for other in BESIDE}}
     means = {method: worth.mean(axis=0) for method, worth in methods.items()}
     tasks, left = asked_by_task(replayed)
-    confidence = np.concatenate([run.confidence for run in replayed.ours[replayed.shown]])
     right_or_wrong = {method: (worth >= drawings.RIGHT).astype(np.float64) for method, worth in methods.items()}
     return Figures(
         shown=replayed.shown,
@@ -66,12 +65,19 @@ def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
         when_right=drawings.measure_when_right(
             right.sum(axis=1), means, len(names), scored=scored, members="endpoints whose recorded answer is right"
         ),
-        calibration=drawings.measure_calibration(confidence, replayed.worth().ravel(), scored),
+        calibration=calibration(replayed, replayed.shown, scored),
         rounds=drawings.AskedByRound(names, tuple(tuple(row.round(6).tolist()) for row in asked_by_round(replayed))),
         diversity=drawings.measure_diversity(names, known, right),
         tasks=tasks,
         tasks_left=left,
     )
+
+
+def calibration(replayed: EvaluationRuns, point: int, scored: str = "accuracy") -> drawings.Calibration:
+    """How right the answers at an operating point are by their confidence, all seeds together."""
+    runs = replayed.ours[point]
+    confidence = np.concatenate([run.confidence for run in runs])
+    return drawings.measure_calibration(confidence, np.concatenate([run.played.worth for run in runs]), scored)
 
 
 def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> drawings.OverTime:
@@ -134,6 +140,7 @@ class Row(Score):
     """A method or an operating point, as the JSON has it (see `focalroute.evaluate.report`)."""
 
     target_cost_ratio: float | None = None
+    expected_calibration_error: float | None = None
     minus: Mapping[str, PairedDifference] = field(default_factory=dict)
     curve_minus: PairedDifference | None = None
 
@@ -337,15 +344,15 @@ def _calibration(figures: Figures) -> Section:
 
 def _figures(report: EvalFile) -> Section:
     shown = report.shown
-    columns = ("", report.scored, "95 %", "cost ratio", "$ per 1,000", "calls", f"{shown.title} minus it", "95 %",
-               "curve minus it", "95 %")  # fmt: skip
+    columns = ("", report.scored, "95 %", "cost ratio", "$ per 1,000", "calls", "ECE",
+               f"{shown.title} minus it", "95 %", "curve minus it", "95 %")  # fmt: skip
     ours = [id(row) for row in report.focalroute]
     every = sorted((*report.focalroute, *report.methods), key=lambda row: -row.accuracy)
     return Section(
         "Curve minus it: focalroute's curve at the method's own cost, minus the method; empty where the method costs "
         "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks whom "
-        "focalroute asked on another query. All intervals are paired where two are compared, by a bootstrap over "
-        f"blocks of up to {BLOCK} consecutive test queries, each with its answers of all seeds.",
+        "focalroute asked on another query. ECE: the expected calibration error. All intervals are paired where two "
+        f"are compared, by a bootstrap over blocks of up to {BLOCK} consecutive test queries, each with its answers of all seeds.",
         table=TextTable(
             columns,
             [tuple(_cells(row, shown)) for row in every],
@@ -356,6 +363,8 @@ def _figures(report: EvalFile) -> Section:
 
 def _cells(row: Row, shown: Row) -> Iterator[str]:
     yield from (row.title, *row.cells())
+    error = row.expected_calibration_error
+    yield "" if error is None else f"{error:.3f}"
     for found in (shown.minus.get(row.name), row.curve_minus):
         yield from found.cells() if found else ("", "")
 

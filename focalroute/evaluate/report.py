@@ -13,7 +13,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate import output
 from focalroute.evaluate.baselines import presets
-from focalroute.evaluate.eval_page import eval_page, figures, read_eval
+from focalroute.evaluate.eval_page import calibration, eval_page, figures, read_eval
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
 from focalroute.evaluate.playing import EvaluationRuns, Stage
@@ -120,10 +120,13 @@ class OperatingPoint(Score):
 
     Attributes:
         target_cost_ratio: what it was to hold; None: nothing (the cold start's own).
+        expected_calibration_error: of its confidence, of all seeds together (see
+            `focalroute.evaluate.report_page.drawings.measure_calibration`); None: it answered nothing.
         minus: by method, this point's accuracy minus the method's.
     """
 
     target_cost_ratio: float | None
+    expected_calibration_error: float | None
     minus: dict[str, PairedDifference]
 
 
@@ -243,10 +246,11 @@ def _report(log: str, options: EvalOptions, runs: EvaluationRuns, n_train: int, 
     ours = [[run.played for run in each] for each in runs.ours]
     everybody = float(table.usd[runs.test].sum())
     points = []
-    for played, target in zip(ours, options.targets, strict=True):
+    for n, (played, target) in enumerate(zip(ours, options.targets, strict=True)):
         scored = dataclasses.asdict(score(_OURS, played, everybody, seed=seed))
         minus = {name: compare(played, other, seed=seed) for name, other in runs.others.items()}
-        points.append(OperatingPoint(**scored, target_cost_ratio=target, minus=minus))
+        error = calibration(runs, n).expected_error
+        points.append(OperatingPoint(**scored, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
     methods = []
     for name, other in runs.others.items():
         one = score(name, other, everybody, seed=seed)
@@ -336,7 +340,7 @@ def show(report: Report) -> None:
         report.feedback, report.feedback_share, report.feedback_delay, report.feedback_noise, report.feedback_bias
     )
     grid = output.table(
-        ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", minus, "its curve"),
+        ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "ECE", minus, "its curve"),
         (_cells(row, shown) for row in rows),
         title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}",
         left=("", minus),
@@ -346,7 +350,8 @@ def show(report: Report) -> None:
     console.print(grid)
     console.print(
         f"Answered first, then revealed ({plan}) and learned from. best-single-hindsight and oracle know "
-        "the test part. Its curve: focalroute's operating points at the method's cost, minus the method."
+        "the test part. Its curve: focalroute's operating points at the method's cost, minus the method. "
+        "ECE: how far the confidence is from the accuracy, in the mean."
     )
     for name, count in report.unfused.items():
         if count:
@@ -357,8 +362,9 @@ def show(report: Report) -> None:
 
 def _cells(row: OperatingPoint | Method, shown: OperatingPoint) -> tuple[str, ...]:
     if isinstance(row, OperatingPoint):
-        return named(row), *row.cells(), "", ""
-    return row.name, *row.cells(), _difference(shown.minus[row.name]), _difference(row.curve_minus)
+        error = row.expected_calibration_error
+        return named(row), *row.cells(), "" if error is None else f"{error:.3f}", "", ""
+    return row.name, *row.cells(), "", _difference(shown.minus[row.name]), _difference(row.curve_minus)
 
 
 def named(row: Score) -> str:

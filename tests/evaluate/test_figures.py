@@ -103,9 +103,9 @@ def test_corrected_and_spoilt_are_shares_of_all_rows_and_seeds(found: Figures, r
 
 def test_calibration_leaves_out_what_was_not_answered(found: Figures) -> None:
     one = found.calibration
-    assert one.count == (0, 0, 0, 3, 0, 1, 0, 0, 0, 4)
-    assert one.confidence[3] == pytest.approx((0.35 + 0.32 + 0.38) / 3)
-    assert (one.quality[0], one.quality[3], one.quality[5], one.quality[9]) == (None, 0, 1, 1)
+    assert one.count == (0, 0, 0, 0, 1, 2, 0, 0, 1, 0, 0, 0, 0, 0, 4)
+    assert one.confidence[5] == pytest.approx((0.35 + 0.38) / 2)
+    assert (one.quality[0], one.quality[5], one.quality[8], one.quality[14]) == (None, 0, 1, 1)
     error = (3 * 0.35 + 1 * 0.45 + 4 * (1 - (0.95 + 0.97 + 2) / 4)) / 8
     assert one.expected_error == pytest.approx(error, abs=1e-6)
 

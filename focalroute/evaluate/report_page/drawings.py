@@ -16,7 +16,7 @@ from focalroute.core.records import F64, I64, Bools
 from focalroute.observe.diversity import focal_diversity
 
 #: Bins of the confidence, of equal width.
-BINS = 10
+BINS = 15
 #: Answers below which a bin says little, and is drawn hollow.
 FEW_IN_BIN = 10
 #: Tasks that are shown, those with the most queries first.
