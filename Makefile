@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests lint docs package bench bench-long money chaos hostile fleet evaluate paper real tiny-pool slow verify clean
+.PHONY: help demo test tests lint docs package bench bench-long money chaos soak hostile fleet evaluate paper real tiny-pool slow verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ money: $(READY) ## 10,000 asks in 4 processes under one budget, 5,000 at a targe
 	$(BIN)/python -m tests.benchmarks.pacing
 	$(BIN)/python -m tests.benchmarks.broken_calls --limit 0.004
 	$(BIN)/python -m tests.benchmarks.adversary
+
+soak: $(READY) ## a server asked for minutes with 30 % of calls faulted: memory, files and threads over time (8 minutes)
+	$(BIN)/python -m tests.benchmarks.soak --minutes 8
 
 chaos: $(READY) ## 20,000 asks with 30 % of calls faulted, and an outage of the best endpoint (10 minutes)
 	$(BIN)/python -m tests.benchmarks.chaos
@@ -82,7 +85,7 @@ slow: $(READY) ## the tests that `make test` leaves out: clusters, outages, stat
 	$(PYTEST) -m slow
 
 verify: export FOCALROUTE_REAL = 1
-verify: real test slow package evaluate money chaos hostile fleet tiny-pool bench bench-long ## all that .ci/run has no time for: real servers (they must be there), slow tests, packages, recorded answers, benchmark
+verify: real test slow package evaluate money chaos soak hostile fleet tiny-pool bench bench-long ## all that .ci/run has no time for: real servers (they must be there), slow tests, packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
