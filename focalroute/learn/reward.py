@@ -15,6 +15,7 @@ from focalroute.answers.tool_calls import calls_form
 from focalroute.core.errors import BadLabel, FeedbackError
 from focalroute.core.records import F32, Feedback, Masses, Member, Outcome, Trajectory
 from focalroute.observe.layout import MEMBER, slices, width
+from focalroute.observe.observation import OPEN_CHOICES
 from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
 
 _LOG_MASS = slices(MEMBER)["log_probability"].start
@@ -131,11 +132,17 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     return Outcome(answer.id, answer.members, right, frozenset(inferred), masses=masses, **text)
 
 
-def unjudged(answer: StoredAnswer) -> tuple[Outcome, int]:
-    """What an answer without feedback teaches by its members' agreement (see `Observer.agree`), and its choices."""
+def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
+    """An answer without feedback, and how many answers its question has, as `Observer.agree` takes them.
+
+    Open texts need not be equal to agree, so nothing is learned from whether they are.
+    """
     text = _text_of(answer)
     answer = _with_probes(answer)
-    return Outcome(answer.id, answer.members, {}, **text), len(answer.keys) if answer.kind == "choice" else 0
+    outcome = Outcome(answer.id, answer.members, {}, **text)
+    if answer.kind in ("text", SYNTHESIS):
+        return outcome, None
+    return outcome, len(answer.keys) if answer.kind == "choice" else OPEN_CHOICES
 
 
 def _text_of(answer: StoredAnswer) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.memory import Memory
-from focalroute.observe.observation import OPEN_CHOICES
 from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, PoolStats, PoolTotals, relative_skills
 from focalroute.observe.recalibration import Recalibration
 from focalroute.observe.referees import MOST_WORTH, Referees, judge
@@ -172,21 +171,22 @@ class Observer:
             self._renew_if_begun()
         return changes
 
-    def agree(self, outcome: Outcome, choices: int) -> None:
+    def agree(self, outcome: Outcome, choices: int | None) -> None:
         """Learn from an answer without feedback: its members' agreement says how likely each was right.
 
         Feedback that comes later replaces it; what comes after feedback is passed over.
 
         Args:
             outcome: whose ``right`` is empty.
-            choices: of a closed question; 0 for a free-form one.
+            choices: of a closed question, `OPEN_CHOICES` of a free-form one; None: its answers cannot be compared, and
+                only what they cost is learned.
         """
         with self._lock:
             if outcome.answer_id in self._window:
                 return
             here = [name for name in outcome.members if name in self._index]
-            if len(here) > 1:
-                outcome = self._judged(outcome, here, choices or OPEN_CHOICES)
+            if choices is not None and len(here) > 1:
+                outcome = self._judged(outcome, here, choices)
             for row in self._agreed.push(outcome):
                 self._changed.update(self._here(row))
             self._unseen += 1
@@ -313,6 +313,11 @@ class Observer:
     def seen(self) -> tuple[int, ...]:
         """Rows of the window in which it is known or inferred of each endpoint whether it was right."""
         return tuple(self._current().seen)
+
+    def labelled(self) -> tuple[int, ...]:
+        """Of these rows, those that feedback told of each endpoint; the others were inferred from agreement."""
+        counts = map(self._window.counts, self.endpoints)
+        return tuple(count.known + count.inferred for count in counts)
 
     def latency_s(self) -> tuple[float | None, ...]:
         """Mean latency of each endpoint's replies, seconds; None where unknown."""

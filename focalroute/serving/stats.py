@@ -24,7 +24,8 @@ class EndpointStats:
     Attributes:
         calls: calls on the store's ledger, retries and probes included; ``unpriced`` of them have no known cost.
         cost: USD of the others.
-        seen: outcomes in the window in which it took part.
+        seen: answers in the window that tell whether it was right; ``labelled`` of them by feedback, the others by
+            agreement.
         accuracy: its share right among them, shrunk towards its long-run one, or else the pool's mean.
         latency_s: its mean latency among them; None if there are none.
         breaker: "closed", "open" or "half-open".
@@ -39,6 +40,7 @@ class EndpointStats:
     completion_tokens: int
     cost: Decimal
     seen: int
+    labelled: int
     accuracy: float
     latency_s: float | None
     breaker: str
@@ -89,14 +91,14 @@ def stats_of(
     """Put the ledger, the window and the endpoints' health side by side."""
     totals = store.totals()
     accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
-    changes = observer.changes()
+    labelled, changes = observer.labelled(), observer.changes()
     endpoints = {}
     for i, endpoint in enumerate(pool):
         row = totals.get(endpoint.name, _NOTHING)
         endpoints[endpoint.name] = EndpointStats(
             row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost,
-            seen=int(seen[i]), accuracy=float(accuracy[i]), latency_s=latency[i], breaker=health[i].breaker,
-            health=health[i], change=changes[i],
+            seen=int(seen[i]), labelled=labelled[i], accuracy=float(accuracy[i]), latency_s=latency[i],
+            breaker=health[i].breaker, health=health[i], change=changes[i],
         )  # fmt: skip
     saved = savings(pool, store, accuracy)
     all_, best = saved

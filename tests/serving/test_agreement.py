@@ -1,0 +1,83 @@
+"""Learning without feedback, as a user meets it: over HTTP, through a store, with defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from focalroute import Ensemble
+from focalroute.sim import SimulatedModel, SimulatedPool, stream
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    usd = Decimal(1)
+    models = [
+        SimulatedModel(name, skill=skill, input_usd_per_1m=usd, output_usd_per_1m=usd)
+        for name, skill in (("poor", 0.3), ("fair", 0.75), ("good", 0.9))
+    ]
+    with SimulatedPool(models) as running:
+        yield running
+
+
+def settings(pool: SimulatedPool, store: Path | None = None) -> dict[str, Any]:
+    """So cheap to ask that several are."""
+    return {"endpoints": pool.endpoints, "store": store, "cost_weight": 0.003, "seed": 0}
+
+
+def told(ensemble: Ensemble) -> dict[str, tuple[int, int, float]]:
+    return {name: (e.seen, e.labelled, e.accuracy) for name, e in ensemble.stats().endpoints.items()}
+
+
+def test_agreement_teaches_who_is_good_and_a_restart_knows_it(pool: SimulatedPool, tmp_path: Path) -> None:
+    with Ensemble(**settings(pool, tmp_path / "s.db"), probe_share=0) as ensemble:
+        for question in stream(64, seed=1):
+            ensemble.ask(question.text, choices=question.choices)
+        known = told(ensemble)
+    assert all(labelled == 0 < seen for seen, labelled, _ in known.values())
+    assert known["poor"][2] < min(known["fair"][2], known["good"][2])
+    with Ensemble(**settings(pool, tmp_path / "s.db"), probe_share=0) as again:
+        after = told(again)
+    assert [seen for seen, _, _ in after.values()] == [seen for seen, _, _ in known.values()]
+    assert after["poor"][2] < min(after["fair"][2], after["good"][2])
+
+
+def test_feedback_takes_the_place_of_agreement(pool: SimulatedPool) -> None:
+    with Ensemble(**settings(pool), probe_share=0) as ensemble:
+        answers = [(ensemble.ask(q.text, choices=q.choices), q.label) for q in stream(20, seed=2)]
+        for answer, label in answers:
+            ensemble.feedback(answer, label=label)
+        after = told(ensemble)
+    for name, (seen, labelled, _) in after.items():
+        assert seen == labelled == sum(reply.endpoint == name for answer, _ in answers for reply in answer.replies)
+
+
+def test_it_can_be_turned_off(pool: SimulatedPool) -> None:
+    with Ensemble(**settings(pool), learn_from_agreement=False) as ensemble:
+        for question in stream(5, seed=3):
+            ensemble.ask(question.text, choices=question.choices)
+        assert told(ensemble) == dict.fromkeys(told(ensemble), (0, 0, 0.5))
+
+
+def test_open_texts_are_not_compared_but_their_cost_is_learned(pool: SimulatedPool) -> None:
+    with Ensemble(**settings(pool)) as ensemble:
+        for question in stream(5, seed=4):
+            ensemble.ask(question.text)
+        stats = ensemble.stats().endpoints.values()
+    assert {(e.seen, e.accuracy) for e in stats} == {(0, 0.5)}
+    assert any(e.latency_s for e in stats)
+
+
+def test_a_lone_reply_is_as_sure_as_its_writer(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints[2:], seed=0) as ensemble:
+        assert ensemble.ask("What is 17 + 25?", answer="number").confidence == pytest.approx(0.5, abs=0.01)
+        for question in stream(60, seed=5):
+            ensemble.feedback(ensemble.ask(question.text, answer="short"), label=question.choices[question.label])
+        last = ensemble.ask("What is 18 + 25?", answer="number")
+        right = ensemble.stats().endpoints["good"].accuracy
+    assert last.confidence == pytest.approx(right, abs=0.15)
+    assert last.confidence < 1
