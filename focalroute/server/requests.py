@@ -281,6 +281,9 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
     """The body as a model, and as it came."""
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
+    unknown = next((name for name in body if name not in model.model_fields), None)
+    if unknown is not None:  # the first will do: pydantic would describe each of 100,000
+        raise Refused(400, f"{unknown}: {_explained('extra_forbidden', '', unknown)}", param=unknown)
     try:
         return model.model_validate(body), body
     except ValidationError as error:
