@@ -94,6 +94,7 @@ class Receipt:
         decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
         embedding: USD of the vectors of its text and of replies that are compared, where a service makes them; None:
             unknown.
+        confidence: the answer's; None on receipts of before 24 November 2026.
     """
 
     answer_id: str
@@ -112,6 +113,7 @@ class Receipt:
     saved: Decimal | None = Decimal(0)
     embedding: Decimal | None = Decimal(0)
     synthesis: Call | None = None
+    confidence: float | None = None
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""

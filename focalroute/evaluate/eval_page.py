@@ -352,7 +352,8 @@ def _figures(report: EvalFile) -> Section:
         "Curve minus it: focalroute's curve at the method's own cost, minus the method; empty where the method costs "
         "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks whom "
         "focalroute asked on another query. ECE: the expected calibration error. All intervals are paired where two "
-        f"are compared, by a bootstrap over blocks of up to {BLOCK} consecutive test queries, each with its answers of all seeds.",
+        f"are compared, by a bootstrap over blocks of up to {BLOCK} consecutive test queries, "
+        "each with its answers of all seeds.",
         table=TextTable(
             columns,
             [tuple(_cells(row, shown)) for row in every],

@@ -51,7 +51,7 @@ def make_answer(ask: Ask, *, store_text: bool) -> tuple[Answer, StoredAnswer]:
     if ask.fused is None:
         raise ask.failure()
     selection = select_answer(ask)
-    receipt = _receipt(ask)
+    receipt = _receipt(ask, selection)
     answer = Answer(
         id=ask.query.id,
         text=selection.text,
@@ -117,7 +117,7 @@ def _tool_reply(query: Query, form: str, replies: Sequence[Reply]) -> Reply | No
 # -- its receipt -------------------------------------------------------------------------------------------------------
 
 
-def _receipt(ask: Ask) -> Receipt:
+def _receipt(ask: Ask, selection: Selection) -> Receipt:
     calls = tuple(_call(ask, number, reply) for number, r in enumerate(ask.rounds, 1) for reply in r.replies)
     costs = [call.cost for call in calls]
     synthesis = None
@@ -142,6 +142,7 @@ def _receipt(ask: Ask) -> Receipt:
         saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
         synthesis=synthesis,
         embedding=embedding,
+        confidence=selection.confidence,
     )
 
 

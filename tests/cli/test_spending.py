@@ -82,7 +82,7 @@ def test_an_empty_store_and_a_missing_one(tmp_path: Path) -> None:
 def test_ledger_stats_receipts_and_the_service_agree_to_the_last_digit(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with SimulatedPool() as pool:
-        with Ensemble(pool.endpoints, store=path, budget=Budget(usd_total=1), seed=0) as ensemble:
+        with Ensemble(pool.endpoints, store=path, budget=Budget(usd_total=1), probe_share=0) as ensemble:
             asks = [{"query": q.text, "choices": q.choices, "tags": [q.topic]} for q in stream(20, seed=2)]
             answers = [answer for answer in ensemble.ask_many(asks) if isinstance(answer, Answer)]
             stats = ensemble.stats()

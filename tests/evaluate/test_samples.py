@@ -261,7 +261,7 @@ def test_samples_vary_and_their_counts_follow_the_models_own_probabilities(pool:
     assert max(sizes) > 1
     for answer in answers:
         shares = answer.replies[0].shares or ()
-        assert answer.confidence == max(answer.probabilities)
+        assert 0 < answer.confidence < max(answer.probabilities)  # perhaps no sample is right
         assert [share for _, share in shares] == sorted((share for _, share in shares), reverse=True)
 
 

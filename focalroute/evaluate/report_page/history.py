@@ -97,7 +97,7 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
         usd=np.array([math.nan if receipt["cost"] is None else float(receipt["cost"]) for receipt in ours]),
         calls=np.array([float(len(_asked(receipt))) for receipt in ours]),
         latency_s=np.array([float(receipt["latency_s"]) for receipt in ours]),
-        confidence=np.array([answer.probabilities[answer.answered] for answer, _ in rated], np.float64),
+        confidence=np.array([_confidence(answer, receipt) for (answer, _), receipt in zip(rated, ours, strict=True)]),
         version=np.array([receipt["policy_version"] for receipt in ours], np.int64),
         labelled=np.array([_has_label(answer, said) for answer, said in rated], np.bool_),
         vote=np.array([_vote(answer, said) for answer, said in rated], np.float64),
@@ -129,6 +129,12 @@ def _names(rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> tuple[str, ...]:
         found |= dict.fromkeys(call["endpoint"] for call in _asked(receipt))
         found |= dict.fromkeys(probe.endpoint for probe in answer.probes)
     return tuple(found)
+
+
+def _confidence(answer: StoredAnswer, receipt: _Receipt) -> float:
+    """As it was told; before it was kept, it was the posterior."""
+    told = receipt.get("confidence")
+    return float(answer.probabilities[answer.answered] if told is None else told)
 
 
 def _records(names: Sequence[str], rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> Iterable[EndpointRecord]:

@@ -286,6 +286,8 @@ def observed(
     """Context (R', Dc) and endpoints (R', N, De), as `AskView.observe` makes them."""
     n = asked.shape[1]
     price = observation.bounded_cost_weight(cost_weight[of])
+    leader = posterior.argmax(axis=1)
+    posterior, number_offered = _with_unseen(seen, of, replied, posterior, offered.sum(axis=1))
     largest = -np.sort(-np.pad(posterior, ((0, 0), (0, max(4 - posterior.shape[1], 0)))), axis=1)[:, :4]
     p_log_p = (posterior * np.log(np.maximum(posterior, 1e-30))).sum(axis=1)
     columns = observation.context_columns(
@@ -295,7 +297,7 @@ def observed(
         pool=n,
         asked=asked.sum(axis=1),
         replied=replied.sum(axis=1),
-        posterior=observation.posterior_columns(tuple(largest.T), p_log_p, np.log(np.maximum(offered.sum(axis=1), 2))),
+        posterior=observation.posterior_columns(tuple(largest.T), p_log_p, np.log(np.maximum(number_offered, 2))),
         log_choices=np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)), 0)[of],
         level=seen.level[of],
     )
@@ -304,7 +306,6 @@ def observed(
     endpoints[..., COST_PENALTIES] = cost_penalties((price[:, None] * seen.shares[of]).astype(np.float64))
     endpoints[..., _ENDPOINT["asked"].start] = asked
     endpoints[..., _ENDPOINT["replied"].start] = replied
-    leader = posterior.argmax(axis=1)
     agrees = observation.agreement(seen.recorded.candidate[of], leader[:, None])
     endpoints[..., _ENDPOINT["agrees"].start] = replied * agrees
     if number:
@@ -312,6 +313,27 @@ def observed(
         focal = observation.focal_column(marks, asked.sum(axis=1, keepdims=True), seen.pairs[of])
         endpoints[..., _ENDPOINT["focal"].start] = focal
     return context, endpoints
+
+
+def _with_unseen(seen: LogView, of: I64, replied: Bools, posterior: F32, offered: I64) -> tuple[F32, I64]:
+    """The posterior with the answers to free-form questions that nobody gave, (R', K + U), and how many there are.
+
+    As in `AskView.none_of_these`.
+    """
+    free = ~seen.recorded.closed[of] & replied.any(axis=1)
+    if not free.any():
+        return posterior, offered
+    evidence = seen.features[..., _MEMBER["evidence"].start][of[free]]
+    given = (np.where(posterior[free] > 0, np.exp((evidence * replied[free, None, :]).sum(axis=2)), 0)).sum(axis=1)
+    unseen = np.maximum(observation.OPEN_CHOICES - offered[free], 1)
+    none = unseen / (given + unseen)
+    widened = np.pad(posterior, ((0, 0), (0, observation.OPEN_CHOICES)))
+    k = posterior.shape[1]
+    widened[free, :k] *= (1 - none)[:, None]
+    widened[free, k:] = np.where(np.arange(observation.OPEN_CHOICES) < unseen[:, None], (none / unseen)[:, None], 0)
+    counts = offered.copy()
+    counts[free] += unseen
+    return widened, counts
 
 
 def _chances(logits: F32, size: int) -> F32:
