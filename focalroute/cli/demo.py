@@ -99,10 +99,12 @@ async def _play(
         return list(await asyncio.gather(*(ensemble.ask(q.text, choices=q.choices) for q in batch)))
 
     ours: list[Answer] = []
+    untold: list[Answer] = []
     singles: list[list[Answer]] = []
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         ensemble = await stack.enter_async_context(AsyncEnsemble(pool.endpoints, policy=folder, seed=seed))
+        without = await stack.enter_async_context(AsyncEnsemble(pool.endpoints, seed=seed))
         alone = [await stack.enter_async_context(AsyncEnsemble([endpoint])) for endpoint in pool.endpoints]
         for start in range(0, len(questions), _AT_A_TIME):
             if start <= len(questions) // 2 < start + _AT_A_TIME:
@@ -112,19 +114,25 @@ async def _play(
             for answer, question in zip(answers, batch, strict=True):
                 await ensemble.feedback(answer, label=question.label)
             ours += answers
+            untold += await ask(without, batch)
             members = await asyncio.gather(*(ask(member, batch) for member in alone))
             singles += [list(replies) for replies in zip(*members, strict=True)]
             if len(ours) % _UPDATE_EVERY == 0:
                 await ensemble.update()
             advance(len(batch))
         version = ensemble.stats().policy_version
-    return DemoResult(len(questions), seed, version, tuple(_rows(questions, ours, singles, pool)))
+    return DemoResult(len(questions), seed, version, tuple(_rows(questions, ours, untold, singles, pool)))
 
 
 def _rows(
-    questions: Sequence[Question], ours: Sequence[Answer], singles: Sequence[Sequence[Answer]], pool: SimulatedPool
+    questions: Sequence[Question],
+    ours: Sequence[Answer],
+    untold: Sequence[Answer],
+    singles: Sequence[Sequence[Answer]],
+    pool: SimulatedPool,
 ) -> Iterator[DemoRow]:
-    yield _row("focalroute", [_outcome([a], a.choice, q) for a, q in zip(ours, questions, strict=True)])
+    for method, answers in (("focalroute", ours), ("focalroute, no feedback", untold)):
+        yield _row(method, [_outcome([a], a.choice, q) for a, q in zip(answers, questions, strict=True)])
     columns = [
         [_outcome([a], a.choice, q) for a, q in zip(column, questions, strict=True)]
         for column in zip(*singles, strict=True)
@@ -190,5 +198,6 @@ def show(result: DemoResult) -> None:
         f"learned {result.policy_version} updates" if result.policy_version else "had too little feedback to learn"
     )
     console.print(
-        f"focalroute started from the policy it ships with and {learned} from the labels, each given after its answer."
+        f"focalroute started from the policy it ships with and {learned} from the labels, each given after its answer; "
+        "with no feedback it learns from its members' agreement alone."
     )

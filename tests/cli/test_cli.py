@@ -338,10 +338,11 @@ def test_the_demo_compares_with_honest_baselines() -> None:
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
     rows = {row["method"].split(" (")[0]: row for row in said["rows"]}
-    assert list(rows) == ["focalroute", "best single", "plurality of all", "random single"]
+    assert list(rows) == ["focalroute", "focalroute, no feedback", "best single", "plurality of all", "random single"]
     assert rows["plurality of all"]["calls_per_query"] == 6
     assert rows["best single"]["calls_per_query"] == rows["random single"]["calls_per_query"] == 1
     assert 1 <= rows["focalroute"]["calls_per_query"] < 6
+    assert 1 <= rows["focalroute, no feedback"]["calls_per_query"] < 6
     assert rows["best single"]["accuracy"] >= rows["random single"]["accuracy"]
     for row in rows.values():
         assert row["accuracy"] == pytest.approx((row["accuracy_before_drift"] + row["accuracy_after_drift"]) / 2)
@@ -351,5 +352,6 @@ def test_the_demo_prints_a_table_that_fits_a_terminal() -> None:
     result = focalroute("demo", "--queries", "20")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert any("plurality of all" in line for line in lines)
+    assert any("focalroute, no feedback" in line for line in lines)
+    assert "…" not in result.stdout
     assert max(map(len, lines)) <= 80
