@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests lint docs package bench bench-long money chaos soak hostile fleet evaluate paper real tiny-pool slow verify clean
+.PHONY: help demo test tests lint docs package bench bench-long money chaos soak hostile fleet evaluate labels paper real tiny-pool slow verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there
 		[ -e "$$log" ] || { echo "no recorded answers in ../shared/data"; continue; }; \
 		$(BIN)/focalroute eval "$$log" --pool "$${log%.jsonl.gz}.pool.toml" || exit 1; \
 	done
+
+labels: $(READY) ## what labels are worth, from none to every one, on the recorded answers in ../shared/data (half an hour)
+	$(BIN)/python -m tests.benchmarks.labels
 
 paper: $(READY) ## every experiment of the two works (docs/paper.md; some three hours; what is there in .paper is not run again)
 	@for name in table1 fig2 fig3 fig4 sweeps tables2_3 fig6 appendix_g; do \
