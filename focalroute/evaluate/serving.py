@@ -45,6 +45,7 @@ class Serving:
         seed: of the sampled decisions.
         max_rounds: as in `focalroute.AsyncEnsemble`, and so those that follow.
         detect: whether to look for endpoints that changed; to measure what that is worth.
+        learn_from_agreement: as in `focalroute.AsyncEnsemble`.
         embed: makes the features of a query's text.
 
     Attributes:
@@ -66,6 +67,7 @@ class Serving:
         window: int = 500,
         probe_share: float = 0.02,
         detect: bool = True,
+        learn_from_agreement: bool = True,
         embed: Embedder = text_features,
     ) -> None:
         self.policy = policy
@@ -75,6 +77,7 @@ class Serving:
         prices = [typical_cost(e) for e in endpoints]
         self._observer = Observer(self._names, prices, window=window, detect=detect, embed=embed)
         self._guard = BudgetGuard(None, endpoints)
+        self._learn_from_agreement = learn_from_agreement
         self._seed = seed
         self._max_rounds = max_rounds
         self._explore = explore
@@ -100,7 +103,8 @@ class Serving:
         answer = self._end(ask, turn)
         if turn.memo is not None:
             turn.memo = replace(turn.memo, probes=self._probed(ask.query, turn))
-            self._observer.agree(*unjudged(turn.memo))
+            if self._learn_from_agreement:
+                self._observer.agree(*unjudged(turn.memo))
         self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
         return answer
 

@@ -109,7 +109,7 @@ class World:
     @classmethod
     def of(cls, table: LogTable, *, warm: int, last: int, seed: int = 0) -> World:
         """The observer learns from the first ``warm`` rows; those up to ``last`` are what there is."""
-        serving = Serving(cold(), table.endpoints, seed=seed, cost_weight=PRICE_OF_MONEY)
+        serving = Serving(cold(), table.endpoints, seed=seed, cost_weight=PRICE_OF_MONEY, learn_from_agreement=False)
         play(serving, table, np.arange(warm))
         rows = np.arange(warm, last)
         return cls(table, serving, rows, float(table.usd[rows].sum(axis=1).mean()))
