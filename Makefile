@@ -6,7 +6,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests lint docs package bench bench-long money chaos soak hostile fleet evaluate labels paper real tiny-pool slow verify clean
+.PHONY: help demo test tests lint docs package bench bench-long money chaos soak hostile fleet evaluate labels paper real tiny-pool pythons slow verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -87,8 +87,11 @@ tiny-pool: $(READY) real ## five small language models, trained and served on th
 slow: $(READY) ## the tests that `make test` leaves out: clusters, outages, statistics on long runs
 	$(PYTEST) -m slow
 
+pythons: $(READY) ## the tests of what serves, under every other CPython on this machine
+	.ci/run --pythons
+
 verify: export FOCALROUTE_REAL = 1
-verify: real test slow package evaluate money chaos soak hostile fleet tiny-pool bench bench-long ## all that .ci/run has no time for: real servers (they must be there), slow tests, packages, recorded answers, benchmark
+verify: real test pythons slow package evaluate money chaos soak hostile fleet tiny-pool bench bench-long ## all that .ci/run has no time for: real servers (they must be there), slow tests, packages, recorded answers, benchmark
 
 clean: ## remove the environments and every cache of the checkout
 	rm -rf .venv* .paper .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -47,7 +47,7 @@ class MemberCall:
         needs_capabilities: whether the plan depends on the capabilities.
         started: when its first attempt began (`time.perf_counter`), after any capability check.
         silent_since: when its latest attempt began; while it waits for the next, when that will be.
-        outrun: whether it was cancelled because another endpoint, asked later, answered first.
+        outrun: whether it was cancelled because another endpoint, asked later, answered first, or one long before it.
         stream_sink: where its reply is streamed; None: it comes whole.
     """
 

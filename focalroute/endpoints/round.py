@@ -285,6 +285,8 @@ class RoundCalls:
     async def _deal_with(self, silent: Sequence[_AskedMember]) -> None:
         """Race them, or give them up where somebody has answered."""
         if self._answered:
+            for member in silent:
+                member.call.outrun = True
             await self._give_up(silent, Failure("timeout", "silent for long after another endpoint had answered"))
         else:
             for member in silent:
