@@ -47,7 +47,7 @@ def settings(server: Server, tmp_path: Path) -> dict[str, Any]:
     ]
     return {
         "endpoints": pool, "policy": ask_the_cheapest(tmp_path / "policy"), "store": tmp_path / "s.db",
-        "explore": False, "attempts": 1,
+        "explore": False, "attempts": 1, "learn_from_agreement": False,
     }  # fmt: skip
 
 
