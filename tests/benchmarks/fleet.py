@@ -6,8 +6,8 @@ with a limit that does not suffice, all workers ask on until it is spent. The ru
 
 - every ask is answered, and every feedback that was acknowledged is in Redis, once, with what it said;
 - each of them was noted by exactly one update; nothing is left;
-- money: what the simulated providers billed is what Redis says was spent, to the picodollar, nothing is held for ever,
-  and no limit is passed;
+- money: what the simulated providers billed is what Redis says was spent, to the picodollar, but for what it holds for
+  calls that broke off; and no limit is passed;
 - every worker that is alive serves a new version within a second of its publication.
 
 The same questions asked through one process with a SQLite file, which learns as many times, say what accuracy to
@@ -165,9 +165,7 @@ class Outcome:
         assert self.learned == self.asks, self
         assert self.versions >= versions, self
         assert self.spent == self.ledger == self.receipts + self.probes, self
-        assert self.billed <= self.spent + self.reserved, (
-            self
-        )  # held is what a call that broke off may have cost besides
+        assert self.billed <= self.spent + self.reserved, self  # which is for calls that broke off
         assert self.reserved or self.billed == self.spent, self
         assert self.spent <= self.limit, self
         assert self.refused >= refused, self
