@@ -11,9 +11,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
-
-F64 = NDArray[np.float64]
 
 #: Outcomes that the prior weighs as much as.
 PRIOR = 30

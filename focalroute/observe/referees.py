@@ -28,12 +28,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from focalroute.core.records import F64, I64
 from focalroute.observe.observation import vote_weights
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 #: How much of a difference between two endpoints their referees see, in the mean.
 RELIABILITY = 0.6
@@ -114,7 +111,6 @@ class Referees:
     """
 
     def __init__(self, endpoints: int, size: int) -> None:
-        self._n = endpoints
         self._size = size
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._errors: OrderedDict[str, tuple[I64, F64]] = OrderedDict()
@@ -179,6 +175,9 @@ class Referees:
         for answer_id, verdict in list(self._verdicts.items()):
             if endpoint in verdict.members:
                 self._drop(answer_id)
+        for answer_id, (members, errors) in list(self._errors.items()):
+            kept = members != endpoint
+            self._errors[answer_id] = members[kept], errors[kept]
         self._error_sums[:, endpoint] = 0
 
     def bias(self) -> F64:

@@ -111,6 +111,18 @@ def test_labels_say_how_far_verdicts_are_off() -> None:
     assert not referees.comparisons()[0].any()  # labels have taken their place
 
 
+def test_what_is_forgotten_of_an_endpoint_leaves_no_trace() -> None:
+    referees = Referees(2, 10)
+    for n in range(30):
+        referees.add(str(n), verdict([0, 0]))
+        referees.label(str(n), np.array([1.0, 1.0]))
+        if n == 9:
+            referees.forget(0)
+            assert 0 < referees.bias()[0] < referees.bias()[1]
+    first, second = referees.bias()
+    assert first == second
+
+
 def test_the_better_endpoints_are_found_without_a_label() -> None:
     learned = play(independent(0.85, 0.75, 0.6, 0.45), 400, asked=3)
     assert list(learned.accuracy()) == sorted(learned.accuracy(), reverse=True)
