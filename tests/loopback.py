@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -16,7 +17,9 @@ from typing import Any
 
 from aiohttp import web
 
-__all__ = ["Received", "Server", "completion", "json_reply", "self_signed", "serving", "sse", "until"]
+from focalroute import Ensemble
+
+__all__ = ["Received", "Server", "completion", "json_reply", "self_signed", "serving", "sse", "until", "until_checked"]
 
 Handler = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
 
@@ -41,14 +44,15 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(handler: Handler) -> Iterator[Server]:
+def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """Serve ``handler`` for every path."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        server = Server(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")
+        server = Server(f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}/v1")
         ready, loop = threading.Event(), asyncio.new_event_loop()
         stop = asyncio.Event()
-        thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(server, handler, sock, ready, stop)))
+        work = _serve(server, handler, sock, tls, ready, stop)
+        thread = threading.Thread(target=lambda: loop.run_until_complete(work))
         thread.start()
         ready.wait()
         try:
@@ -60,7 +64,12 @@ def serving(handler: Handler) -> Iterator[Server]:
 
 
 async def _serve(
-    server: Server, handler: Handler, sock: socket.socket, ready: threading.Event, stop: asyncio.Event
+    server: Server,
+    handler: Handler,
+    sock: socket.socket,
+    tls: ssl.SSLContext | None,
+    ready: threading.Event,
+    stop: asyncio.Event,
 ) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         raw = await request.read()
@@ -76,7 +85,7 @@ async def _serve(
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    await web.SockSite(runner, sock).start()
+    await web.SockSite(runner, sock, ssl_context=tls).start()
     ready.set()
     await stop.wait()
     await runner.cleanup()
@@ -123,3 +132,10 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.01)
+
+
+def until_checked(ensemble: Ensemble) -> None:
+    """Wait for the checks of what endpoints can do, which run, and are billed, beside an ask."""
+    pools = filter(None, (ensemble._async._pool, ensemble._async._judge._pool))
+    members = [member for pool in pools for member in pool._members]
+    until(lambda: not any(member._checks for member in members))

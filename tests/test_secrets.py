@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gc
 import io
+import json
 import logging
 import sqlite3
 import traceback
@@ -21,7 +22,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
-from focalroute import Answer, AsyncEnsemble, Budget, Endpoint, Ensemble, FocalrouteError
+from focalroute import Answer, Answers, AsyncEnsemble, Budget, Endpoint, Ensemble, FocalrouteError
 from focalroute.cli.app import app
 from focalroute.core.records import Reply
 from focalroute.endpoints.client import EndpointClient, HttpClients
@@ -34,7 +35,7 @@ KEY = "sk-planted0KEY1never2to3be4seen"
 PROMPT, CHOICE, PARAM = "violet-walrus-prompt", "amber-heron-choice", "teal-otter-param"
 PRIVATE = (KEY, base64.b64encode(KEY.encode()).decode(), KEY[::-1], PROMPT, CHOICE, PARAM)
 #: What holds a reply's text: it is what the caller wants, and may repeat the prompt.
-TEXTS = (Answer, Reply, Completion, CompletionChoice)
+TEXTS = (Answer, Answers, Reply, Completion, CompletionChoice)
 
 
 class Said:
@@ -132,7 +133,7 @@ def test_an_ensemble_at_work_tells_nobody(said: Said, tmp_path: Path, monkeypatc
         for question, given in zip(questions, answers, strict=True):
             assert isinstance(given, Answer)
             last = given
-            ensemble.feedback(given, label=question.label)
+            ensemble.feedback(given, label_index=question.label)
             said.add("receipt", given.receipt.to_json() + repr(given.receipt))
 
         def looking(text: str) -> str:
@@ -263,7 +264,7 @@ def test_what_is_wrong_with_an_argument_is_said_without_it(said: Said, tmp_path:
         {"api_key_env": KEY},
         {"base_url": f"https://user:{KEY}@host/v1"},
         {"base_url": f"https://host/v1?key={KEY}"},
-        {"api_key": KEY},
+        {"api_key": f"{KEY}\nX: 1"},
         {"params": KEY},
         {"timeout_s": KEY},
         {"client": KEY},
@@ -273,7 +274,7 @@ def test_a_key_in_the_wrong_place_is_refused_without_it(said: Said, tmp_path: Pa
     """In code, and in a pool file."""
     caught(said, lambda: Endpoint("e", model="m", **wrong))  # type: ignore[arg-type]
     ((name, value),) = wrong.items()
-    (tmp_path / "pool.toml").write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\n{name} = "{value}"\n')
+    (tmp_path / "pool.toml").write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\n{name} = {json.dumps(value)}\n')
     caught(said, lambda: Ensemble.from_toml(tmp_path / "pool.toml"))
     (tmp_path / "pool.toml").write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\n{name} = {value}\n')
     caught(said, lambda: Ensemble.from_toml(tmp_path / "pool.toml"))

@@ -20,15 +20,22 @@ def check(
     store: Annotated[
         str | None, typer.Option(help="SQLite file, or redis:// address, that remembers earlier probes.")
     ] = None,
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn", help="Probe every endpoint first, so that the store has what each can do; this is paid."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that a pool can be asked, without asking it: the file, the keys, the addresses, what each endpoint can do.
+    """Check that a pool can be asked, without asking it: addresses, keys, models, prices, and what to do about each.
 
-    Nothing is paid: each service is asked for its list of models. Exit code 1 if an endpoint cannot be asked.
+    Nothing is paid: each service is asked for its list of models. Exit code 1 if an endpoint cannot be asked, or its
+    service does not list its model; what a service does not say is unknown, which is no failure.
     """
     from focalroute.cli.pool_check import check_command
 
-    if not check_command(pool, store, as_json=as_json):
+    if not check_command(pool, store, learn=learn, as_json=as_json):
         raise typer.Exit(1)
 
 

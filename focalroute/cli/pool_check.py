@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal
@@ -17,9 +18,12 @@ from typing import Literal
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.pool import load_pool
+from focalroute.core.records import Failure
+from focalroute.core.spelling import did_you_mean
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.hints import located
 from focalroute.money.cost import Bill, bill_of
 from focalroute.money.prices import NotListed, fetch_models
 from focalroute.serving.settings import pool_settings
@@ -29,18 +33,29 @@ from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
 
 _TIMEOUT_S = 10.0
 _REFUSED = (401, 403)
+_MOST_NAMES = 1000  # looked through for the one that was meant
+_LONGEST_ADVICE = 160
 
 
-State = Literal["ok", "key", "refused", "unreachable", "no address"]
+State = Literal["ok", "key", "refused", "unlisted", "unreachable", "no address", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """A service, reached with one key; ``models``: those that it lists."""
+    """What one service says to one key.
+
+    Attributes:
+        accepted: whether it takes the key; None: it does not say.
+        models: those that it lists; empty: it gives no list.
+        more: whether there are more than these.
+    """
 
     state: State
-    detail: str
+    detail: str = ""
+    remedy: str = ""
+    accepted: bool | None = None
     models: frozenset[str] = frozenset()
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +63,18 @@ class Checked:
     """One endpoint, without asking it anything.
 
     Attributes:
-        state: "ok"; "key" (its variable is not set, or holds no key); "refused" (the service does not take the key);
-            "unreachable"; "no address" (it can only be replayed).
+        state: "ok" (nothing speaks against asking it); "key" (its variable is not set, or holds no key); "refused" (the
+            service does not take the key); "unlisted" (the service's list lacks the model); "unreachable"; "no address"
+            (it can only be replayed); "failed" (its probe, where it was probed).
         detail: the state in words; never a key.
         key: the variable of its key; None: it needs none.
         listed: whether the service lists the model; None: it gives no list.
         priced: whether its price is known.
         capabilities: what it can do; None: not known yet, `pool probe` finds out.
         source: where that is from: "pool file", "store", or "".
+        reachable: whether its service answers; None: it was not called.
+        accepted: whether the service takes the key; None: it does not say, or there is none.
+        remedy: what to do next, in one sentence; empty: nothing.
     """
 
     endpoint: str
@@ -67,6 +86,9 @@ class Checked:
     priced: bool
     capabilities: Capabilities | None
     source: str
+    reachable: bool | None
+    accepted: bool | None
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +114,28 @@ class Probed:
 # -- check -------------------------------------------------------------------------------------------------------------
 
 
-def check_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
+def check_command(pool: Path, store: str | None = None, *, learn: bool = False, as_json: bool = False) -> bool:
     """Check a pool file, and print what was found; whether every endpoint can be asked.
 
     If all have their address and key, an ensemble is made of it, too, which is asked nothing: that checks its settings.
 
     Args:
         store: where earlier probes are remembered.
+        learn: probe the endpoints first; the store is made if missing.
 
     Raises:
         ConfigError: the file itself or a setting in it is wrong, or there is no such store.
         StoreError: the store cannot be read.
     """
-    if store is not None:
+    if store is not None and not learn:
         require_existing(store)
     endpoints = load_pool(pool).endpoints
     pool_settings(pool, {})
-    if store is None:
-        found = check_pool(endpoints)
-    else:
-        with closing(open_store(store)) as opened:
-            found = check_pool(endpoints, opened)
+    with closing(open_store(store)) as opened:
+        probed = asyncio.run(probe_pool(endpoints, opened)) if learn else []
+        found = check_pool(endpoints, opened)
+    failed = {one.endpoint: one.detail for one in probed}
+    found = [_unless_failed(one, failed.get(one.endpoint, "")) for one in found]
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
     else:
@@ -123,7 +146,7 @@ def check_command(pool: Path, store: str | None = None, *, as_json: bool = False
 
 
 def check_pool(endpoints: Sequence[Endpoint], store: Store | None = None) -> list[Checked]:
-    """Ask each service once for its list of models, which is free, all at a time."""
+    """Ask each service for its list of models, which is free, all at a time."""
     places = {_place(one): one for one in endpoints if _unusable(one) is None}
     with ThreadPoolExecutor(max_workers=16) as workers:
         services = dict(zip(places, workers.map(_service, places.values()), strict=True))
@@ -134,14 +157,14 @@ def _place(endpoint: Endpoint) -> tuple[str | None, str | None]:
     return endpoint.base_url, endpoint.api_key_env
 
 
-def _unusable(endpoint: Endpoint) -> tuple[State, str] | None:
+def _unusable(endpoint: Endpoint) -> _Service | None:
     """Why it cannot be asked whatever its service says."""
     if endpoint.base_url is None:
-        return "no address", "has no base_url: it can be replayed, not asked"
+        return _Service("no address", "it can be replayed, not asked", "give it a base_url")
     try:
-        endpoint.api_key()
+        endpoint.key()
     except ConfigError as error:
-        return "key", str(error)
+        return _Service("key", str(error), _hint(endpoint, 401))
     return None
 
 
@@ -149,30 +172,77 @@ def _service(endpoint: Endpoint) -> _Service:
     try:
         payload = fetch_models(endpoint, _TIMEOUT_S)
     except NotListed as error:
-        if error.status in _REFUSED:
-            return _Service("refused", f"HTTP {error.status}: is the key right, and for this service?")
-        if error.status is None:
-            detail = f"{endpoint.base_url}/models {error}: is the address right, and the service up?"
-            return _Service("unreachable", detail)
-        return _Service("ok", f"gives no list of models ({error})")
+        return _without_list(endpoint, error)
     models = payload.get("data") if isinstance(payload, Mapping) else payload
     listed = models if isinstance(models, list) else ()
-    return _Service("ok", "", frozenset(str(model.get("id")) for model in listed if isinstance(model, Mapping)))
+    names = (str(model.get("id")) for model in listed if isinstance(model, Mapping))
+    return _Service(
+        "ok", accepted=_lists_for_key_only(endpoint) or None, models=frozenset(filter(str.isprintable, names)),
+        more=isinstance(payload, Mapping) and payload.get("has_more") is True,
+    )  # fmt: skip
+
+
+def _without_list(endpoint: Endpoint, error: NotListed) -> _Service:
+    address = f"{endpoint.base_url}/models"
+    if error.status is None:
+        return _Service("unreachable", f"{address} {error}", _hint(endpoint, None))
+    if error.status in _REFUSED:
+        return _Service("refused", f"{address}: {error}", _hint(endpoint, error.status), accepted=False)
+    remedy = _hint(endpoint, 404) if error.status == 404 else "try it with focalroute pool probe"
+    return _Service("ok", f"{address} gives no list of models: {error}", remedy)
+
+
+def _hint(endpoint: Endpoint, status: int | None) -> str:
+    """What to do about such an answer; None: there was none."""
+    return located(Failure("connection" if status is None else "status", "", status=status), endpoint).hint
+
+
+def _lists_for_key_only(endpoint: Endpoint) -> bool:
+    """Whether the list is refused without the key: only then does having it show that the key is accepted."""
+    if endpoint.key() is None:
+        return False
+    try:
+        fetch_models(replace(endpoint, service=None, api_key_env=None), _TIMEOUT_S)
+    except NotListed as error:
+        return error.status in _REFUSED
+    return False
 
 
 def _check(endpoint: Endpoint, service: _Service | None, store: Store | None) -> Checked:
     known, source = _known(endpoint, store)
-    state, detail = _unusable(endpoint) or ("ok", "")
-    listed = None
-    if service is not None:
-        state, detail = service.state, service.detail
-        listed = endpoint.model in service.models if service.models else None
-    if listed is False:
-        detail = f"the service does not list the model {endpoint.model!r}"
+    found = _unusable(endpoint) or service or _Service("ok")
+    listed = _is_listed(endpoint, found)
+    if listed is False and endpoint.spoken != "llamacpp":  # which answers to any name
+        advice = did_you_mean(endpoint.model, sorted(found.models)[:_MOST_NAMES])
+        remedy = textwrap.shorten(
+            f"correct the model {endpoint.model!r}; {advice}", _LONGEST_ADVICE, placeholder=" ..."
+        )
+        found = replace(found, state="unlisted", detail="the service does not list it", remedy=remedy)
+    remedy = found.remedy
+    if not remedy and endpoint.price is None:
+        remedy = "look its price up with focalroute pool prices --write, or write it into the file"
+    reachable = None if found.state in ("key", "no address") else found.state != "unreachable"
     return Checked(
-        endpoint.name, endpoint.model, state, detail, endpoint.api_key_env, listed,
+        endpoint.name, endpoint.model, found.state, found.detail, endpoint.api_key_env, listed,
         priced=endpoint.price is not None, capabilities=known, source=source,
+        reachable=reachable, accepted=found.accepted, remedy=remedy,
     )  # fmt: skip
+
+
+def _is_listed(endpoint: Endpoint, service: _Service) -> bool | None:
+    """Whether the service lists the model, by one of the names that mean the same there."""
+    model = endpoint.model
+    names = {model, f"models/{model}", f"{model}:latest"}  # as Gemini and Ollama list it
+    if endpoint.spoken == "openrouter":
+        names.add(model.rpartition(":")[0])  # without what routes it, such as :nitro
+    if names & service.models or any(one[-1:] == "*" and model.startswith(one[:-1]) for one in service.models):
+        return True  # a LiteLLM proxy lists openai/*
+    return None if service.more or not service.models else False
+
+
+def _unless_failed(one: Checked, detail: str) -> Checked:
+    """What a check found, or why a probe failed that it had expected to succeed."""
+    return dataclasses.replace(one, state="failed", detail=detail) if detail and one.state == "ok" else one
 
 
 def _known(endpoint: Endpoint, store: Store | None) -> tuple[Capabilities | None, str]:
@@ -230,7 +300,13 @@ async def _probe(endpoint: Endpoint, clients: HttpClients, store: Store) -> Prob
         completion = await capabilities.call_trial(client)
         latency = time.perf_counter() - began
         bills.append(bill_of(endpoint, completion.usage, None))
-        measured, usage = await capabilities.check_capabilities(client)
+        try:
+            measured, usage = await capabilities.check_capabilities(client)
+        except CallFailed as error:
+            if not error.failure.cut:
+                raise
+            bills.append(bill_of(endpoint, error.usage, None))
+            measured, usage = await capabilities.check_capabilities(client)  # with room for its thinking
         bills.append(bill_of(endpoint, usage, None))
     except ConfigError as error:
         return Probed(endpoint.name, "failed", str(error), None, None, Decimal(0))
@@ -250,15 +326,21 @@ async def _probe(endpoint: Endpoint, clients: HttpClients, store: Store) -> Prob
 # -- what is printed ---------------------------------------------------------------------------------------------------
 
 
+_YES_NO = {True: "yes", False: "no", None: "unknown"}
+
+
 def _show_checked(found: Sequence[Checked]) -> None:
     rows = []
     for one in found:
-        key = f"{one.key} {'not usable' if one.state == 'key' else 'set'}" if one.key else "none needed"
-        rows.append((one.endpoint, one.state, key, _can(one.capabilities) or "not known: pool probe"))
-    _show(("endpoint", "state", "key", "can do"), rows, found)
-    unpriced = ", ".join(one.endpoint for one in found if not one.priced)
-    if unpriced:
-        print(f"no price: {unpriced}; what they cost is unknown, focalroute pool prices may find it")
+        accepted = "not set" if one.state == "key" else _YES_NO[one.accepted]
+        rows.append((
+            one.endpoint, _YES_NO[one.reachable], accepted if one.key else "none", _YES_NO[one.listed],
+            "known" if one.priced else "unknown", _can(one.capabilities) or "unknown: pool probe",
+        ))  # fmt: skip
+    _show(("endpoint", "reachable", "key accepted", "model listed", "price", "can do"), rows)
+    for one in found:
+        if one.remedy:
+            print(f"{one.endpoint}: {one.remedy}" + (f" ({one.detail})" if one.detail else ""))
 
 
 def _show_probed(found: Sequence[Probed]) -> None:
@@ -267,7 +349,10 @@ def _show_probed(found: Sequence[Probed]) -> None:
         latency = "" if one.latency_s is None else f"{one.latency_s:.2f} s"
         cost = "unknown" if one.cost is None else f"${one.cost:.6f}"
         rows.append((one.endpoint, one.state, latency, cost, _can(one.capabilities)))
-    _show(("endpoint", "state", "latency", "cost", "can do"), rows, found)
+    _show(("endpoint", "state", "latency", "cost", "can do"), rows)
+    for one in found:
+        if one.detail:
+            print(f"{one.endpoint}: {one.detail}")
 
 
 def _can(able: Capabilities | None) -> str:
@@ -284,8 +369,7 @@ def _can(able: Capabilities | None) -> str:
     return ", ".join(word for word, there in words.items() if there) or "plain replies only"
 
 
-def _show(columns: Sequence[str], rows: Sequence[Sequence[str]], found: Sequence[Checked | Probed]) -> None:
-    """A table, and below it what is to be said of each endpoint."""
+def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -296,6 +380,3 @@ def _show(columns: Sequence[str], rows: Sequence[Sequence[str]], found: Sequence
     for row in rows:
         grid.add_row(*row)
     Console(highlight=False, markup=False).print(grid)
-    for one in found:
-        if one.detail:
-            print(f"{one.endpoint}: {one.detail}")

@@ -1,19 +1,22 @@
 """Settings, validated once where they come in: `Endpoint` and `Budget`.
 
 Inside the package only these frozen objects travel. A wrong setting is a `ConfigError` that names the field and says
-what to do. API keys are read from the environment when a client is made and are never held here.
+what to do. API keys are read from the environment when a client is made; one that the program gave is held masked.
 """
 
 from __future__ import annotations
 
 import functools
 import ipaddress
+import json
 import os
 import re
+import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, fields
+from dataclasses import KW_ONLY, fields, replace
 from datetime import date
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,6 +24,8 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretSt
 from pydantic.dataclasses import dataclass
 
 from focalroute.core.errors import ConfigError
+from focalroute.core.services import find_service, thinking_params
+from focalroute.core.spelling import did_you_mean
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
 
@@ -40,17 +45,59 @@ _HOST, _NUMBER = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_.])?"), re.compile
 #: Request fields that are ours to set.
 RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
 
+#: What openai's client takes beside the fields of the body, and where it is said here.
+_SAID_ELSEWHERE = {
+    "extra_query": "is not sent; give a ready client with default_query",
+    "timeout": "give timeout_s to the Endpoint, or deadline_s to ask",
+}
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_FRAMING = frozenset(
+    ("accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host", "te",
+     "transfer-encoding", "upgrade")
+)  # fmt: skip
+_KEY_HEADERS = frozenset(("api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"))
+_MAX_HEADERS, _MAX_HEADER_LENGTH = 100, 8192
+
 #: No service gives more samples in one call.
 MOST_SAMPLES = 128
 
 _MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24
+_PRINTABLE_BITS = 1000  # Python refuses to print integers of thousands of digits
 _HIGHEST_PRICE = Decimal(100_000)
 
 #: The periods that a limit may be for, in seconds.
 PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 
-#: Former name of a setting -> its name now.
-FORMER_KEYS = {"price_of_money": "cost_weight"}
+_IN_PARAMS = 'give it in params, such as params={"temperature": 0, "max_tokens": 100}'
+#: Class of settings -> what others, or former versions, call one of them -> its name here, or what to do.
+INSTEAD: Mapping[str, Mapping[str, str]] = {
+    "Endpoint": {
+        **dict.fromkeys(("url", "api_base", "host", "endpoint", "server"), "base_url"),
+        **dict.fromkeys(("key", "token", "key_env", "api_key_var"), "api_key_env"),
+        **dict.fromkeys(("temperature", "max_tokens", "top_p", "seed"), _IN_PARAMS),
+        "timeout": "timeout_s",
+        "provider": "dialect",
+    },
+    "Budget": {
+        **dict.fromkeys(("max_usd", "usd_per_ask", "max_cost", "per_ask"), "max_usd_per_ask"),
+        **dict.fromkeys(("usd", "total", "limit", "max_budget"), "usd_total"),
+        **dict.fromkeys(("usd_per_minute", "usd_per_hour", "usd_per_day"), "usd_per_period"),
+    },
+    "Ensemble": {
+        **dict.fromkeys(("pool", "models", "members", "clients"), "endpoints"),
+        **dict.fromkeys(("timeout", "timeout_s", "deadline"), "deadline_s"),
+        **dict.fromkeys(("db", "database", "path"), "store"),
+        **dict.fromkeys(("retries", "max_retries"), "attempts"),
+        **dict.fromkeys(("max_usd", "usd_total", "max_usd_per_ask"), "give budget=Budget(usd_total=...)"),
+        **dict.fromkeys(
+            ("temperature", "max_tokens", "top_p", "params"), "give it to ask(), or in an Endpoint's params"
+        ),
+        "strategy": "policy",
+        "rounds": "max_rounds",
+        "price_of_money": "cost_weight",
+    },
+}
 
 _C = TypeVar("_C")
 
@@ -58,33 +105,33 @@ _C = TypeVar("_C")
 def raises_config_error(cls: type[_C]) -> type[_C]:
     """Make construction of a dataclass raise `ConfigError` instead of pydantic's ValidationError."""
     construct = cls.__init__
+    what = getattr(cls, "shown_as", cls.__name__)
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     positional = [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces one
         if len(args) > len(positional):  # which pydantic may overlook
-            raise ConfigError(f"{cls.__name__}: give settings by keyword")
+            raise ConfigError(f"{what}: give settings by keyword")
         try:
             construct(self, *args, **kwargs)
         except ValidationError as error:
-            raise ConfigError(_describe(cls.__name__, positional, error)) from None
+            raise ConfigError(_describe(what, names, error)) from None
 
     type.__setattr__(cls, "__init__", __init__)
     return cls
 
 
-def _describe(what: str, positional: Sequence[str], error: ValidationError) -> str:
+def _describe(what: str, names: Sequence[str], error: ValidationError) -> str:
     problems = []
     for item in error.errors(include_url=False, include_input=False):
         first, *rest = item["loc"] or ("",)
         if isinstance(first, int):
-            first = positional[first]
+            first = names[first]
         where = ".".join(map(str, (first, *rest)))
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "unexpected_keyword_argument":
-            message = "unknown key; remove it or correct its spelling"
-            if where in FORMER_KEYS:
-                message = f"is named {FORMER_KEYS[where]} now; rename it"
+            message = f"unknown key; {did_you_mean(where, names, INSTEAD.get(what))}"
         elif item["type"] in ("missing", "missing_argument"):
             message = "required"
         problems.append(f"{where}: {message}".removeprefix(": "))
@@ -97,14 +144,19 @@ def _printable(text: str) -> str:
     return text
 
 
-def _http_url(url: str) -> str:
+def is_http(url: str) -> bool:
+    """Whether this is the address of something that speaks HTTP."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.split() == [url]
+        return bool(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.split() == [url])
     except ValueError:  # no such host or port; its message may quote credentials
-        usable = False
-    if not usable:
+        return False
+
+
+def _http_url(url: str) -> str:
+    if not is_http(url):
         raise ValueError("give an http:// or https:// address, such as https://api.together.xyz/v1")
+    parts = urlsplit(url)
     if parts.username or parts.password:
         raise ValueError("must not contain credentials; name an environment variable in api_key_env instead")
     _check_host(parts.hostname or "")
@@ -127,10 +179,77 @@ def _check_host(host: str) -> None:
         raise ValueError(f"the host {named} is no IPv4 address as it is usually written, such as 127.0.0.1")
 
 
+def _proxy_url(url: str) -> str:
+    if not is_http(url):
+        raise ValueError("give an http:// or https:// address, such as http://proxy:3128; others with an http_client")
+    return url
+
+
+def check_headers(headers: object, *, shared: bool = False) -> Mapping[str, str]:
+    """Return header name -> value as it may be sent; ValueError, without any value, if it may not.
+
+    Args:
+        shared: whether it goes to all services: then none may hold a key.
+    """
+    if not isinstance(headers, Mapping) or len(headers) > _MAX_HEADERS:
+        raise ValueError(f'give at most {_MAX_HEADERS} names and values, such as {{"x-team": "search"}}')
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ValueError("a name has letters, digits and hyphens only")
+        if name.lower() in _FRAMING:
+            raise ValueError(f"{name}: is set by focalroute; remove it")
+        if shared and name.lower() in _KEY_HEADERS:
+            raise ValueError(f"{name}: would go to every service; give it in the headers of an Endpoint")
+        if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+            raise ValueError(f"{name}: give a text of plain ASCII characters")
+        if len(value) > _MAX_HEADER_LENGTH:
+            raise ValueError(f"{name}: is longer than {_MAX_HEADER_LENGTH} characters")
+    return dict(headers)
+
+
+def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return provider parameters as they go into the body, ``extra_body`` among them as in openai's client.
+
+    ``extra_headers`` stays beside them. ValueError names a parameter that cannot be sent.
+    """
+    params = dict(params)
+    extra = params.pop("extra_body", None) or {}
+    if not isinstance(extra, Mapping):
+        raise ValueError('extra_body: give a mapping such as {"top_k": 5}')
+    params |= extra
+    for name in sorted(map(str, params)):
+        if name in RESERVED_PARAMS:
+            raise ValueError(f"{name}: is set by focalroute; remove it")
+        if name in _SAID_ELSEWHERE:
+            raise ValueError(f"{name}: {_SAID_ELSEWHERE[name]}")
+    return params
+
+
+def _cert(files: object) -> str | tuple[str, str]:
+    if isinstance(files, str | Path):
+        return str(files)
+    if isinstance(files, list | tuple) and len(files) == 2 and all(isinstance(file, str | Path) for file in files):
+        return str(files[0]), str(files[1])
+    raise ValueError("give a PEM file with certificate and key, or a pair of files")
+
+
+def check_http_client(client: object) -> None:
+    """ValueError unless it is an ``httpx.AsyncClient``."""
+    if not any(cls.__name__ == "AsyncClient" and cls.__module__.startswith("httpx") for cls in type(client).__mro__):
+        raise ValueError(f"http_client: give an httpx.AsyncClient, got {type(client).__name__}")
+
+
 def _env_name(name: str) -> str:
     if not name.isascii() or not name.isidentifier() or any(map(_KEY_LIKE.fullmatch, name.split("_"))):
         raise ValueError("give the *name* of an environment variable (letters, digits, _), never the key itself")
     return name
+
+
+def _key(key: object) -> SecretStr:
+    text = key.get_secret_value() if isinstance(key, SecretStr) else key
+    if not isinstance(text, str) or not text.strip() or not text.strip().isascii() or not text.strip().isprintable():
+        raise ValueError("give the key as a string of printable ASCII; better, name its variable in api_key_env")
+    return SecretStr(text.strip())
 
 
 def parse_decimal(amount: object) -> Decimal | None:
@@ -163,7 +282,8 @@ def parse_usd(amount: object, field: str) -> Decimal:
     try:
         return _positive_usd(amount)
     except ValueError as error:
-        raise ConfigError(f"{field}: {error}, got {repr(amount)[:60]}") from None
+        huge = isinstance(amount, int) and amount.bit_length() > _PRINTABLE_BITS
+        raise ConfigError(f"{field}: {error}, got {'a huge number' if huge else repr(amount)[:60]}") from None
 
 
 def parse_usd_per_period(limits: object) -> dict[str, Decimal]:
@@ -195,7 +315,11 @@ def _price(amount: object) -> Decimal:
 
 Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Url = Annotated[str, AfterValidator(_http_url)]
+ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]
+Cert = Annotated[str | tuple[str, str], PlainValidator(_cert)]
+Headers = Annotated[Mapping[str, str], PlainValidator(check_headers)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
+Key = Annotated[SecretStr | str, PlainValidator(_key)]
 #: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through
 #: `Endpoint.price` and `parse_usd`.
 Amount = Decimal | float | str
@@ -220,12 +344,24 @@ class Endpoint:
     """One model at one OpenAI-compatible service.
 
     Attributes:
-        name: what the pool calls it; everything learned is kept under this name.
+        name: what the pool calls it; everything learned is kept under this name. Alone it says what to call:
+            ``Endpoint("openai/gpt-5-mini")`` is ``Endpoint(..., service="openai", model="gpt-5-mini")``.
         model: the model name sent to the service.
+        service: a service that is known by name (`focalroute.core.services`), which fills ``base_url``,
+            ``api_key_env``, ``dialect`` and what its models lack, where they are not given.
         base_url: the service, up to and including ``/v1``; not needed with ``client``, nor to replay recorded answers.
         api_key_env: the environment variable that holds the key; None: no key is sent. The key goes to ``base_url``'s
             host only, and a pool in which one variable would go to two services is refused.
+        api_key: the key itself, for what makes keys at run time. It is masked wherever it is shown and written nowhere;
+            the variable's name is what belongs into code and files.
         client: a ready ``openai.AsyncOpenAI`` or ``AsyncAzureOpenAI`` to speak through instead of our own HTTP client.
+        http_client: an ``httpx.AsyncClient`` to call through, used as it is; None: the ensemble's, else our own
+            connections. It is yours to close.
+        verify: whose certificates are believed: True: those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's; a file or
+            folder of them, or an ``ssl.SSLContext``; False: any.
+        cert: the client's own certificate (mTLS): a PEM file with its key, or the files of both.
+        proxy: the HTTP proxy to call through; None: what the environment names (``https_proxy``, ``no_proxy``).
+        headers: sent with every call; their values are in no repr.
         input_usd_per_1m: USD per million prompt tokens; None: unknown (which is not free).
         output_usd_per_1m: USD per million completion tokens.
         cached_input_usd_per_1m: USD per million cached prompt tokens; None: same as the others.
@@ -249,15 +385,28 @@ class Endpoint:
             tools are not put to an endpoint that takes none.
         images: likewise of images in messages.
         json_schema: likewise of a ``response_format`` with a JSON schema in ``params``.
+        reasoning_effort: how much the model is to think ("none", "minimal", "low", "medium", "high", ...); None: as it
+            does by itself. One model at two efforts is two endpoints.
+        thinking_tokens: the room for thinking in a reply, besides the answer's: it is reserved, and sent as a budget
+            where the service has one. None: 8,192 where the model is found to think, more where that is not enough.
+        verbosity: how much the model is to say ("low", "medium", "high"), where it takes that.
         params: provider parameters sent with every call (``temperature``, ``seed``, ...).
+        extra_body: the same, by the name that openai's client has for those it does not know.
     """
 
     name: Name
     _: KW_ONLY
-    model: Name
+    model: Name = ""
+    service: Name | None = None
     base_url: Url | None = None
     api_key_env: EnvName | None = None
+    api_key: Key | None = Field(default=None, repr=False)
     client: Any = Field(default=None, repr=False)
+    http_client: Any = Field(default=None, repr=False)
+    verify: bool | str | Path | ssl.SSLContext = True
+    cert: Cert | None = None
+    proxy: ProxyUrl | None = Field(default=None, repr=False)
+    headers: Headers = Field(default_factory=dict, repr=False)
     input_usd_per_1m: UsdPer1M | None = None
     output_usd_per_1m: UsdPer1M | None = None
     cached_input_usd_per_1m: UsdPer1M | None = None
@@ -277,22 +426,83 @@ class Endpoint:
     tools: bool | None = None
     images: bool | None = None
     json_schema: bool | None = None
+    reasoning_effort: Name | None = None
+    thinking_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    verbosity: Name | None = None
     params: Mapping[str, Any] = Field(default_factory=dict)
+    extra_body: Mapping[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._fill_in()
         if self.client is not None and not any(cls.__name__ == "AsyncOpenAI" for cls in type(self.client).__mro__):
             raise ValueError(f"client: give an AsyncOpenAI or AsyncAzureOpenAI, got {type(self.client).__name__}")
-        reserved = RESERVED_PARAMS & set(self.params)
-        if reserved:
-            raise ValueError(f"params: {min(reserved)}: is set by focalroute; remove it")
+        if self.http_client is not None:
+            check_http_client(self.http_client)
+        for name in ("http_client", "verify", "cert", "proxy"):
+            if self.client is not None and getattr(self, name) not in (None, True):
+                raise ValueError(f"{name}, client: a ready client brings its own; give one of them")
+        for name in ("verify", "cert", "proxy"):
+            if self.http_client is not None and getattr(self, name) not in (None, True):
+                raise ValueError(f"{name}, http_client: give it to the http_client")
+        if self.cert is not None and isinstance(self.verify, ssl.SSLContext):
+            raise ValueError("cert, verify: load the certificate into the SSLContext")
+        if (self.api_key_env or self.api_key) and "authorization" in map(str.lower, self.headers):
+            raise ValueError("headers: Authorization: api_key_env or api_key gives it; drop one of them")
+        try:
+            params = check_params({**self.params, "extra_body": self.extra_body})
+        except ValueError as error:
+            raise ValueError(f"params: {error}") from None
+        if "extra_headers" in params:
+            raise ValueError("params: extra_headers: is named headers here; give it beside params")
+        try:
+            json.dumps(params, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError("params: cannot be sent as JSON; give plain values only") from None
+        told = thinking_params(self.base_url, self.reasoning_effort, self.thinking_tokens, self.verbosity)
+        self._set(params={**params, **told})
         if self.base_url is not None and self.client is not None:
             raise ValueError("base_url, client: give one of them, not both")
-        if self.client is not None and self.api_key_env is not None:
-            raise ValueError("api_key_env: a ready client brings its own key; drop it")
+        if self.client is not None and (self.api_key_env or self.api_key):
+            raise ValueError("api_key_env, api_key: a ready client brings its own key; drop it")
+        if self.api_key_env is not None and self.api_key is not None:
+            raise ValueError("api_key_env, api_key: give one of them, better the variable's name")
         if (self.input_usd_per_1m is None) != (self.output_usd_per_1m is None):
             raise ValueError("input_usd_per_1m, output_usd_per_1m: give both or neither")
         if self.cached_input_usd_per_1m is not None and self.input_usd_per_1m is None:
             raise ValueError("cached_input_usd_per_1m: give input_usd_per_1m and output_usd_per_1m as well")
+
+    def over(self, http_client: Any) -> Endpoint:
+        """This endpoint, called through an ensemble's ``http_client`` unless it says itself how it is reached."""
+        own = (self.client, self.http_client, self.cert, self.proxy)
+        if self.verify is not True or any(one is not None for one in own):
+            return self
+        return replace(self, http_client=http_client)
+
+    def _fill_in(self) -> None:
+        """Fill in what the service's name says, and the parameters that say how much to think."""
+        alone = self.service is None and self.base_url is None and self.client is None
+        if not self.model and alone and "/" in self.name:
+            service, _, model = self.name.partition("/")
+            self._set(service=service, model=model)
+        if not self.model:
+            raise ValueError("model: required; or name a service and its model, as in Endpoint('openai/gpt-5-mini')")
+        if self.service is not None:
+            known = find_service(self.service)
+            if self.client is None and self.base_url is None and known.base_url is None:
+                raise ValueError(f"base_url: required at {self.service}, such as {known.example}")
+            if self.client is None:
+                self._set(
+                    base_url=self.base_url or known.base_url,
+                    api_key_env=self.api_key_env or (None if self.api_key else known.api_key_env),
+                )  # fmt: skip
+            self._set(dialect=known.dialect if self.dialect == "auto" else self.dialect)
+            self._set(**{name: False for name in known.lacks if getattr(self, name) is None})
+            if self.logprobs is False and self.top_logprobs is None:
+                self._set(top_logprobs=0)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @functools.cached_property
     def price(self) -> Price | None:
@@ -312,10 +522,14 @@ class Endpoint:
         host = urlsplit(self.base_url or "").hostname or ""
         return next((d for suffix, d in _DIALECT_HOSTS if host == suffix or host.endswith("." + suffix)), "openai")
 
-    def api_key(self) -> SecretStr | None:
-        """The key from the environment; ConfigError if its variable is not set, or could not go into an HTTP header."""
+    def key(self) -> SecretStr | None:
+        """The key it was given, or that of the environment; None: it needs none.
+
+        Raises:
+            ConfigError: its variable is not set, or could not go into an HTTP header.
+        """
         if self.api_key_env is None:
-            return None
+            return self.api_key if isinstance(self.api_key, SecretStr) else None
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise ConfigError(f"Endpoint {self.name!r}: the environment variable {self.api_key_env} is not set")

@@ -5,7 +5,7 @@
     ├── PoolError              every asked endpoint failed; ``.replies`` holds each failure
     │   ├── DeadlineExceeded   nothing usable had arrived when the deadline passed (also a TimeoutError)
     │   └── StreamBroken       a streamed answer broke off; ``.text`` is what was said until then
-    ├── BudgetExceeded         no endpoint is affordable; ``.limit``, ``.spent``, ``.reserved``, ``.resets_at``
+    ├── BudgetExceeded         no endpoint is affordable; ``.limit``, ``.spent``, ``.needed`` and more
     ├── PolicyError            a policy bundle is missing, damaged or does not fit
     ├── FeedbackError          feedback that cannot be taken
     │   ├── UnknownAnswer      no answer with this id in the store (also a KeyError)
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 
 class FocalrouteError(Exception):
-    """Base of everything focalroute raises."""
+    """Base of everything focalroute raises.
+
+    Attributes:
+        index: of the query that failed, where `ask_many` asked it; else None.
+    """
+
+    index: int | None = None
 
 
 class ConfigError(FocalrouteError, ValueError):
@@ -73,22 +79,28 @@ class BudgetExceeded(FocalrouteError):
         spent: settled under that limit so far, USD.
         reserved: held by calls still under way, USD.
         resets_at: when the limit renews itself; None if it never does.
+        needed: what the cheapest call would have had to reserve, USD; None: not known.
     """
 
     def __init__(
-        self, message: str, *, limit: Decimal, spent: Decimal, reserved: Decimal, resets_at: datetime | None = None
+        self,
+        message: str,
+        *,
+        limit: Decimal,
+        spent: Decimal,
+        reserved: Decimal,
+        resets_at: datetime | None = None,
+        needed: Decimal | None = None,
     ) -> None:
         super().__init__(message)
         self.limit = limit
         self.spent = spent
         self.reserved = reserved
         self.resets_at = resets_at
+        self.needed = needed
 
     def __reduce__(self) -> tuple[Any, ...]:  # keyword arguments do not survive the default pickling
-        again = partial(
-            type(self), limit=self.limit, spent=self.spent, reserved=self.reserved, resets_at=self.resets_at
-        )
-        return again, self.args
+        return partial(type(self), **vars(self)), self.args
 
 
 class PolicyError(FocalrouteError):

@@ -8,16 +8,18 @@ machine or network may be sent any key.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from focalroute.core.config import Budget, Endpoint
+from focalroute.core.config import INSTEAD, Budget, Endpoint
 from focalroute.core.errors import ConfigError
+from focalroute.core.spelling import did_you_mean
 
 _C = TypeVar("_C")
 
@@ -51,7 +53,7 @@ class PoolFile:
     embedder: Mapping[str, Any] | None = None
 
 
-def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tuple[Endpoint, ...]:
+def validate_pool(endpoints: Iterable[Endpoint] | str | Path | None, *, askable: bool = False) -> tuple[Endpoint, ...]:
     """Check endpoints together and return them as a tuple.
 
     Args:
@@ -62,13 +64,16 @@ def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tu
             ``askable`` lacks its address or key.
     """
     if not isinstance(endpoints, Iterable):
-        raise ConfigError(f"endpoints: give a list of Endpoint objects, got {type(endpoints).__name__}")
-    pool = tuple(endpoints)
+        raise ConfigError(f"endpoints: give a list of Endpoint objects or a pool file, got {type(endpoints).__name__}")
+    pool = cast("tuple[Endpoint, ...]", tuple(endpoints))
     if not pool:
         raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
     for endpoint in pool:
-        if not isinstance(endpoint, Endpoint):
-            raise ConfigError(f"endpoints: expected Endpoint objects, got {type(endpoint).__name__}")
+        if not isinstance(endpoint, Endpoint):  # of a str its letters
+            raise ConfigError(
+                f"endpoints: expected Endpoint objects, got {type(endpoint).__name__}; write "
+                'Endpoint("name", model="...", base_url="...")'
+            )
     names = [endpoint.name for endpoint in pool]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
@@ -79,8 +84,25 @@ def validate_pool(endpoints: Iterable[Endpoint], *, askable: bool = False) -> tu
         if unreachable:
             raise ConfigError(f"endpoints: {', '.join(unreachable)}: give base_url (or a ready client) to ask it")
         for endpoint in pool:
-            endpoint.api_key()  # reports a key that is not set now, not at the first ask
+            endpoint.key()  # reports a key that is not set now, not at the first ask
+            _check_tls(endpoint)
     return pool
+
+
+def find_pool() -> Path:
+    """Return the pool file that is meant where none is named: ``FOCALROUTE_POOL``, or the ``pool.toml`` here.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    named = os.environ.get("FOCALROUTE_POOL", "").strip()
+    path = Path(named or "pool.toml")
+    if not named and not path.is_file():
+        raise ConfigError(
+            "endpoints: give a list of Endpoint objects or a pool file (--pool); FOCALROUTE_POOL is not set, and there "
+            "is no pool.toml here"
+        )
+    return path
 
 
 def load_pool(path: str | Path) -> PoolFile:
@@ -119,10 +141,13 @@ def load_pool(path: str | Path) -> PoolFile:
 def _table(path: Path, where: str, make: Callable[..., _C], table: object) -> _C:
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: {where}: write it as a table of keys and values")
-    known = {f.name for f in fields(make)} - {"client"}  # type: ignore[arg-type]
+    known = {f.name for f in fields(make)} - {"client", "http_client", "api_key"}  # type: ignore[arg-type]
+    if "api_key" in table:
+        raise ConfigError(f"{path}: {where}: api_key: a file must not hold a key; name its variable in api_key_env")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ConfigError(f"{path}: {where}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
+        meant = did_you_mean(unknown[0], known, INSTEAD.get(make.__name__))
+        raise ConfigError(f"{path}: {where}: unknown key {unknown[0]!r}; {meant}")
     if make is Endpoint and "name" not in table:
         raise ConfigError(f"{path}: {where}: name: required")
     try:
@@ -141,9 +166,9 @@ def _check_keys(pool: Iterable[Endpoint]) -> None:
     for endpoint in pool:
         variable, url = endpoint.api_key_env, urlsplit(endpoint.base_url or "")
         host = url.hostname or ""
-        if variable is None or not host or _is_own_host(host):
+        if (variable is None and endpoint.api_key is None) or not host or _is_own_host(host):
             continue
-        named, service = _VARIABLE.fullmatch(variable.upper()), _service_at(host)
+        named, service = _VARIABLE.fullmatch((variable or "").upper()), _service_at(host)
         if named and named[1] != service:
             raise ConfigError(
                 f"endpoints: {endpoint.name}: api_key_env: {variable} is not a key for {host}; "
@@ -153,6 +178,8 @@ def _check_keys(pool: Iterable[Endpoint]) -> None:
             raise ConfigError(
                 f"endpoints: {endpoint.name}: base_url: a key would be sent to {host} unencrypted; use https://"
             )
+        if variable is None:
+            continue
         site = service or ".".join(host.split(".")[-2:])
         first_site, first_host = first_use.setdefault(variable, (site, host))
         if first_site != site:
@@ -160,6 +187,18 @@ def _check_keys(pool: Iterable[Endpoint]) -> None:
                 f"endpoints: {endpoint.name}: api_key_env: {variable} would be sent to {first_host} and to {host}; "
                 "give each service a variable of its own"
             )
+
+
+def _check_tls(endpoint: Endpoint) -> None:
+    """Read the files of its own certificates now, not at the first ask; ConfigError if that cannot be."""
+    if endpoint.verify is True and endpoint.cert is None:
+        return
+    from focalroute.core.tls import tls_context
+
+    try:
+        tls_context(endpoint.verify, endpoint.cert)
+    except ConfigError as error:
+        raise ConfigError(f"endpoints: {endpoint.name}: {error}") from None
 
 
 def _service_at(host: str) -> str | None:

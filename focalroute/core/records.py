@@ -50,6 +50,7 @@ class Query:
     Attributes:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
+        values: what the choices stand for, where they are no texts; aligned with them.
         answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
             normal form (None: no answer in it); a `focalroute.answers.structured.Structure` is one.
         samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
@@ -65,6 +66,7 @@ class Query:
     id: str
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
     choices: tuple[str, ...] | None = field(default=None, repr=False)
+    values: tuple[Any, ...] | None = field(default=None, repr=False)
     answer: Any = None
     samples: int | None = None
     task: str | None = None
@@ -125,9 +127,16 @@ class Failure:
     """Why a call failed. Never holds a key, a prompt or a reply's text.
 
     Attributes:
+        message: what happened, in one line, the provider's words included.
         status: HTTP status, where there was one.
-        lacks: what the service says it cannot do: "tools", "images" or "json_schema".
         retry_after_s: how long the service asked us to wait.
+        lacks: what the service says it does not take: "tools", "images", "json_schema", or a field of the request.
+        host: where it was sent, and ``model``: to whom.
+        code: the provider's own name of the error.
+        param: the field that the provider names.
+        provider_message: what the provider says, at most 300 characters, without what it quotes of keys and texts.
+        hint: what to do about it; empty: nothing is known to help.
+        cut: whether the reply reached its token limit before it answered.
     """
 
     kind: FailureKind
@@ -135,11 +144,20 @@ class Failure:
     status: int | None = None
     retry_after_s: float | None = None
     lacks: str | None = None
+    host: str | None = None
+    model: str | None = None
+    code: str | None = None
+    param: str | None = None
+    provider_message: str | None = None
+    hint: str = ""
+    cut: bool = False
 
     @property
     def retryable(self) -> bool:
         """Whether the same call may succeed a moment later (408, 409, 429, 5xx, connection faults)."""
         if self.kind == "status":
+            if self.code == "insufficient_quota":  # OpenAI's 429 of an account without credit
+                return False
             return self.status in (408, 409, 429) or (self.status or 0) >= 500
         return self.kind in ("connection", "protocol")
 
@@ -166,6 +184,7 @@ class Reply:
             reply.
         samples: how many ``shares`` were counted from.
         form: the normal form of the answer in ``text`` to a free-form question; None where nobody has looked for it.
+        reasoning: what the model thought before it answered, as far as its service tells; None: nothing of it.
     """
 
     endpoint: str
@@ -188,6 +207,7 @@ class Reply:
     samples: int = 1
     form: str | None = field(default=None, repr=False)
     started: float = 0.0
+    reasoning: str | None = field(default=None, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -296,8 +316,9 @@ class Feedback:
 
     Attributes:
         reward: in [-1, 1]; given, or derived from the label.
-        label: the key of the right candidate (see `focalroute.answers.candidate_key`), None for a bare reward.
-        source: who says so; one feedback for each (answer, source).
+        label: the key of the right candidate (see `focalroute.answers.candidate_key`), or a `preference`; None for a
+            bare reward.
+        source: who says so; its latest feedback on an answer counts.
     """
 
     answer_id: str
@@ -305,6 +326,25 @@ class Feedback:
     label: str | None
     source: str
     created_at: float
+
+    @property
+    def right(self) -> str | None:
+        """The key of the right candidate; None: it is not known."""
+        return None if self.preference else self.label
+
+    @property
+    def preference(self) -> tuple[str, str] | None:
+        """The keys of the better and of the worse of two candidates; None: it is no preference."""
+        better, than, worse = (self.label or "").partition(_THAN)
+        return (better, worse) if than else None
+
+
+_THAN = ">"  # no key has it
+
+
+def preference(better: str, worse: str) -> str:
+    """A label that says of two candidates which is the better one, and of none that it is right."""
+    return f"{better}{_THAN}{worse}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ import dataclasses
 import functools
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
-from focalroute.core.records import Query, Usage
+from focalroute.core.records import Failure, Query, Usage
 from focalroute.endpoints.client import EndpointClient
+from focalroute.endpoints.quirks import with_room
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.refusals import Feature
 
@@ -46,6 +48,7 @@ class Capabilities:
         structured_choice: whether an answer can be held to a set of choices.
         stream_usage: whether a stream ends with its usage.
         whole_choices: whether closed questions are to be put as whole choices; not measured, the pool file says so.
+        thinks: whether the model thinks before it answers; not measured, its replies show it.
     """
 
     logprobs: bool
@@ -54,6 +57,7 @@ class Capabilities:
     structured_choice: bool
     stream_usage: bool
     whole_choices: bool = False
+    thinks: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for the store."""
@@ -64,12 +68,17 @@ class Capabilities:
         """From plain values; what is not there, or of another type, is not there."""
         known = values if isinstance(values, Mapping) else {}
         top = known.get("top_logprobs")
-        flags = ("logprobs", "n", "structured_choice", "stream_usage")
+        flags = ("logprobs", "n", "structured_choice", "stream_usage", "thinks")
         return cls(top_logprobs=top if type(top) is int else 0, **{name: known.get(name) is True for name in flags})
 
 
+_DECLARED = tuple(field.name for field in dataclasses.fields(Capabilities) if field.name != "thinks")
+
 #: Nothing but plain replies.
 NONE = Capabilities(logprobs=False, top_logprobs=0, n=False, structured_choice=False, stream_usage=False)
+
+#: What the best services do.
+ALL = Capabilities(logprobs=True, top_logprobs=_MAX_TOP, n=True, structured_choice=True, stream_usage=True)
 
 #: What leads to the most expensive way to put a question: by samples.
 DEAREST = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice=False, stream_usage=False)
@@ -78,7 +87,7 @@ DEAREST = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice
 def declared(endpoint: Endpoint) -> Capabilities | None:
     """What the pool file says, if it says everything; then no check is needed."""
     values = _declared_values(endpoint)
-    if len(values) < len(dataclasses.fields(Capabilities)):
+    if len(values) < len(_DECLARED):
         return None
     return Capabilities(**values)
 
@@ -89,13 +98,14 @@ def override(endpoint: Endpoint, measured: Capabilities) -> Capabilities:
 
 
 def key(endpoint: Endpoint) -> str:
-    """The name under which a check is kept: service, model and dialect; no secret."""
+    """The name under which a check is kept: service, model, dialect and effort, which may change it; no secret."""
     service = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url).rstrip("/")
-    return f"{service or endpoint.name} {endpoint.model} {endpoint.spoken}"
+    effort = "" if endpoint.reasoning_effort is None else f" {endpoint.reasoning_effort}"
+    return f"{service or endpoint.name} {endpoint.model} {endpoint.spoken}{effort}"
 
 
 def _declared_values(endpoint: Endpoint) -> dict[str, Any]:
-    values = {field.name: getattr(endpoint, field.name) for field in dataclasses.fields(Capabilities)}
+    values = {name: getattr(endpoint, name) for name in _DECLARED}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -123,36 +133,52 @@ async def call_trial(client: EndpointClient) -> Completion:
     Raises:
         CallFailed: none came.
     """
-    return await client.complete(TRIAL, timeout_s=min(_TRIAL_TIMEOUT_S, client.endpoint.timeout_s))
+    trial = with_room(TRIAL, client.quirks.room)
+    return await client.complete(trial, timeout_s=min(_TRIAL_TIMEOUT_S, client.endpoint.timeout_s))
 
 
-async def check_capabilities(client: EndpointClient) -> tuple[Capabilities, Usage | None]:
+async def check_capabilities(
+    client: EndpointClient, admitted: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+) -> tuple[Capabilities, Usage | None]:
     """Find out what the endpoint can do: two calls where it takes everything at once, up to seven where it refuses.
+
+    Args:
+        admitted: entered for each call; waits until one may be made.
 
     Returns:
         What came back was there, all else was not; and the tokens of all calls, None where any of them is unknown.
 
     Raises:
         CallFailed: the service as such cannot be used now, so nothing was learned; with the tokens of the calls that
-            got through before.
+            got through before. Where ``failure.cut`` the model needs room for thinking, which its client knows now.
     """
-    check = _CapabilityCheck(client)
+    check = _CapabilityCheck(client, admitted)
     try:
         return await check.run(), check.usage
     except CallFailed as error:
         check.add(error.usage)
-        raise CallFailed(error.failure, check.usage) from None
+        raise CallFailed(error.failure, check.usage, free=error.free and not check.billed) from None
+
+
+_THINKS = Failure("unusable", "the model thinks before it answers: it needs more room", cut=True)
 
 
 class _CapabilityCheck:
-    def __init__(self, client: EndpointClient) -> None:
+    def __init__(self, client: EndpointClient, admitted: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         self._client = client
+        self._admitted = admitted
         self._usages: list[Usage | None] = []
+        self._lacking: set[str | None] = set()
 
     @property
     def usage(self) -> Usage | None:
         known = [usage for usage in self._usages if usage is not None]
         return functools.reduce(operator.add, known) if known and len(known) == len(self._usages) else None
+
+    @property
+    def billed(self) -> bool:
+        """Whether any call was not refused."""
+        return bool(self._usages)
 
     async def run(self) -> Capabilities:
         whole = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_HELD)
@@ -160,12 +186,12 @@ class _CapabilityCheck:
             found = _measured(whole, whole, whole, _MAX_TOP)
         else:
             found = await self._by_parts()
-        return replace(found, stream_usage=await self._streams_usage())
+        return replace(found, stream_usage=await self._streams_usage(), thinks=self._client.quirks.thinks)
 
     async def _by_parts(self) -> Capabilities:
         """Something was refused: find out what. A service that takes none of the parts must take a plain call."""
         for top in (_MAX_TOP, _FEWER_TOP, 0):
-            if (scored := await self._try(top_logprobs=top)) is not None:
+            if (scored := await self._try(top_logprobs=top)) is not None or "logprobs" in self._lacking:
                 break
         sampled, held = await self._try(n=2), await self._try(choices=_HELD)
         if not (scored or sampled or held):
@@ -179,6 +205,7 @@ class _CapabilityCheck:
         except CallFailed as error:
             if not _refused(error):
                 raise
+            self._lacking.add(error.failure.lacks)
             self.add(error.usage)
             return None
 
@@ -187,15 +214,29 @@ class _CapabilityCheck:
         self._usages += [usage] if usage else []
 
     async def _complete(self, **features: Any) -> Completion:
-        completion = await self._client.complete(Request(_MESSAGES, _MAX_TOKENS, **features))
+        """One call; CallFailed ("unusable") where only it has shown that the model needs room for thinking."""
+        quirks = self._client.quirks
+        room = quirks.room
+        try:
+            async with self._admitted():
+                completion = await self._client.complete(with_room(Request(_MESSAGES, _MAX_TOKENS, **features), room))
+        except CallFailed as error:
+            quirks.thinks = quirks.thinks or error.failure.cut
+            if quirks.room > room:
+                raise CallFailed(_THINKS, error.usage, free=error.free) from None
+            raise
+        if quirks.room > room and not completion.choices[0].text:
+            raise CallFailed(_THINKS, completion.usage)
         self._usages.append(completion.usage)
         return completion
 
     async def _streams_usage(self) -> bool:
         usage = None
         try:
-            async for piece in self._client.stream(Request(_MESSAGES, _MAX_TOKENS)):
-                usage = piece.usage if isinstance(piece, Completion) else None
+            request = with_room(Request(_MESSAGES, _MAX_TOKENS), self._client.quirks.room)
+            async with self._admitted(), aclosing(self._client.stream(request)) as pieces:
+                async for piece in pieces:
+                    usage = piece.usage if isinstance(piece, Completion) else None
         except CallFailed as error:
             if not _refused(error):
                 raise
@@ -207,7 +248,28 @@ class _CapabilityCheck:
 
 def _refused(error: CallFailed) -> bool:
     """Whether a call failed for what it asks. Some servers break down (500) over fields they do not know."""
-    return error.failure.kind == "protocol" or error.failure.status in (400, 422, 500, 501)
+    return error.failure.kind == "protocol" or refuses(error.failure)
+
+
+#: What a refused field of a request means.
+_WITHOUT: Mapping[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": False, "top_logprobs": 0},
+    "top_logprobs": {"top_logprobs": 0},
+    "n": {"n": False},
+    "structured_outputs": {"structured_choice": False},
+    "json_schema": {"structured_choice": False},
+}
+
+
+def without(able: Capabilities, failure: Failure) -> Capabilities | None:
+    """What is left of capabilities after a refusal of one; None: it is about something else."""
+    lost = replace(able, **_WITHOUT.get(failure.lacks or "", {}))
+    return None if lost == able else lost
+
+
+def refuses(failure: Failure) -> bool:
+    """Whether a service may not take what the request asks for; a 403 or 404 says so, or is about something else."""
+    return not failure.cut and (failure.status in (400, 422, 500, 501) or failure.lacks is not None)
 
 
 def _measured(scored: Completion | None, sampled: Completion | None, held: Completion | None, top: int) -> Capabilities:

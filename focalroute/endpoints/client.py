@@ -1,4 +1,4 @@
-"""One endpoint: single attempts at a call, over our own HTTP session or a ready ``AsyncOpenAI``. Never retries."""
+"""One endpoint: single attempts at a call, by httpx or a ready ``AsyncOpenAI``. Never retries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure, Usage
-from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, OpenAITransport
+from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport
+from focalroute.endpoints.quirks import Quirks
 from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decode_scored, encode_scored, encode_texts
@@ -21,7 +22,7 @@ from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decod
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-    from focalroute.endpoints.http import Http, OnHeaders
+    from focalroute.endpoints.http import Http
 
 
 class HttpClients:
@@ -50,7 +51,7 @@ class _Open:
         self._living: AsyncGenerator[ClientSession, None] | None = None
 
     async def begin(self) -> ClientSession:
-        from focalroute.endpoints.http import living
+        from focalroute.endpoints.aiohttp_transport import living
 
         self._living = living()
         self.session = await anext(self._living)
@@ -68,17 +69,18 @@ class EndpointClient:
     not followed.
 
     Args:
-        on_headers: called with the headers of every response; not those that a ready ``AsyncOpenAI`` keeps to itself.
+        on_headers: called with the headers of every response; not those of errors that a ready ``AsyncOpenAI`` raises.
     """
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients, on_headers: OnHeaders | None = None) -> None:
         self.endpoint = endpoint
+        self.quirks = Quirks(endpoint)
         self._on_headers = on_headers
         self._transport: Http | OpenAITransport | None = None
         self._clients = clients
 
     async def complete(self, request: Request, *, timeout_s: float | None = None) -> Completion:
-        """Ask once for a whole reply.
+        """Ask once for a whole reply; again where the service refused what can be left out, which it does not bill.
 
         Args:
             timeout_s: for the call; None: the endpoint's own; infinite: the caller sees to it.
@@ -87,11 +89,19 @@ class EndpointClient:
             CallFailed: no chat completion came back; the failure says why.
             ConfigError: the endpoint has no address, or its key is not set.
         """
-        request = self._with_params(request)
+        while True:
+            try:
+                return self.quirks.see(await self._complete(request, timeout_s))
+            except CallFailed as error:
+                if not self.quirks.learn(error.failure):
+                    raise
+
+    async def _complete(self, request: Request, timeout_s: float | None) -> Completion:
+        request, headers = self._with_params(request)
         if request.scored:
-            body = await self._whole(COMPLETIONS, encode_scored(request, self.endpoint.model), timeout_s)
+            body = await self._whole(COMPLETIONS, encode_scored(request, self.endpoint.model), headers, timeout_s)
             return decode_scored(body, len(request.scored))
-        return decode_bytes(await self._whole(CHAT, self._body(request, self._ready().cap), timeout_s))
+        return decode_bytes(await self._whole(CHAT, self._body(request, self._ready().cap), headers, timeout_s))
 
     async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embeddings:
         """Ask once for the embeddings of some texts.
@@ -101,15 +111,17 @@ class EndpointClient:
             ConfigError: as `complete`.
         """
         body = encode_texts(texts, self.endpoint.model, self.endpoint.params)
-        return decode_embeddings(await self._whole(EMBEDDINGS, body, timeout_s), len(texts))
+        return decode_embeddings(await self._whole(EMBEDDINGS, body, {}, timeout_s), len(texts))
 
-    async def _whole(self, path: str, body: Mapping[str, Any], timeout_s: float | None) -> bytearray:
+    async def _whole(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float | None
+    ) -> bytearray:
         transport = self._ready()
         if timeout_s == math.inf:
-            return await transport.whole(path, body)
+            return await transport.whole(path, body, headers)
         try:
             async with asyncio.timeout(timeout_s or self.endpoint.timeout_s):
-                return await transport.whole(path, body)
+                return await transport.whole(path, body, headers)
         except TimeoutError:
             raise _timed_out() from None
 
@@ -129,10 +141,23 @@ class EndpointClient:
             ConfigError: as `complete`.
         """
         deadline = asyncio.get_running_loop().time() + (timeout_s or self.endpoint.timeout_s)
-        decoder = decoder or StreamDecoder()
+        decoder = decoder or StreamDecoder(unopened=self.quirks.unopened)
+        while True:
+            try:
+                async with contextlib.aclosing(self._stream(request, deadline, decoder)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except CallFailed as error:  # a refusal comes before any piece
+                if not self.quirks.learn(error.failure):
+                    raise
+
+    async def _stream(
+        self, request: Request, deadline: float, decoder: StreamDecoder
+    ) -> AsyncGenerator[str | Completion, None]:
         transport = self._ready()
-        request = replace(self._with_params(request), stream=True)
-        pieces = transport.stream(self._body(request, transport.cap), decoder)
+        request, headers = self._with_params(replace(request, stream=True))
+        pieces = transport.stream(self._body(request, transport.cap), headers, decoder)
         try:
             async with contextlib.aclosing(pieces):
                 while (piece := await _next(pieces, deadline)) is not None:
@@ -142,7 +167,7 @@ class EndpointClient:
             raise _timed_out(decoder.usage) from None
         except CallFailed as error:
             raise CallFailed(error.failure, error.usage or decoder.usage, free=error.free) from None
-        yield decoder.finish()
+        yield self.quirks.see(decoder.finish())
 
     def prepare(self) -> None:
         """Load what the first call needs, for which no time limit shall pay."""
@@ -155,17 +180,21 @@ class EndpointClient:
 
     def _make_transport(self) -> Http | OpenAITransport:
         if self.endpoint.client is not None:
-            return OpenAITransport(self.endpoint)
+            return OpenAITransport(self.endpoint, self._on_headers)
         from focalroute.endpoints.http import Http
 
         return Http(self.endpoint, self._clients.session, self._on_headers)
 
-    def _with_params(self, request: Request) -> Request:
-        params = self.endpoint.params
-        return replace(request, params={**params, **request.params}) if params else request
+    def _with_params(self, request: Request) -> tuple[Request, Mapping[str, str]]:
+        """The request with the endpoint's parameters, and the headers among them (openai's ``extra_headers``)."""
+        if not self.endpoint.params and "extra_headers" not in request.params:
+            return request, {}
+        params = {**self.endpoint.params, **request.params}
+        headers = params.pop("extra_headers", None) or {}
+        return replace(request, params=params), headers
 
     def _body(self, request: Request, cap: CapField) -> dict[str, Any]:
-        return encode(request, self.endpoint.model, self.endpoint.spoken, cap=cap)
+        return self.quirks.fit(encode(request, self.endpoint.model, self.endpoint.spoken, cap=cap))
 
 
 async def _next(pieces: AsyncIterator[str], deadline: float) -> str | None:

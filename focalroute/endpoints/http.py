@@ -1,6 +1,7 @@
-"""HTTP to one endpoint, by aiohttp: one POST, bounded and typed. Loading it takes a first call's while.
+"""HTTP to one endpoint, by httpx: one POST, bounded and typed. Loading it takes a first call's while.
 
-`docs/performance.md` compares the choices.
+What is sent goes through an ``httpx.AsyncClient`` of the user's, or through `AiohttpTransport`; what comes back is an
+httpx response either way.
 """
 
 from __future__ import annotations
@@ -8,91 +9,55 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import ssl
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import certifi
-from aiohttp import (
-    ClientConnectionError,
-    ClientConnectorError,
-    ClientError,
-    ClientHttpProxyError,
-    ClientResponse,
-    ClientSession,
-    ClientTimeout,
-    ConnectionTimeoutError,
-    DummyCookieJar,
-    TCPConnector,
-)
-from multidict import CIMultiDict
-from yarl import URL
+import httpx
+from pydantic_core import to_json
 
-from focalroute.core.config import Endpoint
+from focalroute.core.config import Endpoint, is_http
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.records import Failure
-from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, cap_field, read_all
+from focalroute.core.tls import tls_context
+from focalroute.endpoints.openai_client import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    OnHeaders,
+    cap_field,
+    pieces_of,
+    private_values,
+    read_all,
+    unsent,
+)
 from focalroute.endpoints.wire import MAX_REPLY_BYTES
-from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 
-_MAX_CONNECTIONS = 1000
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
 _MAX_ERROR_BYTES = 64 * 1024
-_CONNECT_S = 10.0  # all else is bounded by the caller
-_KEEPALIVE_S = 30.0
+#: Connect, read, write, pool. All but the first is bounded by the caller.
+_TIMEOUT = (10.0, None, None, None)
+_HTTPX_S = 5.0  # the timeout of a client that was given none: too short for a model
 _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
-#: Takes the raw headers of a response.
-OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
-
-
-async def living() -> AsyncGenerator[ClientSession, None]:
-    """A session that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
-    connector = TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=_trusted())
-    timeout = ClientTimeout(sock_connect=_CONNECT_S)
-    session = ClientSession(
-        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
-    )
-    try:
-        yield session
-    finally:
-        await session.close()
-
-
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are believed: as in httpx and openai those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's.
-
-    httpx has that in a function, but importing it takes 50 ms of a first call.
-
-    Raises:
-        ConfigError: that file cannot be read, or holds none.
-    """
-    if file := os.environ.get("SSL_CERT_FILE"):
-        try:
-            return ssl.create_default_context(cafile=file)
-        except OSError as error:
-            raise ConfigError(f"SSL_CERT_FILE: {file}: no certificates can be read from it ({error})") from None
-    if folder := os.environ.get("SSL_CERT_DIR"):
-        return ssl.create_default_context(capath=folder)
-    return ssl.create_default_context(cafile=certifi.where())
-
 
 class Http:
-    """One endpoint's address, key and proxy. A redirect is a failure like any other status.
+    """One endpoint's address, key and way there. A redirect is a failure like any other status.
 
     Args:
-        session: the running loop's.
+        session: the running loop's, for an endpoint without an ``http_client``.
         on_headers: called with the headers of every response.
 
     Raises:
-        ConfigError: the endpoint has no address, its key or proxy is none, or its key is not set.
+        ConfigError: the endpoint has no address, its key, proxy or certificate is none, or its key is not set.
     """
 
     def __init__(
@@ -101,86 +66,128 @@ class Http:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         try:
-            self._urls = {path: URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
-        except ValueError:
+            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
+        except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = cap_field(endpoint.base_url)
-        self._session = session
         self._on_headers = on_headers
-        self._key = _key(endpoint)
-        self._proxy = _proxy(endpoint)
+        self._key, self._private = _key(endpoint), private_values(endpoint)
         # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
         # them a new connection would cost several times its way.
         self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
-        self._headers = CIMultiDict(headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {}))
-        self._last = CIMultiDict([*self._headers.items(), ("Connection", "close")])
+        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._headers = httpx.Headers({**headers, **key})
+        self._headers.update(endpoint.headers)
+        self._send = _sender(endpoint, session)
 
-    async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
+    async def whole(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytearray:
         """The body of the reply."""
-        async with await self._post(path, body, self._headers) as response:
-            return await read_all(partial(_piece, response), MAX_REPLY_BYTES)
-
-    async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
-        """The text of a reply in pieces, as they come."""
-        response = await self._post(CHAT, body, self._headers if self._keeps else self._last)
-        async with response, contextlib.aclosing(_chunks(response)) as chunks:
-            async for chunk in chunks:
-                yield decoder.feed(chunk)
-                if decoder.done:
-                    break
-            if self._keeps and decoder.done:
-                await _drained(chunks)
-
-    async def _post(self, path: str, body: Mapping[str, Any], headers: CIMultiDict[str]) -> ClientResponse:
-        sent = _json(body)
-        session = await self._session()
+        response = await self._post(path, body, headers)
         try:
-            response = await session.post(
-                self._urls[path], data=sent, headers=headers, allow_redirects=False, proxy=self._proxy
-            )
-        except (ClientConnectionError, ClientHttpProxyError, OSError) as error:
-            failure = Failure("connection", f"could not reach the service ({type(error).__name__})")
-            raise CallFailed(failure, free=isinstance(error, ClientConnectorError | ConnectionTimeoutError)) from None
-        except (ClientError, ValueError) as error:
-            raise protocol_error(f"the service does not speak HTTP ({type(error).__name__})") from None
+            async with contextlib.aclosing(pieces_of(response)) as pieces:
+                return await read_all(partial(anext, pieces, b""), MAX_REPLY_BYTES)
+        finally:
+            await response.aclose()
+
+    async def stream(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
+    ) -> AsyncGenerator[str, None]:
+        """The text of a reply in pieces, as they come."""
+        response = await self._post(CHAT, body, headers if self._keeps else {**headers, "Connection": "close"})
+        try:
+            async with contextlib.aclosing(pieces_of(response)) as chunks:
+                async for chunk in chunks:
+                    yield decoder.feed(chunk)
+                    if decoder.done:
+                        break
+                if self._keeps and decoder.done:
+                    await _drained(chunks)
+        finally:
+            await response.aclose()
+
+    async def _post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
+        sent = _json(body)
+        if headers:
+            own = self._headers.copy()
+            own.update(headers)
+        else:
+            own = self._headers
+        failed = None
+        try:
+            response = await self._send(self._urls[path], own, sent)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
+            failed = unsent(error)
+        if failed is not None:  # raised here, it has no context: what a client raises may quote what was sent
+            raise failed
         if self._on_headers is not None:
-            self._on_headers(response.raw_headers)
-        if not 200 <= response.status < 300:
-            async with response:
+            self._on_headers(response.headers.raw)
+        if not 200 <= response.status_code < 300:
+            try:
                 raise CallFailed(await self._refused(response, sent))
+            finally:
+                await response.aclose()
         return response
 
-    async def _refused(self, response: ClientResponse, sent: bytes) -> Failure:
+    async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
-            payload = json.loads(await read_all(partial(_piece, response), _MAX_ERROR_BYTES))
+            async with contextlib.aclosing(pieces_of(response)) as pieces:
+                payload = json.loads(await read_all(partial(anext, pieces, b""), _MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
-        secrets = (sent.decode(), self._key or "")
-        return refusal_of(response.status, response.headers, payload, secrets)
+        secrets = (sent.decode(), self._key or "", *self._private)
+        return refusal_of(response.status_code, response.headers, payload, secrets)
+
+
+def _sender(
+    endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]]
+) -> Callable[[httpx.URL, httpx.Headers, bytes], Awaitable[httpx.Response]]:
+    """How a request is sent: by the user's client, redirects left alone, or by our own transport."""
+    client: httpx.AsyncClient | None = endpoint.http_client
+    if client is not None:
+        told = client.timeout
+        timeout = (told.connect, told.read, told.write, told.pool)
+        if set(timeout) == {_HTTPX_S}:
+            timeout = _TIMEOUT
+
+        async def by_client(url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
+            plain = dict(headers)  # httpx2 has types of its own
+            request = client.build_request("POST", str(url), headers=plain, content=content, timeout=timeout)
+            return await client.send(request, stream=True, follow_redirects=False)
+
+        return by_client
+    from focalroute.endpoints.aiohttp_transport import AiohttpTransport
+
+    own_tls = endpoint.verify is not True or endpoint.cert is not None
+    tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else None
+    transport = AiohttpTransport(session, tls, endpoint.proxy or _proxy(endpoint))
+
+    async def by_transport(url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
+        body = httpx.ByteStream(content)  # as content=, httpx takes 20 us more for what aiohttp does by itself
+        return await transport.handle_async_request(httpx.Request("POST", url, headers=headers, stream=body))
+
+    return by_transport
 
 
 def _key(endpoint: Endpoint) -> str | None:
-    secret = endpoint.api_key()
+    secret = endpoint.key()
     key = secret.get_secret_value().strip() if secret else None
     if key and not (key.isascii() and key.isprintable()):
-        raise ConfigError(
-            f"Endpoint {endpoint.name!r}: {endpoint.api_key_env} does not hold a key (odd characters in it)"
-        )
+        where = endpoint.api_key_env or "api_key"
+        raise ConfigError(f"Endpoint {endpoint.name!r}: {where} does not hold a key (odd characters in it)")
     return key
 
 
-def _proxy(endpoint: Endpoint) -> URL | None:
+def _proxy(endpoint: Endpoint) -> str | None:
     """The proxy that the environment names for this address, looked up once."""
     parts = urlsplit(endpoint.base_url or "")
     said = urllib.request.getproxies().get(parts.scheme)
     if not said or urllib.request.proxy_bypass(parts.hostname or ""):
         return None
-    try:
-        proxy = URL(said if "://" in said else f"http://{said}")
-    except ValueError:
-        proxy = URL()
-    if proxy.scheme not in ("http", "https") or not proxy.host:
+    proxy = said if "://" in said else f"http://{said}"
+    if not is_http(proxy):
         raise ConfigError(
             f"Endpoint {endpoint.name!r}: {parts.scheme}_proxy: is not an address such as http://proxy:3128"
         )
@@ -188,24 +195,12 @@ def _proxy(endpoint: Endpoint) -> URL | None:
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
+    with contextlib.suppress(ValueError):
+        return to_json(body)  # in a sixth of the time: the event loop waits for a long prompt to be encoded
     try:
-        return _ENCODER.encode(body).encode()
+        return _ENCODER.encode(body).encode()  # takes lone surrogates
     except (TypeError, ValueError) as error:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
-
-
-async def _piece(response: ClientResponse) -> bytes:
-    """What came of the body meanwhile, waited for; empty at its end."""
-    try:
-        return await response.content.readany()
-    except (ClientError, OSError) as error:
-        raise protocol_error(f"the reply was cut short ({type(error).__name__})") from None
-
-
-async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes, None]:
-    """The body in pieces, as they come."""
-    while piece := await _piece(response):
-        yield piece
 
 
 async def _drained(chunks: AsyncIterator[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,21 +19,24 @@ from focalroute.endpoints.breaker import Breaker
 from focalroute.endpoints.calls import CallContext, StreamSink
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.endpoints.elicit import ParsedReply, Plan
+from focalroute.endpoints.elicit import NotValid, ParsedReply, Plan
+from focalroute.endpoints.hints import host_of
 from focalroute.endpoints.paid_call import PaidCall, reserved
+from focalroute.endpoints.quirks import Quirks, with_room
 from focalroute.endpoints.rate_limits import Health, Throttle
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.fields import protocol_error
-from focalroute.endpoints.wire.refusals import Feature
+from focalroute.endpoints.wire.refusals import ROOM, Feature
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import Bill
 from focalroute.store.base import PROBE, CapabilityRow, Store
 
+_log = logging.getLogger("focalroute")
 _CHECK_AGAIN_S = 7 * 24 * 3600.0
-_CHECK_PATIENCE_S = 5.0  # how long after its start asks wait for a capability check
+_CHECK_PAUSE_S = 30.0  # after a check that failed
+_CHECK_GRACE_S = 1.0  # for a check under way when the pool is closed: else short programs would pay for it every time
 _LACK_BELIEVED_S = 3600.0  # that it lacks a feature, as it reported itself
-_UNSUPPORTED_STATUSES = (400, 422, 500, 501)  # some servers break down over what they do not support
 _MAX_UNSUPPORTED = 256  # schemas; then they are forgotten
 _UNBOUNDED_TOKENS = 1024  # counted towards a rate for a reply of unbounded length, until it is there
 _EVIDENCE_S = 5.0  # a deadline that comes sooner says more of the caller than of the endpoint
@@ -45,8 +49,10 @@ class MemberCall:
     Attributes:
         plan: plans the query for an endpoint with these capabilities.
         needs_capabilities: whether the plan depends on the capabilities.
-        started: when its first attempt began (`time.perf_counter`), after any capability check.
+        started: when its first attempt began (`time.perf_counter`).
         silent_since: when its latest attempt began; while it waits for the next, when that will be.
+        widened: whether it was repeated with more room, as its reply was cut.
+        more_room: how much, for this call alone.
         outrun: whether it was cancelled because another endpoint, asked later, answered first, or one long before it.
         stream_sink: where its reply is streamed; None: it comes whole.
     """
@@ -57,6 +63,8 @@ class MemberCall:
     started: float = field(default_factory=time.perf_counter)
     silent_since: float = field(default_factory=time.perf_counter)
     bills: list[Bill] = field(default_factory=list)
+    widened: bool = False
+    more_room: int = 0
     outrun: bool = False
     stream_sink: StreamSink | None = None
 
@@ -74,11 +82,18 @@ class PoolMember:
         self._store = store
         self._guard = guard
         self._capabilities = capabilities.declared(endpoint) or self._remembered()
-        self._checks: dict[asyncio.AbstractEventLoop, asyncio.Task[Capabilities]] = {}
-        self._check_started = math.inf
+        self._hoped = capabilities.override(endpoint, capabilities.ALL)  # until it is known
+        if self._capabilities is not None and self._capabilities.thinks:
+            self._quirks.thinks = True
+        self._checks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self._check_at = -math.inf  # before that it is not checked (`time.monotonic`)
         self._trials = Background()
         self._lacks: dict[str, float] = {}  # features it reported to lack -> until when that is believed
         self._unsupported: set[str] = set()  # schemas that it refuses, or "scored": it scores no choices
+
+    @property
+    def _quirks(self) -> Quirks:
+        return self._client.quirks
 
     def _remembered(self) -> Capabilities | None:
         row = self._store.capabilities(capabilities.key(self.endpoint))
@@ -88,48 +103,52 @@ class PoolMember:
 
     # -- what it can do ----------------------------------------------------------------------------------------------
 
-    async def _known_capabilities(self, call: MemberCall) -> Capabilities:
-        """Its capabilities, checked once for all calls that wait for them.
+    def _plan(self, call: MemberCall) -> Plan:
+        """The best way to put the query; while it is checked what the endpoint can do, the best is hoped for."""
+        able = self._capabilities if call.needs_capabilities else capabilities.NONE
+        if able is None:
+            self._begin_check()
+        plan = call.plan(replace(able or self._hoped, thinks=self._quirks.thinks))
+        return plan if able is not None else plan.hoping()
 
-        A call that would wait too long goes on without: every endpoint gives plain replies.
-
-        Raises:
-            CallFailed: the check did not get through; the next caller tries again.
-        """
-        if self._capabilities is not None:
-            return self._capabilities
+    def _begin_check(self) -> None:
+        """Find out in the background what it can do, once in each loop; after a failure only after a while."""
         loop = asyncio.get_running_loop()
-        check = self._checks.get(loop)
-        if check is None or check.done():
-            check = self._checks[loop] = loop.create_task(self._check_capabilities())
-            check.add_done_callback(self._on_checked)
-            self._check_started = time.monotonic()
-        patience = min(call.context.left_s / 4, self._check_started + _CHECK_PATIENCE_S - time.monotonic())
-        try:
-            async with asyncio.timeout(patience):
-                return await asyncio.shield(check)
-        except TimeoutError:
-            return capabilities.NONE
+        if loop not in self._checks and time.monotonic() >= self._check_at:
+            self._checks[loop] = loop.create_task(self._check_capabilities())
+            self._checks[loop].add_done_callback(self._on_checked)
 
-    def _on_checked(self, check: asyncio.Task[Capabilities]) -> None:
-        """Let go of a check that ended, and of its loop. Callers that still wait for it get its failure."""
-        if self._checks.get(check.get_loop()) is check:
-            del self._checks[check.get_loop()]
-        if not check.cancelled():
-            check.exception()
+    def _on_checked(self, check: asyncio.Task[None]) -> None:
+        """Let go of a check that ended, and of its loop."""
+        del self._checks[check.get_loop()]
+        if check.cancelled() or check.exception() is not None:
+            self._check_at = time.monotonic() + _CHECK_PAUSE_S
 
-    async def _check_capabilities(self) -> Capabilities:
-        async with self._reserved(capabilities.CHECK) as paid_call:
+    async def _check_capabilities(self) -> None:
+        while self._capabilities is None:
+            room = self._quirks.room
+            try:
+                self._capabilities = await self._measured_capabilities()
+            except CallFailed:
+                if self._quirks.room <= room:  # else it has to be checked with more room, which is reserved apart
+                    raise
+
+    async def _measured_capabilities(self) -> Capabilities:
+        async with self._reserved(with_room(capabilities.CHECK, 7 * self._quirks.room)) as paid_call:
             if paid_call is None:
                 raise _not_affordable()
-            try:
-                measured, paid_call.usage = await capabilities.check_capabilities(self._client)
-            except CallFailed as error:
-                self.breaker.leave(self.breaker.enter(), error.failure)
-                raise
+            measured, paid_call.usage = await capabilities.check_capabilities(self._client, self._admitted)
         self._store.write(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
-        self._capabilities = capabilities.override(self.endpoint, measured)
-        return self._capabilities
+        return capabilities.override(self.endpoint, measured)
+
+    @asynccontextmanager
+    async def _admitted(self) -> AsyncIterator[None]:
+        """Wait until the limits allow one more call."""
+        admitted = await self.throttle.enter(0.0, self.endpoint.timeout_s)
+        try:
+            yield
+        finally:
+            self.throttle.leave(admitted, None, None)
 
     def lacks(self, feature: Feature) -> bool:
         """Whether it is known not to have this feature, by the pool file or its own error messages."""
@@ -150,6 +169,15 @@ class PoolMember:
         return False
 
     @property
+    def thinks(self) -> bool:
+        """Whether its model is known to think before it answers."""
+        return self._quirks.thinks
+
+    def fewest_tokens(self, request: Request) -> Request:
+        """The request as it is made with the least room for thinking."""
+        return with_room(request, self._quirks.rooms()[-1])
+
+    @property
     def health(self) -> Health:
         """How it does now."""
         breaker, throttle = self.breaker, self.throttle
@@ -163,7 +191,7 @@ class PoolMember:
         """Make the breaker's trial call; where no money is left for it, the next ask is the trial."""
         well: bool | None = None
         try:
-            async with self._reserved(capabilities.TRIAL) as paid_call:
+            async with self._reserved(with_room(capabilities.TRIAL, self._quirks.room)) as paid_call:
                 if paid_call is not None:
                     paid_call.usage = (await capabilities.call_trial(self._client)).usage
             well = True
@@ -183,9 +211,10 @@ class PoolMember:
             self._store.write(*ask_budget.unwritten)
 
     async def aclose(self) -> None:
-        """Cancel what is under way in the background of this loop."""
-        check = self._checks.pop(asyncio.get_running_loop(), None)
+        """Cancel what is under way in the background of this loop; a check that is nearly paid for may end."""
+        check = self._checks.get(asyncio.get_running_loop())
         if check is not None:
+            await asyncio.wait([check], timeout=_CHECK_GRACE_S)
             check.cancel()
             await asyncio.gather(check, return_exceptions=True)
         await self._trials.cancel()
@@ -195,23 +224,51 @@ class PoolMember:
     async def attempt(self, call: MemberCall) -> tuple[ParsedReply, Completion]:
         """Make one call, once the endpoint takes one more; a caller that is cancelled before has cost nothing.
 
+        Where it is refused for something that can be asked without, or cut before it answered, it is made again.
+
         Raises:
             CallFailed: it failed, or does not fit the ask's budget or the limits.
         """
-        able = capabilities.NONE
-        call.silent_since = time.perf_counter() + self.throttle.paused_s
-        if call.needs_capabilities:
-            able = await self._known_capabilities(call)
-        plan = call.plan(able)
+        while True:
+            call.silent_since = time.perf_counter() + self.throttle.wait_s
+            plan = self._plan(call)
+            try:
+                return await self._attempt_admitted(call, plan)
+            except CallFailed as error:
+                if not self._adapts(call, plan, error.failure):
+                    raise
+
+    def _adapts(self, call: MemberCall, plan: Plan, failure: Failure) -> bool:
+        """Whether a call that failed can be made in another way: without what is refused, or with more room, once."""
+        if call.stream_sink is not None and call.stream_sink.speaker is call:
+            return False
+        if capabilities.refuses(failure) and self._unlearn(call, plan, failure):
+            return True
+        if not failure.cut and failure.lacks != ROOM:
+            return False
+        room = None if failure.cut and call.widened else self._quirks.grow(plan.request, failure)
+        call.widened = call.widened or failure.cut
+        call.more_room = room if room is not None and failure.cut else 0
+        return room is not None
+
+    def _unlearn(self, call: MemberCall, plan: Plan, failure: Failure) -> bool:
+        """Whether a refusal changes the plan; what was only hoped for is put plainly, not by dear samples instead."""
+        if self._capabilities is None:
+            self._hoped = capabilities.override(self.endpoint, capabilities.NONE)
+        else:
+            self._capabilities = capabilities.without(self._capabilities, failure) or self._capabilities
+        return self._plan(call) != plan
+
+    async def _attempt_admitted(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
+        """Make one call, once the endpoint takes one more."""
         if not call.bills:
             call.started = time.perf_counter()
         admitted = await self.throttle.enter(self._expected_tokens(plan.request), call.context.left_s)
+        call.silent_since = time.perf_counter()
         failure: Failure | None = None
         before = len(call.bills)
         try:
-            if plan.fallback is None:
-                return await self._attempt(call, plan)
-            return await self._attempt_or_fall_back(call, plan, plan.fallback)
+            return await self._attempt_or_fall_back(call, plan)
         except CallFailed as error:
             failure = error.failure
             raise
@@ -223,33 +280,52 @@ class PoolMember:
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(admitted, tokens, failure)
 
-    async def _attempt_or_fall_back(
-        self, call: MemberCall, plan: Plan, fallback: Plan
-    ) -> tuple[ParsedReply, Completion]:
+    async def _attempt_or_fall_back(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
         """Try the plan, then its fallback where the service refuses just this schema, or scores no texts."""
+        if plan.fallback is None:
+            return await self._attempt(call, plan)
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
         if way not in self._unsupported:
             try:
                 return await self._attempt(call, plan)
             except CallFailed as error:
-                if error.failure.status not in _UNSUPPORTED_STATUSES and not (scored and _scores_none(error.failure)):
+                if not capabilities.refuses(error.failure) and not (scored and _scores_none(error.failure)):
                     raise
             if len(self._unsupported) >= _MAX_UNSUPPORTED:
                 self._unsupported.clear()
             self._unsupported.add(way)
-        return await self._attempt(call, fallback)
+        return await self._attempt(call, plan.fallback)
 
     async def _attempt(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
-        """Make one paid call: reserved before and settled after, however it ends."""
-        paid_call = await PaidCall.reserve(call.context.ask_budget, self.endpoint, plan.request)
-        if paid_call is None:
+        """Make a paid call; a second one, where it can be paid, for a structured reply that was not valid."""
+        try:
+            return await self._pay(call, plan)
+        except NotValid as error:
+            if error.repair is None:
+                raise
+            try:
+                return await self._pay(call, error.repair)
+            except CallFailed as again:
+                raise error if again.failure.kind == "unavailable" else again from None
+
+    async def _pay(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
+        """Make one paid call: reserved before and settled after, however it ends.
+
+        Where all of the room for thinking is not affordable, less of it is given.
+        """
+        for room in self._quirks.rooms(call.more_room):
+            request = with_room(plan.request, room)
+            paid_call = await PaidCall.reserve(call.context.ask_budget, self.endpoint, request)
+            if paid_call is not None:
+                break
+        else:
             raise _not_affordable()
         in_flight = self.breaker.enter()
         failure: Failure | None = None
         completion: Completion | None = None
         try:
-            completion = await self._complete(call, plan.request, paid_call)
+            completion = await self._complete(call, request, paid_call)
             paid_call.usage = completion.usage
             return plan.read(completion), completion
         except CallFailed as error:
@@ -264,9 +340,21 @@ class PoolMember:
             raise
         finally:
             refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
-            lacking = failure is not None and failure.lacks is not None
+            lacking = failure is not None and (failure.lacks is not None or failure.cut)
             self.breaker.leave(in_flight, failure, blameless=refused or lacking)
             call.bills.append(paid_call.settle())
+            if _log.isEnabledFor(logging.DEBUG):
+                self._log_attempt(call, failure)
+
+    def _log_attempt(self, call: MemberCall, failure: Failure | None) -> None:
+        """Log what became of an attempt; no text, and no key."""
+        bill, seconds = call.bills[-1], time.perf_counter() - call.silent_since
+        told = "no usage" if bill.usage is None else str(bill.usage).removeprefix("Usage")
+        _log.debug(
+            "%s (%s at %s), query %s, attempt %d: %s after %.3f s; %s, USD %s",
+            self.endpoint.name, self.endpoint.model, host_of(self.endpoint), call.context.query.id, len(call.bills),
+            "answered" if failure is None else f"{failure.kind}: {failure.message}", seconds, told, bill.cost,
+        )  # fmt: skip
 
     async def _complete(self, call: MemberCall, request: Request, paid_call: PaidCall) -> Completion:
         """The whole reply, streamed to the call's sink if it has one."""
@@ -277,7 +365,7 @@ class PoolMember:
         if self._capabilities is not None:
             stream_usage = self._capabilities.stream_usage
         request = replace(request, n=1, stream_usage=stream_usage)
-        decoder = StreamDecoder()
+        decoder = StreamDecoder(unopened=self._quirks.unopened)
         try:
             async with aclosing(self._client.stream(request, decoder=decoder)) as pieces:
                 async for piece in pieces:

@@ -1,4 +1,4 @@
-"""A ready ``AsyncOpenAI`` in place of our own transport, and what both transports share.
+"""A ready ``AsyncOpenAI`` in place of our own transport, and what both ways share.
 
 Only bytes cross this seam: the library's own readings of them differ between its versions.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,13 +20,15 @@ from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 
+#: Takes the raw headers of a response.
+OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
+
 #: What is called at a service.
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
-#: The fields of ours that the openai library takes by name; all others reach the body through its ``extra_body``.
-_BY_NAME = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "n", "logprobs", "top_logprobs"}
-_BY_NAME |= {"response_format", "stream", "stream_options", "input", "encoding_format", "prompt", "echo"}
 _UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
 _OPENAI_HOSTS = ("openai.com", "azure.com")
+#: What httpx and httpx2 raise before anything is sent.
+_UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
 
 
 def cap_field(base_url: str) -> CapField:
@@ -34,6 +36,11 @@ def cap_field(base_url: str) -> CapField:
     host = urlsplit(base_url).hostname or ""
     own = any(host == known or host.endswith("." + known) for known in _OPENAI_HOSTS)
     return "max_completion_tokens" if own else "max_tokens"
+
+
+def private_values(endpoint: Endpoint) -> tuple[str, ...]:
+    """The values of the headers that the user gave; they may be keys, so that no message may quote them."""
+    return tuple(value.removeprefix("Bearer ") for value in endpoint.headers.values())
 
 
 async def read_all(piece: Callable[[], Awaitable[bytes]], limit: int) -> bytearray:
@@ -46,64 +53,96 @@ async def read_all(piece: Callable[[], Awaitable[bytes]], limit: int) -> bytearr
     return body
 
 
+async def pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
+    """The body of an httpx (or httpx2) response as it comes, not unpacked; CallFailed if it breaks off."""
+    failed = None
+    try:
+        if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
+            yield response.content
+            return
+        async for piece in response.stream:
+            if piece:
+                yield piece
+    except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
+        failed = _cut(error)
+    if failed is not None:  # raised here, it has no context
+        raise failed
+
+
+def unsent(error: BaseException) -> CallFailed:
+    """The failure of a request without a response, by what httpx or httpx2 raised: their names are the same."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if "TransportError" not in names:
+        return protocol_error(f"the client failed ({type(error).__name__})")
+    if "TimeoutException" in names and not names & _UNSENT:
+        return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
+    failure = Failure("connection", f"could not reach the service ({_innermost(error)})")
+    return CallFailed(failure, free=bool(names & _UNSENT))
+
+
+def _innermost(error: BaseException) -> str:
+    """What lies beneath it: a name that was not found, a certificate that is not believed."""
+    for _ in range(8):
+        error = error.__cause__ or error.__context__ or error
+    return type(error).__name__
+
+
 class OpenAITransport:
-    """A ready ``AsyncOpenAI`` (2.x or 3.x), its own retries switched off. Only bytes cross this seam, piece by piece.
+    """A ready ``AsyncOpenAI`` (1.83 or newer), without its own retries. Only bytes cross this seam, piece by piece.
 
     Nor does it follow redirects for us: with some versions it would take an Azure key along, and always the prompt.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._client = endpoint.client.with_options(max_retries=0)  # ours: the user's own stays as it is
-        self._prepare = self._client._prepare_options
-        self._client._prepare_options = self._without_redirects
-        # loads much code, for which no call's time limit shall pay
-        self._create = {
-            CHAT: self._client.chat.completions.with_streaming_response.create,
-            COMPLETIONS: self._client.completions.with_streaming_response.create,
-            EMBEDDINGS: self._client.embeddings.with_streaming_response.create,
-        }
+    def __init__(self, endpoint: Endpoint, on_headers: OnHeaders | None) -> None:
+        from openai import AsyncStream  # with much code, for which no call's time limit shall pay
+
+        self._client = endpoint.client
+        self._on_headers = on_headers
+        self._headers = {**endpoint.headers, **_UNPACKED}
+        self._private = private_values(endpoint)
+        self._unread = AsyncStream[object]
         self.cap = cap_field(str(self._client.base_url))
 
-    async def whole(self, path: str, body: Mapping[str, Any]) -> bytearray:
+    async def whole(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytearray:
         """The body of the reply."""
-        # unless told, the library asks for embeddings in another form
-        form = {"encoding_format": "float"} if path == EMBEDDINGS else {}
-        async with contextlib.aclosing(self._bytes(path, {**body, **form})) as pieces:
+        async with contextlib.aclosing(self._bytes(path, body, headers)) as pieces:
             return await read_all(partial(anext, pieces, b""), MAX_REPLY_BYTES)
 
-    async def stream(self, body: Mapping[str, Any], decoder: StreamDecoder) -> AsyncGenerator[str, None]:
+    async def stream(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
+    ) -> AsyncGenerator[str, None]:
         """The pieces of text of a streamed reply."""
-        async with contextlib.aclosing(self._bytes(CHAT, body)) as chunks:
+        async with contextlib.aclosing(self._bytes(CHAT, body, headers)) as chunks:
             async for chunk in chunks:
                 yield decoder.feed(chunk)
                 if decoder.done:
                     return
 
-    async def _bytes(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def _bytes(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> AsyncGenerator[bytes, None]:
         """The body of the reply in pieces, as they come."""
-        known = {name: value for name, value in body.items() if name in _BY_NAME}
-        extra = {name: value for name, value in body.items() if name not in _BY_NAME}
-        begun, failed = False, None
+        options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
+        failed = None
         try:
-            create = self._create[path]
-            async with create(**known, extra_body=extra or None, extra_headers=_UNPACKED) as response:
-                begun = True
-                async for chunk in response.http_response.aiter_raw():
-                    if chunk:
-                        yield chunk
+            reply = await self._client.post(
+                path, body=dict(body), cast_to=object, options=options, stream=True, stream_cls=self._unread
+            )
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            unread = CallFailed(_translated(error, self._secrets(body)), free=_unsent(error))
-            failed = _cut(error) if begun else unread
+            failed = _translated(error, self._secrets(body))
         if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
             raise failed
-
-    async def _without_redirects(self, options: Any) -> Any:
-        prepared = await self._prepare(options) or options
-        prepared.follow_redirects = False
-        return prepared
+        try:
+            if self._on_headers is not None:
+                self._on_headers(reply.response.headers.raw)
+            async with contextlib.aclosing(pieces_of(reply.response)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            await reply.close()
 
     def _secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
-        return (json.dumps(body, default=str), str(self._client.api_key))
+        return (json.dumps(body, default=str), str(self._client.api_key), *self._private)
 
 
 def _cut(error: Exception) -> CallFailed:
@@ -113,20 +152,12 @@ def _cut(error: Exception) -> CallFailed:
     return protocol_error(f"the reply was cut short ({type(error).__name__})")
 
 
-def _unsent(error: Exception) -> bool:
-    """Whether the openai library could not even connect; httpx and httpx2 have the same names for it."""
-    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-
-
-def _translated(error: Exception, secrets: Sequence[str]) -> Failure:
+def _translated(error: Exception, secrets: Sequence[str]) -> CallFailed:
     """The openai library's exceptions as our failures."""
     import openai
 
-    name = type(error).__name__
-    if isinstance(error, openai.APITimeoutError):
-        return Failure("timeout", "no whole reply within the client's own time limit")
-    if isinstance(error, openai.APIConnectionError):
-        return Failure("connection", f"could not reach the service ({name})")
     if isinstance(error, openai.APIStatusError):
-        return refusal_of(error.status_code, error.response.headers, error.body, secrets)
-    return Failure("protocol", f"no chat completion came back ({name})")
+        return CallFailed(refusal_of(error.status_code, error.response.headers, error.body, secrets))
+    if isinstance(error, openai.APIConnectionError) and error.__cause__ is not None:
+        return unsent(error.__cause__)
+    return protocol_error(f"no chat completion came back ({type(error).__name__})")

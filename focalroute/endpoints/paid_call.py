@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from pydantic_core import to_json
+
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
@@ -19,6 +21,7 @@ from focalroute.money.cost import Bill, bill_of
 _MILLION = Decimal(1_000_000)
 _PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
 _PER_REQUEST = 64
+_ASCII = bytes(range(128))
 _PER_IMAGE = 65_536  # tokens: the most of any known service is 48,169 (gpt-4o-mini, high detail)
 _COUNTED_PARTS = ("text", "refusal", "input_audio")  # types of content parts whose bytes bound their tokens
 #: Parameters that make a service do, or bill, what no number of tokens bounds.
@@ -143,27 +146,30 @@ def _text_tokens(text: str) -> int:
     return _PER_MESSAGE + _content_tokens(text)
 
 
-def _json_tokens(value: object) -> int:
-    return len(json.dumps(value, default=str)) if value else 0
+def _json_tokens(value: object, *, escaped: bool = True) -> int:
+    """The most tokens of a value as JSON with spaces, and ``escaped`` to ASCII, as chat templates write tools.
+
+    Audio counts each byte of its base64 form: no codec has fewer a token.
+    """
+    if not value:
+        return 0
+    try:
+        sent = to_json(value)  # much faster than json
+    except ValueError:  # a lone surrogate, or no JSON
+        return len(json.dumps(value, default=str))
+    beyond_ascii = 0 if sent.isascii() or not escaped else len(sent.translate(None, _ASCII))
+    return len(sent) + sent.count(b",") + sent.count(b":") + 2 * beyond_ascii  # two bytes or more become six
 
 
 def _content_tokens(content: Any) -> int:
     if isinstance(content, str):
         return len(content.encode(errors="surrogatepass"))
-    return sum(_part_tokens(part) for part in _parts(content))
+    parts = _parts(content)
+    counted = [part for part in parts if part.get("type") != "image_url"]
+    return _PER_IMAGE * (len(parts) - len(counted)) + _json_tokens(counted, escaped=False)
 
 
 def _is_bounded(part: Mapping[str, Any]) -> bool:
     """Whether the size of a content part bounds its tokens, as it does not of files and videos."""
     kind = part.get("type")
     return kind == "image_url" or kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str))
-
-
-def _part_tokens(part: Mapping[str, Any]) -> int:
-    """The most tokens of a bounded content part.
-
-    Audio counts each byte of its base64 form: no codec in use has as few as one byte a token.
-    """
-    if part.get("type") == "image_url":
-        return _PER_IMAGE
-    return len(json.dumps(part, default=str, ensure_ascii=False).encode(errors="surrogatepass"))

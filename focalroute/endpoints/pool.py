@@ -29,6 +29,7 @@ from focalroute.store.base import HealthRow, Store
 
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply of unbounded length: a budget needs a bound
 _STALE_S = 60.0  # a trial due longer ago than this was never made: its process is gone
+_THINKING = replace(capabilities.DEAREST, thinks=True)
 _SCORED = replace(capabilities.DEAREST, whole_choices=True)
 _REFRESH_EVERY_S = 1.0  # how often the states stored by other processes are fetched
 
@@ -67,8 +68,8 @@ class Pool:
         return tuple([member.check() for member in self._members])
 
     def unpaused(self) -> tuple[bool, ...]:
-        """Which endpoints' rate limits allow a call now, whether they are out of use or not."""
-        return tuple([member.throttle.ready for member in self._members])
+        """Which endpoints' rate limits allow a call now, if need be a trial, whether they are out of use or not."""
+        return tuple([member.throttle.ready or member.throttle.triable for member in self._members])
 
     def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
         """What each endpoint is known to lack of what is needed; None: nothing."""
@@ -119,10 +120,13 @@ class Pool:
         """
         if not ask_budget.limited:
             return None
-        plan = self._plan(query, capabilities.DEAREST, bounded=True)
+        by_samples = self._plan(query, capabilities.DEAREST, bounded=True)
+        after_thinking = self._plan(query, _THINKING, bounded=True)
         bounds = []
         for member in self._members:
-            bound = upper_bound(plan.request, member.endpoint) if member.endpoint.price else Decimal(0)
+            plan = after_thinking if member.thinks else by_samples
+            request = member.fewest_tokens(plan.request)
+            bound = upper_bound(request, member.endpoint) if member.endpoint.price else Decimal(0)
             if bound and member.endpoint.whole_choices:
                 scored = self._plan(query, _SCORED, bounded=True)
                 bound = max(bound, upper_bound(scored.request, member.endpoint) or bound)
@@ -131,6 +135,8 @@ class Pool:
                 reason = unbounded(params, plan.request.messages) or "params: max_tokens, n: give whole numbers above 0"
                 raise ConfigError(f"{reason}, where a budget is to be kept")
             bounds.append(bound)
+            await asyncio.sleep(0)  # a prompt of many parts takes a while to count
+        ask_budget.needed = min(bounds)
         await ask_budget.look(bounds)
         return tuple(bounds)
 

@@ -23,6 +23,7 @@ from focalroute.core.records import Failure
 
 _MINUTE_S = 60.0
 _LONGEST_PAUSE_S = 60.0  # a service that asks for more is asked again after this
+_LOOK_AGAIN_S = 0.05  # whether a pause was lifted
 _CROWDED = 2.0  # calls that want in, under way or waiting, in units of those that may be under way
 _LONGEST_VALUE = 64  # of a header; matching a longer one against `_SPAN` would take time with its square
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -93,10 +94,11 @@ class Rolling:
 
 @dataclass(slots=True)
 class AdmittedCall:
-    """A call that was let in: when (monotonic), through which gate, and what it uses of which rate."""
+    """A call that was let in: when (monotonic), by which gate, as a trial of a pause, with what use of which rates."""
 
     started: float
     gate: _Gate
+    trial: bool = False
     uses: list[tuple[Rolling, list[float]]] = field(default_factory=list)
 
 
@@ -146,6 +148,8 @@ class Throttle:
         self._rated = self._requests is not None or self._tokens is not None
         self._lock = threading.Lock()  # of the two above; taken only where one is set
         self._paused_until = 0.0
+        self._limited_until = 0.0  # so long the pause is for a rate limit, which no trial may break
+        self._tried = False  # a trial of the pause is under way, or was told to come back later
         self._cut_at = -math.inf
         self._peak = 0.0
         self._gates = PerLoop(_Gate)
@@ -165,6 +169,16 @@ class Throttle:
     def paused_s(self) -> float:
         """For how long the service wants no calls."""
         return max(0.0, self._paused_until - time.monotonic())
+
+    @property
+    def triable(self) -> bool:
+        """Whether one call may find out if the pause is still needed: a fault made it, and no other call tries now."""
+        return not self._tried and self._limited_until <= time.monotonic() < self._paused_until
+
+    @property
+    def wait_s(self) -> float:
+        """How long a call that comes now waits for the pause to end."""
+        return 0.0 if self.triable else self.paused_s
 
     @property
     def under_way(self) -> int:
@@ -209,9 +223,12 @@ class Throttle:
 
     async def _wait(self, admitted: AdmittedCall, tokens: float, until: float) -> None:
         while (now := time.monotonic()) < self._paused_until:
+            if self.triable:
+                self._tried = admitted.trial = True
+                break
             if self._paused_until >= until:
                 raise _limited()
-            await asyncio.sleep(self._paused_until - now)
+            await asyncio.sleep(min(self._paused_until - now, _LOOK_AGAIN_S))
         if self._rated:
             await self._use(admitted, tokens, now, until)
         admitted.started = time.monotonic()
@@ -238,14 +255,18 @@ class Throttle:
         """The call ended: with so many tokens used (None: unknown), well or not."""
         if admitted.uses and tokens is not None:
             self._correct(admitted, {self._tokens: float(tokens)})
+        if admitted.trial:
+            self._tried = failure is not None and failure.retry_after_s is not None
         if failure is None:
+            if admitted.trial:
+                self._paused_until = self._limited_until
             if self.limit < self._most:
                 self._raise()
         elif failure.status is not None:
             if failure.status == 429 and admitted.started > self._cut_at:
                 self._cut(admitted.gate.under_way)
             if failure.retry_after_s:
-                self.pause(failure.retry_after_s)
+                self.pause(failure.retry_after_s, limited=failure.status == 429)
         admitted.gate.leave(self)
 
     @property
@@ -264,10 +285,15 @@ class Throttle:
         if self.limit >= self._most or self.limit > 2 * self._peak:
             self.limit = self._most
 
-    def pause(self, seconds: float) -> None:
-        """Make no calls for so long, at most a minute."""
-        until = time.monotonic() + min(seconds, _LONGEST_PAUSE_S)
+    def pause(self, seconds: float, *, limited: bool = True) -> None:
+        """Make no calls for so long, at most a minute, but for single trials where no rate limit is the reason."""
+        now = time.monotonic()
+        until = now + min(seconds, _LONGEST_PAUSE_S)
+        if self._paused_until <= now:
+            self._tried = False
         self._paused_until = max(self._paused_until, until)
+        if limited:
+            self._limited_until = max(self._limited_until, until)
 
     def on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Pause where the service says that nothing is left, until it says there is more."""

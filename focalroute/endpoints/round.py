@@ -14,12 +14,14 @@ from focalroute.core.records import Failure, Reply
 from focalroute.endpoints.calls import CallContext, StreamSink, call_with_retries
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import ParsedReply, Plan, needs_capabilities
+from focalroute.endpoints.hints import located
 from focalroute.endpoints.member import MemberCall, PoolMember
 from focalroute.endpoints.wire import Completion
 from focalroute.money.cost import Bill
 
 _USUAL_SHARE, _FEWEST = 0.75, 5  # usual is what three of four calls do not pass, of five at least;
-_PATIENCE, _SHORTEST_S = 3.0, 0.05  # silent for too long: so many times that, and at least so long
+_PATIENCE = 3.0  # silent for too long: so many times what is usual,
+_SHORTEST_S = 0.25  # and at least so long: below it, a busy machine is likelier than an endpoint that hangs
 _COLD_SHARE = 0.05  # of the time left: a wait for the next attempt is long, where nothing is known of what is usual
 _RACE_SHARE, _MOST_RACES = 0.1, 10.0
 _LOOK_AGAIN_S = 0.05  # for an endpoint that can be asked, where none could
@@ -156,7 +158,7 @@ class RoundCalls:
         call = MemberCall(
             self._plan, needs_capabilities(self._context.query), self._context, stream_sink=self._stream_sink
         )
-        call.silent_since += self._members[index].throttle.paused_s
+        call.silent_since += self._members[index].throttle.wait_s
         member = _AskedMember(index, self._members[index], group, call, hedge_of)
         member.task = asyncio.get_running_loop().create_task(self._ask(member))
         self._asked.append(member)
@@ -175,7 +177,7 @@ class RoundCalls:
             took_s = time.perf_counter() - member.call.silent_since
             self._context.slowest_s = max(self._context.slowest_s, took_s)
         except CallFailed as error:
-            member.reply = _reply(member, error=error.failure)
+            member.reply = _reply(member, error=located(error.failure, member.pool_member.endpoint))
         finally:
             self._on_done(member)
 
@@ -249,7 +251,7 @@ class RoundCalls:
 
     def _silent_in(self, member: _AskedMember) -> float:
         """Seconds until it has been silent for too long; infinite: it may be."""
-        if member.raced or self._controller is None or self._answer_begun:
+        if (member.raced and not self._answered) or self._controller is None or self._answer_begun:
             return math.inf
         now, patience_s = time.perf_counter(), self._patience_s(member)
         left_s = member.call.silent_since - now
@@ -377,6 +379,7 @@ def _parsed(member: _AskedMember, parsed: ParsedReply, completion: Completion) -
         shares=parsed.shares,
         samples=parsed.samples,
         form=parsed.form,
+        reasoning=parsed.reasoning,
     )
 
 

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from focalroute.core.config import PERIODS, Budget, Endpoint, parse_usd
+from focalroute.core.dollars import dollars
 from focalroute.core.errors import BudgetExceeded, ConfigError
 from focalroute.core.receipts import Limit
 from focalroute.money.cost import Bill
@@ -243,6 +244,7 @@ class AskBudget:
         cap: what it may spend, USD; None: no cap of its own.
         spent: settled so far, USD; an unknown cost counts as nothing.
         reserved: held for calls under way, and for those that may have been billed, USD.
+        needed: the least that a call to any endpoint has to reserve, USD; None: not known.
         bills: every attempt that was paid for, or may have been.
         unwritten: the rows that the ledger does not have yet.
     """
@@ -258,6 +260,7 @@ class AskBudget:
         self.cap = cap
         self.spent = Decimal(0)
         self.reserved = Decimal(0)
+        self.needed: Decimal | None = None
         self.bills: list[Bill] = []
         self.unwritten: list[LedgerRow] = []
 
@@ -379,4 +382,14 @@ class AskBudget:
                 f"no endpoint is affordable within {limit.usd:f} USD for this ask (max_usd, or the budget's "
                 "max_usd_per_ask); raise it, lower max_tokens or ask a cheaper pool"
             )
-        return BudgetExceeded(message, limit=limit.usd, spent=limit.spent, reserved=limit.reserved, resets_at=resets_at)
+        message += f". {dollars(limit.spent)} are spent and {dollars(limit.reserved)} held for calls under way"
+        if self.needed is not None:
+            message += f"; the cheapest call has to reserve {dollars(self.needed)}"
+        return BudgetExceeded(
+            message,
+            limit=limit.usd,
+            spent=limit.spent,
+            reserved=limit.reserved,
+            resets_at=resets_at,
+            needed=self.needed,
+        )

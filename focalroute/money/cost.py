@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from focalroute.core.config import Endpoint
+from focalroute.core.dollars import Dollars
 from focalroute.core.records import CostSource, Usage
 from focalroute.store.base import LedgerSum, Store
 
@@ -57,14 +58,14 @@ def typical_cost(endpoint: Endpoint) -> float | None:
     return None if price is None else float(200 * price.prompt + 100 * price.completion) / 1e6
 
 
-def total(costs: Iterable[Decimal | None]) -> Decimal | None:
+def total(costs: Iterable[Decimal | None]) -> Dollars | None:
     """The sum; None if any part is unknown."""
     known = Decimal(0)
     for cost in costs:
         if cost is None:
             return None
         known += cost
-    return known
+    return Dollars(known)
 
 
 @dataclass(frozen=True, slots=True)

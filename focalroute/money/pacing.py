@@ -15,11 +15,18 @@ the learned one, up to e times lower and higher. Without that, a policy whose co
 have all asks under way on one side of it, and then all on the other. Mixing reaches the costs in between, and the mixed
 cost responds to the weight as gently as it is spread. The positions follow a golden-ratio sequence, so that any few
 consecutive asks are spread evenly.
+
+What policies do at the weights they are trained for need be neither the least nor the most that can be spent. At the
+bounds of the weight some asks go to the cheapest endpoint alone (`HIGHEST_WEIGHT`), or to everybody (`LOWEST_WEIGHT`);
+all others are decided at the nearest trained weight. Their share follows D, from none to all within 20 targets, and the
+weight stays at its bound meanwhile. So every target is held from what the cheapest endpoint costs to what all cost, but
+for policies of which nothing shows that asking everybody has more right (see `Policy.served_weight`).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 from decimal import Decimal
@@ -28,8 +35,11 @@ from focalroute.core.config import Budget, parse_usd
 from focalroute.core.records import COST_WEIGHT_RANGE
 from focalroute.store.base import Store
 
-# Policies ignore differences beyond these.
+_log = logging.getLogger("focalroute")
+
+#: At this weight, or a lower one, everybody is asked at once.
 LOWEST_WEIGHT = COST_WEIGHT_RANGE[0] / 2
+#: At this weight, or a higher one, the cheapest endpoint is asked alone.
 HIGHEST_WEIGHT = COST_WEIGHT_RANGE[1] * 2
 
 _RATE = 0.1  # eta
@@ -40,6 +50,9 @@ _DEBT = 1000.0  # the most that D is, either way
 _UNDER_WAY = 4  # asks under way from which on steps are smaller, and weights spread
 _SPREAD = 1.0  # the most that the weight of one ask may be off, in log lambda, either way
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_SILVER = math.sqrt(2) - 1  # of the sequence that chance follows: independent of the other one
+_MIXED = 20.0  # targets, between an owed D and one in hand, along which the share of asks at a bound rises to all
+_TOO_LOW = 1000  # asks in a row of the cheapest alone that cost too much on average: the target cannot be held
 _LATEST = 16  # answers in the store whose weights a new process starts from
 
 
@@ -58,6 +71,7 @@ class Pacer:
         self._debt = 0.0
         self._under_way = 0
         self._begun = 0
+        self._bound, self._beyond = 0, 0.0  # asks in a row of the cheapest alone, and the sum of e over them
         self._lock = threading.Lock()
 
     @property
@@ -70,12 +84,23 @@ class Pacer:
         with self._lock:
             self._under_way += 1
             self._begun += 1
-            return self._cost_weight if self._target is None else self._spread()
+            return self._cost_weight if self._target is None else self._drawn(self._spread())
 
     def _spread(self) -> float:
         """The current weight or one near it; the more asks are under way, the further from it."""
         place = 2.0 * (self._begun * _GOLDEN % 1.0) - 1.0
         return _within(self._log + self._width * place)
+
+    def _drawn(self, weight: float) -> float:
+        """This weight; beyond those that policies are trained for the last of these or, by chance, the bound."""
+        lowest, highest = COST_WEIGHT_RANGE
+        if lowest <= weight <= highest:
+            return weight
+        trained, bound, owed = highest, HIGHEST_WEIGHT, self._debt
+        if weight < lowest:
+            trained, bound, owed = lowest, LOWEST_WEIGHT, -self._debt
+        at_bound = math.isclose(weight, bound) and self._begun * _SILVER % 1.0 < 0.5 + owed / _MIXED
+        return bound if at_bound else trained
 
     @property
     def _width(self) -> float:
@@ -101,9 +126,21 @@ class Pacer:
         repaid = min(max(debt / _REPAID, -_REPAID_AT_A_TIME), _REPAID_AT_A_TIME)
         step = min(max(rate * (error + repaid), -_STEP), _STEP)
         lowest, highest = math.log(LOWEST_WEIGHT) - self._width, math.log(HIGHEST_WEIGHT) + self._width
-        self._log = min(max(self._log + step, lowest), highest)
         self._debt = debt
+        mixing = (self._log >= highest and debt > -_MIXED) or (self._log <= lowest and debt < _MIXED)
+        if not mixing:
+            self._log = min(max(self._log + step, lowest), highest)
         self._cost_weight = _within(self._log)
+        if self._log < highest or debt < _MIXED / 2:
+            self._bound, self._beyond = 0, 0.0
+            return
+        self._bound, self._beyond = self._bound + 1, self._beyond + error
+        if self._bound == _TOO_LOW and self._beyond > 0 and self._target is not None:
+            mean = self._target * (1 + self._beyond / self._bound)
+            _log.warning(
+                "usd_per_query: %.3g cannot be held: the cheapest way to answer costs %.3g. Raise it, or add a cheaper "
+                "endpoint", self._target, mean,
+            )  # fmt: skip
 
 
 def _within(log_weight: float) -> float:

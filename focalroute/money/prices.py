@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from focalroute.core.config import Dialect, Endpoint, Price, parse_decimal
 from focalroute.core.errors import ConfigError
+from focalroute.core.services import service_at
 from focalroute.money.price_library import installed, look_up
 
 _log = logging.getLogger("focalroute")
@@ -133,12 +134,14 @@ def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
         ConfigError: its key is not set.
         NotListed: no such answer came back.
     """
-    headers = {"User-Agent": "focalroute", "Accept-Encoding": "identity"}  # what is packed may unpack to anything
-    key = endpoint.api_key()
-    if key:
+    headers = {"User-Agent": "focalroute", **endpoint.headers}
+    key = endpoint.key()
+    if key and "anthropic" in (endpoint.service, service_at(endpoint.base_url)):  # its list takes no bearer token
+        headers |= {"x-api-key": key.get_secret_value(), "anthropic-version": "2023-06-01"}
+    elif key:
         headers["Authorization"] = f"Bearer {key.get_secret_value()}"
     with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
-        body = thread.submit(asyncio.run, _download(f"{endpoint.base_url}/models", headers, timeout_s)).result()
+        body = thread.submit(asyncio.run, _download(endpoint, headers, timeout_s)).result()
     try:
         found: object = json.loads(body, parse_float=Decimal)
     except (ValueError, RecursionError):
@@ -146,16 +149,20 @@ def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
     return found
 
 
-async def _download(url: str, headers: Mapping[str, str], timeout_s: float) -> bytes:
+async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: float) -> bytes:
     """The body found there, in bounded time and memory; NotListed if there is none."""
     import httpx
 
-    body = bytearray()
+    from focalroute.core.tls import tls_context
+
+    body, url = bytearray(), f"{endpoint.base_url}/models"
+    unpacked = {**headers, "Accept-Encoding": "identity"}  # what is packed may unpack to anything
+    tls = tls_context(endpoint.verify, endpoint.cert)
     try:
         async with (
             asyncio.timeout(_LONGEST_S),  # in all: a service may send a byte at a time for ever
-            httpx.AsyncClient(timeout=timeout_s) as client,
-            client.stream("GET", url, headers=headers) as response,
+            httpx.AsyncClient(timeout=timeout_s, verify=tls, proxy=endpoint.proxy) as client,
+            client.stream("GET", url, headers=unpacked) as response,
         ):
             if response.status_code != 200:
                 raise NotListed(f"HTTP {response.status_code}", response.status_code)

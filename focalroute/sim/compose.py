@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -30,10 +30,11 @@ from focalroute.sim.prompt import (
     read_result,
     told_schema,
 )
-from focalroute.sim.replies import SimulatedReply, SimulatedToken, Voice, count_tokens
+from focalroute.sim.replies import SimulatedReply, SimulatedToken, Voice, count_tokens, think
 
 _PER_MESSAGE, _PER_PROMPT = 4, 3  # tokens of the chat template
 _PER_IMAGE = 85
+_EFFORTS: Mapping[Any, float] = {"none": 0.0, "minimal": 0.125, "low": 0.25, "high": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class SimulatedRequest:
         n: samples.
         top: alternatives to give with each token; None: no log-probabilities.
         room: the token limit of one sample; None: none.
+        thinking: tokens that the model thinks before it answers.
         allowed: the only replies it admits; None: any.
         usage_asked: whether a stream is asked to tell its usage.
         calling: the tool that the question calls for; None: it is answered with text.
@@ -61,6 +63,7 @@ class SimulatedRequest:
     stream: bool
     usage_asked: bool
     calling: Calling | None = None
+    thinking: int = 0
 
 
 def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedModel) -> SimulatedRequest:
@@ -72,6 +75,7 @@ def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedMod
     unknown = sorted(set(body) - dialect.fields) if dialect.fields is not None else []
     if unknown:
         raise RequestRefused(400, f"Unrecognized request argument supplied: {unknown[0]}")
+    dialect.refuse(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise RequestRefused(400, "'messages' must be a non-empty list of messages.")
@@ -96,7 +100,13 @@ def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedMod
         stream=body.get("stream") is True,
         usage_asked=isinstance(options, dict) and options.get("include_usage") is True,
         calling=calling(body, asked) if result is None and dialect.tools else None,
+        thinking=0 if dialect.thinking is None else round(model.thinking * _EFFORTS.get(_effort(body), 1.0)),
     )
+
+
+def _effort(body: Mapping[str, Any]) -> Any:
+    reasoning = body.get("reasoning")
+    return reasoning.get("effort") if isinstance(reasoning, dict) else body.get("reasoning_effort")
 
 
 def _require_able(body: Mapping[str, Any], messages: list[Any], dialect: Dialect, model: SimulatedModel) -> None:
@@ -215,9 +225,9 @@ class Composer:
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", **self._said(reply.text, reply.text)},
+                "message": {"role": "assistant", **self._thought(reply), **self._said(reply.text, reply.text, reply)},
                 "finish_reason": self._finish(reply),
-                **self._logprobs((*reply.tokens, *self._end(reply)), self.dialect.logprobs),
+                **self._logprobs((*reply.thought, *reply.tokens, *self._end(reply)), self.dialect.logprobs),
                 **self.dialect.choice,
             }
             for i, reply in enumerate(self.replies)
@@ -231,6 +241,9 @@ class Composer:
         head = self._head("chat.completion.chunk") | ({"usage": None} if tells and self.dialect.usage_null else {})
         for i in range(len(self.replies)):
             yield {**head, "choices": [self._chunk(i, {"role": "assistant", **self._said("", "")}, None)]}
+        for i, reply in enumerate(self.replies):
+            for delta in self._thought_pieces(reply):
+                yield {**head, "choices": [self._chunk(i, delta, None)]}
         for tokens in itertools.zip_longest(*(reply.tokens for reply in self.replies)):
             for i, token in enumerate(tokens):
                 if token is not None:
@@ -241,11 +254,36 @@ class Composer:
         if tells and when != "last":
             yield {**head, "choices": [], "usage": self._usage()}
 
-    def _said(self, text: str, arguments: str) -> Json:
+    def _thought(self, reply: SimulatedReply) -> Json:
+        """The thinking, where a field of its own has it."""
+        how = self.dialect.thinking
+        return {how.field: _joined(reply.thought)} if how is not None and how.field and reply.thought else {}
+
+    def _written(self, reply: SimulatedReply) -> tuple[str, str]:
+        """What stands before and behind the answer in the content."""
+        how = self.dialect.thinking
+        if how is None or how.field != "" or not reply.thought:
+            return "", ""
+        begun = how.before + _joined(reply.thought)
+        return (begun, "") if not reply.tokens else (begun + how.after, "" if reply.cut else how.end)
+
+    def _thought_pieces(self, reply: SimulatedReply) -> Iterator[Json]:
+        how = self.dialect.thinking
+        if how is None or how.field is None or not reply.thought:
+            return
+        if how.field:
+            yield from ({how.field: token.text} for token in reply.thought)
+            return
+        yield from ({"content": text} for text in (how.before, *(token.text for token in reply.thought)) if text)
+        if reply.tokens:
+            yield {"content": how.after}
+
+    def _said(self, text: str, arguments: str, reply: SimulatedReply | None = None) -> Json:
         """What a message says: its text, or the tool it calls with these arguments."""
         calling = self.request.calling
         if calling is None:
-            return {"content": text}
+            before, behind = self._written(reply) if reply is not None else ("", "")
+            return {"content": f"{before}{text}{behind}"}
         function = {"name": calling.name, "arguments": arguments}
         call = {"index": 0, "id": f"call_{next(_numbers):012x}", "type": "function", "function": function}
         return {"content": None, "tool_calls": [call]}
@@ -284,14 +322,30 @@ class Composer:
         return "length" if reply.cut else "stop" if self.request.calling is None else "tool_calls"
 
     def _usage(self) -> Json:
-        prompt, completion = self.request.prompt_tokens, sum(len(reply.tokens) for reply in self.replies)
+        prompt, answer = self.request.prompt_tokens, sum(len(reply.tokens) for reply in self.replies)
+        thought = sum(len(reply.thought) for reply in self.replies)
         luck = uniforms("usage", self.model, self.request.prompt.key)[0]
-        return {
+        counted = "in" if self.dialect.thinking is None else self.dialect.thinking.counted
+        usage = {
             "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
+            "completion_tokens": answer + (thought if counted in ("in", "details") else 0),
+            "total_tokens": prompt + answer + thought,
             **self.dialect.usage(self.cost, luck),
         }
+        if counted in ("details", "apart"):
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+        return usage
+
+
+def _joined(tokens: Sequence[SimulatedToken]) -> str:
+    return "".join(token.text for token in tokens)
+
+
+def _after_thinking(voice: Voice, index: int, asked: SimulatedRequest) -> SimulatedReply:
+    """A sample and the thinking before it, both within the token limit."""
+    if asked.room is not None and asked.room <= asked.thinking:
+        return SimulatedReply((), cut=True, thought=think(asked.room))
+    return replace(voice.say(index, asked.temperature, asked.seed), thought=think(asked.thinking))
 
 
 def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fault: Fault | None = None) -> Composer:
@@ -307,11 +361,14 @@ def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fau
         asked.prompt,
         allowed=calls or asked.allowed,
         drifted=served.drifted,
-        room=asked.room,
+        room=None if asked.room is None else asked.room - asked.thinking,
         right=0 if calls else None,
     )
-    replies = [voice.say(i, asked.temperature, asked.seed) for i in range(asked.n)]
-    cost = served.bill(asked.prompt_tokens, sum(len(reply.tokens) for reply in replies), fault)
+    replies = [_after_thinking(voice, i, asked) for i in range(asked.n)]
+    starved = "" if dialect.thinking is None else dialect.thinking.starved
+    if starved and not replies[0].tokens:
+        raise RequestRefused(400, starved)
+    cost = served.bill(asked.prompt_tokens, sum(len(reply.thought) + len(reply.tokens) for reply in replies), fault)
     return Composer(dialect, served.model.name, asked, replies, cost)
 
 

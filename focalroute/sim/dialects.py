@@ -101,12 +101,18 @@ _OPENAI_FIELDS = frozenset({
 
 
 class RequestRefused(Exception):
-    """The service refuses a request: an error status, and the error's type or code in its own words."""
+    """The service refuses a request: an error status, and the error's type or code in its own words.
 
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+    ``body``: what it answers; None: as its dialect writes errors.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", body: object | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
+        self.body = body
 
 
 def _top(body: Mapping[str, Any], default: int = 0) -> int | None:
@@ -200,6 +206,26 @@ def _details(cost: Decimal, luck: float) -> Json:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a service tells what a model thought before it answered.
+
+    Attributes:
+        field: of a message; "": it stands in the content; None: it is hidden.
+        before: what stands before it in the content, and ``after`` behind it; ``end`` stands behind the answer.
+        counted: in the usage: among the completion tokens and by itself ("details"), among them alone ("in"), by itself
+            alone ("apart"), or nowhere but in the total ("total").
+        starved: the refusal of a request whose limit leaves no room for an answer; "": the reply is empty.
+    """
+
+    field: str | None = None
+    before: str = ""
+    after: str = ""
+    end: str = ""
+    counted: Literal["details", "in", "apart", "total"] = "details"
+    starved: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """One kind of service.
 
@@ -224,6 +250,8 @@ class Dialect:
         preamble: comment lines that open a stream.
         tools: whether it knows of tools; otherwise they are ignored.
         unable: status and message of a refusal, from what a model cannot do, in two wordings, and its name.
+        refuse: refuses a request for its fields, by `RequestRefused`.
+        thinking: how it tells the thinking of a model that thinks; None: its models do not.
     """
 
     top: Callable[[Mapping[str, Any]], int | None] = _top
@@ -245,6 +273,8 @@ class Dialect:
     preamble: str = ""
     tools: bool = True
     unable: Callable[[str, str, str], tuple[int, str]] = lambda what, _, name: (400, f"{name} does not support {what}")
+    refuse: Callable[[Mapping[str, Any]], None] = lambda body: None
+    thinking: Thinking | None = None
 
     def tells_logprobs(self, *key: object) -> bool:
         """Whether the log-probabilities of this request come back at all."""

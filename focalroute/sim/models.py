@@ -45,6 +45,8 @@ class SimulatedModel:
         jitter_s: half-width of the uniform distribution of that time.
         verbosity: mean length of its thinking aloud before an answer, tokens; it leaves it out where it is told to give
             the answer only, or held to a format.
+        thinking: length of its thinking before it answers, tokens, in dialects of models that think: a quarter of it at
+            low effort, four times as much at high effort.
         wrong_length: how much longer (or shorter) its replies are when wrong.
         tools: whether it takes tools; if not, it refuses requests that have any.
         images: whether it takes images; if not, it refuses requests that have any.
@@ -66,6 +68,7 @@ class SimulatedModel:
     latency_s: float = 0.0
     jitter_s: float = 0.0
     verbosity: int = 0
+    thinking: int = 0
     wrong_length: float = 1.2
     tools: bool = True
     images: bool = True
@@ -84,7 +87,7 @@ class SimulatedModel:
                 self._check(f"{where}[{topic!r}]", 0 <= value <= 1, "give a probability between 0 and 1")
         for where in ("sharpness", "wrong_length"):
             self._check(where, 0 < getattr(self, where) < math.inf, "give a positive number")
-        for where in ("latency_s", "jitter_s", "verbosity"):
+        for where in ("latency_s", "jitter_s", "verbosity", "thinking"):
             self._check(where, 0 <= getattr(self, where) < math.inf, "give a number of at least 0")
         self._check("ending", "{}" in self.ending, "give a text with {} in it, where the answer stands")
         for where in ("input_usd_per_1m", "output_usd_per_1m"):

@@ -21,9 +21,14 @@ from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.sim.faults import Fault, ModelStats
 from focalroute.sim.models import SimulatedModel, default_models
 
-#: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output.
-DialectName = Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal"]
+#: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output;
+#: those behind it are services of models that think (`focalroute.sim.thinking`).
+DialectName = Literal[
+    "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal",
+    "gpt-5", "o-series", "deepseek-r1", "qwen-thinking", "vllm-reasoning", "gpt-oss", "magistral", "gemini", "grok",
+]  # fmt: skip
 
+_SPOKEN = dict.fromkeys(get_args(DialectName)[6:], "openai") | {"vllm-reasoning": "vllm", "qwen-thinking": "vllm"}
 _ROOT = Path(__file__).resolve().parents[2]
 _STOP_S = 5.0
 _CONTROL_S = 30.0
@@ -230,7 +235,7 @@ def pool_endpoints(
             api_key_env=keys.get(model.name),
             input_usd_per_1m=model.input_usd_per_1m,
             output_usd_per_1m=model.output_usd_per_1m,
-            dialect="openai" if (dialect := dialects.get(model.name, "openai")) == "minimal" else dialect,
+            dialect=_SPOKEN.get(dialect := dialects.get(model.name, "openai"), dialect),  # type: ignore[arg-type]
         )
         for model in models
     )

@@ -197,10 +197,11 @@ class SimulatedToken:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedReply:
-    """One sample; ``cut``: it ran into the token limit."""
+    """One sample; ``cut``: it ran into the token limit; ``thought``: what stands before it."""
 
     tokens: tuple[SimulatedToken, ...]
     cut: bool
+    thought: tuple[SimulatedToken, ...] = ()
 
     @property
     def text(self) -> str:
@@ -220,6 +221,11 @@ def tokenise(text: str) -> list[str]:
 def count_tokens(text: str) -> int:
     """How many tokens a text has."""
     return len(_TOKEN.findall(text))
+
+
+def think(length: int) -> tuple[SimulatedToken, ...]:
+    """So many tokens of thinking."""
+    return tuple(_certain(list(islice(cycle(tokenise(_THOUGHT)), length))))
 
 
 class Voice:

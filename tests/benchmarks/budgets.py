@@ -139,7 +139,7 @@ async def work(folder: Path, asks: int, seed: int, limit: str, concurrency: int,
                 if cancel and number % CANCELLED_EVERY == 1:
                     await asyncio.sleep(0.02 if concurrency else 0.004 * number)  # some begun, some still waiting
                     ask.cancel()
-                (got,) = await asyncio.gather(ask, return_exceptions=True)
+                got: object = (await asyncio.gather(ask, return_exceptions=True))[0]
                 if isinstance(got, Answer):
                     assert got.cost is not None
                     receipts.append(got.cost)

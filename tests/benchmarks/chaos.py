@@ -180,7 +180,7 @@ class _Watch:
         self.degraded.update({said.split(":")[0] for said in answer.degraded})
         self.errors.update(call.error.kind for call in answer.receipt.calls if call.error)
         self.hedges += sum(call.hedge_of is not None for call in answer.receipt.calls)
-        await self._ensemble.feedback(answer, label=question.label)
+        await self._ensemble.feedback(answer, label_index=question.label)
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:

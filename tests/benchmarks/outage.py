@@ -89,7 +89,7 @@ class _Asking:
         began = time.perf_counter()
         answer = await self.ensemble.ask(question.text, choices=question.choices)
         seconds = time.perf_counter() - began
-        await self.ensemble.feedback(answer, label=question.label)
+        await self.ensemble.feedback(answer, label_index=question.label)
         called = any(call.endpoint == BEST and call.attempts for call in answer.receipt.calls)
         return Asked(answer.choice == question.label, called, seconds)
 

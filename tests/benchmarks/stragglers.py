@@ -56,7 +56,7 @@ async def run(pool: SimulatedPool, asks: int, concurrency: int, settings: dict[s
                 outcome.calls += len(answer.receipt.calls)
                 outcome.cancelled += sum(bool(c.error and c.error.kind == "cancelled") for c in answer.receipt.calls)
                 outcome.usd += float(answer.cost or 0)
-                await ensemble.feedback(answer, label=question.label)
+                await ensemble.feedback(answer, label_index=question.label)
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
         outcome.believed = ensemble.stats().endpoints[SLOWEST].accuracy

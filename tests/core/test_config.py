@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -81,11 +83,11 @@ def test_without_a_budget_table_there_is_no_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (f'{ONE}baseurl = "https://x/v1"\n', r"endpoint\[0\]: unknown key 'baseurl'; known keys: .*base_url"),
+        (f'{ONE}baseurl = "https://x/v1"\n', r"endpoint\[0\]: unknown key 'baseurl'; did you mean 'base_url'\?"),
         (f'{ONE}client = "x"\n', r"endpoint\[0\]: unknown key 'client'"),
         (
             f"{ONE}[budget]\nusd_per_day = 1\n",
-            "budget: unknown key 'usd_per_day'; known keys: .*max_usd_per_ask, usd_per_period",
+            "budget: unknown key 'usd_per_day'; did you mean 'usd_per_period'",
         ),
         (f"{ONE}[endpoints]\nx = 1\n", r"unknown key 'endpoints'; a pool file has \[\[endpoint\]\]"),
         ('[[endpoint]]\nmodel = "m"\n', r"endpoint\[0\]: name: required"),
@@ -268,7 +270,7 @@ def test_usual_variable_names_are_taken(name: str) -> None:
 def test_a_mistaken_key_in_any_field_is_not_repeated_in_the_error(tmp_path: Path) -> None:
     for field in ("dialect", "timeout_s", "n", "input_usd_per_1m", "params", "api_key", "base_url"):
         for build in (
-            lambda field=field: make(**{field: SECRET}),
+            lambda field=field: make(**{field: SECRET + " \n" if field != "api_key" else f"{SECRET}\nX-Evil: 1"}),
             lambda field=field: load_pool(pool_file(tmp_path, f'{ONE}{field} = "{SECRET}"\n')),
         ):
             with pytest.raises(ConfigError, match=field) as caught:
@@ -283,15 +285,35 @@ def test_a_mistaken_key_in_any_field_is_not_repeated_in_the_error(tmp_path: Path
 def test_the_key_is_read_when_wanted_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = make(base_url="https://x/v1", api_key_env="SOME_KEY")
     monkeypatch.setenv("SOME_KEY", SECRET + "\n")
-    key = endpoint.api_key()
+    key = endpoint.key()
     assert isinstance(key, SecretStr)
     assert key.get_secret_value() == SECRET
     shown = [str(key), repr(key), f"{key}", str(endpoint), repr(endpoint), repr([endpoint]), str(vars(endpoint))]
     assert not any(SECRET in text for text in shown)
 
 
+def test_a_key_that_the_program_gives_is_shown_nowhere() -> None:
+    for given in (SECRET, f" {SECRET}\n", SecretStr(SECRET)):
+        endpoint = make(base_url="https://x/v1", api_key=given)
+        key = endpoint.key()
+        assert key is not None
+        assert key.get_secret_value() == SECRET
+        shown = [
+            str(endpoint),
+            repr(endpoint),
+            str(vars(endpoint)),
+            repr(asdict(endpoint)),
+            json.dumps(asdict(endpoint), default=str),
+        ]
+        assert not any(SECRET in text for text in shown)
+    with pytest.raises(ConfigError, match="give one of them"):
+        make(api_key=SECRET, api_key_env="SOME_KEY")
+    with pytest.raises(ConfigError, match="unencrypted"):
+        validate_pool([make(base_url="http://api.openai.com/v1", api_key=SECRET)])
+
+
 def test_without_a_variable_there_is_no_key() -> None:
-    assert make(base_url="https://x/v1").api_key() is None
+    assert make(base_url="https://x/v1").key() is None
 
 
 @pytest.mark.parametrize("value", [None, "", "  \n"])
@@ -301,7 +323,7 @@ def test_a_variable_that_is_not_set_is_a_config_error(monkeypatch: pytest.Monkey
     else:
         monkeypatch.setenv("SOME_KEY", value)
     with pytest.raises(ConfigError, match="'a': the environment variable SOME_KEY is not set"):
-        make(api_key_env="SOME_KEY").api_key()
+        make(api_key_env="SOME_KEY").key()
 
 
 @pytest.mark.parametrize("value", [f"{SECRET}\r\nX-Evil: 1", f"{SECRET}\u2019", f"{SECRET}\x7f"])
@@ -310,7 +332,7 @@ def test_a_key_that_could_break_a_header_is_refused_and_not_repeated(
 ) -> None:
     monkeypatch.setenv("SOME_KEY", value)
     with pytest.raises(ConfigError, match="SOME_KEY holds characters") as caught:
-        make(api_key_env="SOME_KEY").api_key()
+        make(api_key_env="SOME_KEY").key()
     assert SECRET not in str(caught.value)
 
 
@@ -382,7 +404,7 @@ def test_a_pool_to_ask_needs_addresses_but_one_to_replay_does_not() -> None:
 
 def test_a_pool_holds_endpoints_only() -> None:
     with pytest.raises(ConfigError, match="expected Endpoint objects, got str"):
-        validate_pool("pool.toml")  # type: ignore[arg-type]
+        validate_pool("pool.toml")
 
 
 @pytest.mark.parametrize("amount", [0, -1, "NaN", "Infinity", "free", True, None])

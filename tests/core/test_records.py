@@ -98,7 +98,7 @@ def test_a_receipt_goes_through_json_with_money_as_decimal_strings() -> None:
     assert Decimal(read["calls"][0]["cost"]) == Decimal("0.00000012") == Decimal(read["calls"][0]["usage"]["cost_usd"])
     assert read["calls"][1]["cost"] is None
     error = {"kind": "status", "message": "busy", "status": 503, "retry_after_s": 1.5, "lacks": None}
-    assert read["calls"][1]["error"] == error
+    assert read["calls"][1]["error"].items() >= error.items()
     assert (read["answer_id"], read["policy_version"], read["tags"]) == ("id", 3, ["t"])
     assert set(read) == {field.name for field in dataclasses.fields(Receipt)}
     assert set(read["calls"][0]) == {field.name for field in dataclasses.fields(Call)}

@@ -40,7 +40,7 @@ def endpoints(url: str, count: int = 1) -> list[Endpoint]:
 def test_what_may_pass_is_repeated_and_counted_on_the_receipt(status: int) -> None:
     with saying((status, {})) as server, Ensemble(endpoints(server.url)) as ensemble:
         answer = ensemble.ask("?", answer="number")
-        assert answer.value == "42"
+        assert answer.value == 42
         assert [call.attempts for call in answer.receipt.calls] == [2]
         assert ensemble.stats().endpoints["e0"].calls == 2
 

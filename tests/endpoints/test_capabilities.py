@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from aiohttp import web
 
+from focalroute import Ensemble
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import NONE, Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from tests.loopback import Server, completion, json_reply, serving, sse
+from tests.loopback import Received, Server, completion, json_reply, serving, sse, until
 
 ALL = Capabilities(logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
@@ -59,7 +61,10 @@ class Service:
 
     def choice(self, index: int, body: Any) -> dict[str, Any]:
         held = "response_format" in body and self.able.structured_choice
-        text = json.dumps({"answer": "Q"}) if held else "B"
+        text = "B"
+        if held:
+            wanted = body["response_format"]["json_schema"]["schema"]["properties"]["answer"]["enum"]
+            text = json.dumps({"answer": wanted[0]})
         choice: dict[str, Any] = {"index": index, "message": {"content": text}, "finish_reason": "stop"}
         if body.get("logprobs") and self.able.logprobs:
             top = min(self.able.top_logprobs, body.get("top_logprobs", 0))
@@ -180,3 +185,64 @@ def test_the_key_names_service_model_and_dialect_and_no_secret() -> None:
     client = openai.AsyncOpenAI(api_key="sk-secret", base_url="http://h/v1")
     assert capabilities.key(Endpoint("e", model="m", client=client, dialect="vllm")) == "http://h/v1 m vllm"
     asyncio.run(client.close())
+
+
+# -- beside the first ask ----------------------------------------------------------------------------------------------
+
+
+def asks(received: list[Received]) -> list[Any]:
+    """The bodies of the calls that ask the user's question."""
+    return [one.body for one in received if "Which planet" in str(one.body["messages"])]
+
+
+@pytest.mark.parametrize("refusal", [None, 400])
+def test_what_is_only_hoped_for_costs_no_answer(refusal: int | None, tmp_path: Path) -> None:
+    """The first closed question asks for all. Refused, it is put plainly; ignored, the text counts."""
+    with (
+        serving(Service(NONE, refusal)) as server,
+        Ensemble([Endpoint("e", model="m", base_url=server.url)], store=tmp_path / "s.db") as ensemble,
+    ):
+        answer = ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
+        assert (answer.text, answer.replies[0].method) == ("Saturn", "parsed")
+        assert answer.degraded == ()
+        first, *plain = asks(server.received)
+        assert (first["top_logprobs"], "response_format" in first, len(plain)) == (
+            20,
+            True,
+            0 if refusal is None else 1,
+        )
+        assert not any("logprobs" in body or "response_format" in body for body in plain)
+        known = ensemble._async._pool._members[0]
+        until(lambda: known._capabilities == NONE)
+        ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
+        assert "logprobs" not in asks(server.received)[-1]
+
+
+def test_the_first_question_has_all_that_is_there() -> None:
+    with serving(Service(ALL)) as server, Ensemble([Endpoint("e", model="m", base_url=server.url)]) as ensemble:
+        answer = ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
+        assert answer.replies[0].method == "logprobs"
+        assert len(asks(server.received)) == 1
+
+
+def test_checks_keep_to_the_limits_and_are_not_repeated_at_once_where_they_fail() -> None:
+    """An endpoint that takes one call at a time gets no more; one whose check fails is asked all the same."""
+    under_way, most = 0, 0
+
+    async def handle(request: web.Request, body: Any) -> web.StreamResponse:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.02)
+        under_way -= 1
+        if "Which planet" not in str(body["messages"]):
+            return json_reply({}, 401)
+        return await Service(ALL)(request, body)
+
+    with serving(handle) as server:
+        one = Endpoint("e", model="m", base_url=server.url, max_concurrency=1)
+        with Ensemble([one]) as ensemble:
+            for _ in range(5):
+                ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
+        assert len(server.received) == 5 + 1
+    assert most == 1

@@ -115,4 +115,4 @@ def test_the_last_endpoint_is_never_out(service: Service, settings: dict[str, An
         states = [one.breaker for one in ensemble.stats().endpoints.values()]
         assert [state == "closed" for state in sorted(states)] == [True, False]
         service.down.clear()
-        assert ask(ensemble)[0].value == "42"
+        assert ask(ensemble)[0].value == 42

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -176,17 +177,18 @@ def test_when_every_member_is_hostile_the_error_is_typed(pool: SimulatedPool) ->
     check_reply(reply, "protocol")
 
 
-@pytest.mark.parametrize("ready", [False, True], ids=["own", "ready"])
+@pytest.mark.parametrize("way", ["own", "openai", "httpx"])
 @pytest.mark.parametrize("kind", ["flood", "bomb"])
-def test_memory_is_bounded_whatever_is_sent(pool: SimulatedPool, kind: str, ready: bool) -> None:
+def test_memory_is_bounded_whatever_is_sent(pool: SimulatedPool, kind: str, way: str) -> None:
     """Of 50 MB no more is read, nor unpacked, than a reply may have; then the client hangs up."""
     pool.set("hostile", faults=fault(kind, 50_000_000))
     url = str(pool.endpoints[1].base_url)
 
     async def run() -> int:
         clients = HttpClients()
-        async with openai.AsyncOpenAI(api_key="none", base_url=url) as client:
-            where: dict[str, Any] = {"client": client} if ready else {"base_url": url}
+        async with openai.AsyncOpenAI(api_key="none", base_url=url) as client, httpx.AsyncClient() as http_client:
+            where: dict[str, Any] = {"client": client} if way == "openai" else {"base_url": url}
+            where |= {"http_client": http_client} if way == "httpx" else {}
             caller = EndpointClient(Endpoint("hostile", model="hostile", **where), clients)
             with pytest.raises(CallFailed):
                 await caller.complete(Request(STREAMED.messages, 8))  # all that is loaded on first use is there

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from focalroute import AsyncEnsemble, Endpoint, Ensemble
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
-from focalroute.endpoints.rate_limits import Rolling, Throttle, pause_of
+from focalroute.endpoints.rate_limits import AdmittedCall, Rolling, Throttle, pause_of
 from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_everybody, ask_the_cheapest
 
@@ -144,6 +144,51 @@ def test_a_429_halves_the_calls_at_a_time_and_successes_bring_them_back() -> Non
     turns(work)
 
 
+def refused(status: int, retry_after_s: float | None = None) -> Failure:
+    return Failure("status", f"HTTP {status}", status, retry_after_s=retry_after_s)
+
+
+def test_one_call_at_a_time_may_find_out_whether_a_pause_is_still_needed() -> None:
+    async def work(throttle: Throttle) -> None:
+        throttle.leave(await throttle.enter(0, within_s=5), None, refused(503, 30))
+        assert (throttle.ready, throttle.triable, throttle.wait_s) == (False, True, 0)
+        trial = await throttle.enter(0, within_s=5)
+        assert not throttle.triable
+        with pytest.raises(CallFailed):
+            await throttle.enter(0, within_s=5)
+        throttle.leave(trial, None, refused(500))  # which does not ask for a wait
+        assert throttle.triable
+        throttle.leave(await throttle.enter(0, within_s=5), None, refused(503, 20))
+        assert not throttle.triable
+        assert throttle.wait_s > 20
+
+    turns(work)
+
+
+def test_who_waits_for_a_pause_goes_on_once_it_is_lifted() -> None:
+    async def work(throttle: Throttle) -> None:
+        throttle.leave(await throttle.enter(0, within_s=5), None, refused(503, 30))
+        trial = await throttle.enter(0, within_s=5)
+        waiting = asyncio.create_task(throttle.enter(0, within_s=50))
+        await asyncio.sleep(0)
+        throttle.leave(trial, 5, None)
+        assert throttle.ready
+        throttle.leave(await asyncio.wait_for(waiting, 10), 5, None)
+
+    turns(work)
+
+
+def test_no_call_passes_a_pause_for_a_rate_limit() -> None:
+    async def work(throttle: Throttle) -> None:
+        throttle.leave(await throttle.enter(0, within_s=5), None, refused(429, 30))
+        throttle.leave(AdmittedCall(time.monotonic(), throttle._gates.here()), None, refused(503, 30))
+        assert not throttle.triable
+        with pytest.raises(CallFailed):
+            await throttle.enter(0, within_s=5)
+
+    turns(work)
+
+
 def test_refused_again_and_again_it_is_down_to_one_and_no_further() -> None:
     async def work(throttle: Throttle) -> None:
         for _ in range(9):
@@ -161,7 +206,7 @@ def test_the_wait_for_a_place_counts_towards_the_time_that_a_wait_is_worth() -> 
         first = await throttle.enter(0, 10)
         second = asyncio.create_task(throttle.enter(0, 10.05))
         await asyncio.sleep(0.1)
-        throttle.leave(first, None, Failure("status", "HTTP 503", 503, 10.0))
+        throttle.leave(first, None, refused(429, 10.0))
         with pytest.raises(CallFailed, match="limit"):
             await asyncio.wait_for(second, 5)
 
@@ -254,7 +299,7 @@ def test_where_nobody_else_is_left_to_answer_an_endpoint_is_waited_for(tmp_path:
         with Ensemble(pool, policy=ask_everybody(tmp_path), explore=False) as ensemble:
             answers = [ensemble.ask("?", answer="number") for _ in range(3)]
     assert [call.endpoint for call in answers[2].receipt.calls] == ["fails", "full"]
-    assert answers[2].value == "42"
+    assert answers[2].value == 42
 
 
 def test_alone_an_endpoint_is_waited_for() -> None:

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from focalroute import Answer, Budget, DeadlineExceeded, Endpoint, Ensemble
+from focalroute import Answer, Budget, DeadlineExceeded, Endpoint, Ensemble, PoolError
 from focalroute.endpoints.round import RaceAllowance
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving, until
@@ -39,6 +39,7 @@ class Service:
         self.status: dict[str, int] = {}
         self.headers: dict[str, dict[str, str]] = {}
         self.hanging: set[str] = set()
+        self.hanging_checks = False
         self.delays: dict[str, float] = {}
         self.calls: list[str] = []
         self.left = threading.Event()
@@ -47,7 +48,8 @@ class Service:
         name = body["model"]
         self.calls.append(name)
         try:
-            await asyncio.sleep(LONG_S if name in self.hanging else self.delays.get(name, 0.001))
+            hangs = name in self.hanging or (self.hanging_checks and "Which number is larger" in str(body["messages"]))
+            await asyncio.sleep(LONG_S if hangs else self.delays.get(name, 0.001))
         except asyncio.CancelledError:
             self.left.set()
             raise
@@ -183,22 +185,13 @@ def test_the_deadline_holds_while_somebody_is_given_up(
         assert time.monotonic() - began < LONG_S / 2
 
 
-def test_nobody_waits_long_to_find_out_what_an_endpoint_can_do(server: Server, service: Service) -> None:
-    """The probe hangs; so the question is put plainly."""
-    answered: list[Answer] = []
+def test_nobody_waits_to_find_out_what_an_endpoint_can_do(server: Server, service: Service) -> None:
+    """Its check hangs; the question is put at once, with all that may be there."""
     with Ensemble(pool(server, "a")) as ensemble:
-        warm_up(ensemble)
-        service.hanging.add("a")
-        asking = threading.Thread(
-            target=lambda: answered.append(ensemble.ask("?", choices=["red", "blue"], deadline_s=4.0))
-        )
-        asking.start()
-        until(lambda: len(service.calls) == 2)
-        service.hanging.clear()  # the probe's first call hangs on
         service.says["a"] = "red"
-        asking.join()
-    assert answered[0].text == "red"
-    assert answered[0].receipt.calls[0].method == "parsed"
+        service.hanging_checks = True
+        assert ensemble.ask("?", choices=["red", "blue"], deadline_s=60).text == "red"
+        until(lambda: len(service.calls) == 2)
 
 
 # -- later than usual --------------------------------------------------------------------------------------------------
@@ -282,6 +275,35 @@ def test_whoever_is_told_to_come_back_later_does_not_keep_the_ask_waiting(
     assert service.calls.count("a") == 2
 
 
+def test_where_everybody_wants_to_be_asked_later_one_call_finds_out_who_answers_now(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    with Ensemble(pool(server, "a", "b"), policy=ask_the_cheapest(tmp_path), explore=False, attempts=1) as ensemble:
+        warm_up(ensemble)
+        for name in "ab":
+            service.status[name], service.headers[name] = 503, {"Retry-After": "15"}
+        with pytest.raises(PoolError):
+            ensemble.ask("?", answer="number", deadline_s=LONG_S)
+        service.status.clear()
+        answers = [ensemble.ask("?", answer="number", deadline_s=LONG_S) for _ in range(2)]
+    assert max(answer.receipt.latency_s for answer in answers) < 5
+
+
+def test_who_was_raced_in_vain_is_given_up_once_another_has_answered(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
+    service.status["c"] = 500
+    with Ensemble(pool(server, "a", "b", "c"), **settings) as ensemble:
+        for _ in range(5):  # then c is out of use, and asked only to race one that is silent
+            ensemble.ask("?", answer="number")
+        service.hanging.add("a")
+        service.delays["b"] = 0.5
+        answer = ensemble.ask("?", answer="number", deadline_s=LONG_S)
+    assert kinds(answer) == {"a": "timeout", "b": "ok", "c": "status"}
+    assert answer.receipt.latency_s < 0.4 * LONG_S
+
+
 def test_no_more_than_a_tenth_of_all_calls_is_made_because_others_are_silent() -> None:
     allowance = RaceAllowance()
     for _ in range(1000):
@@ -337,7 +359,7 @@ def test_what_was_cancelled_is_said_to_be_saved_and_settled_to_the_same_cents_ev
     assert (
         receipt.saved
         == given_up.saved
-        == pytest.approx(before.cost / before.calls * Decimal(left), abs=Decimal("1e-11"))
+        == pytest.approx(Decimal(before.cost or 0) / before.calls * Decimal(left), abs=Decimal("1e-11"))
     )
     assert given_up.cost_source == ("reserved" if budget else "unknown")
     assert (receipt.cost is None) == (budget is None)

@@ -10,6 +10,7 @@ probabilities are had, best first:
 3. the sampled token's log-probability alone: the mass of the answer given, the rest unknown;
 4. one reply, parsed: a vote, no probabilities.
 
+A model that thinks first is not asked for samples, which would cost it as many trains of thought, unless the query is.
 Samples come before (3) because they say something of the other choices too. Structured answers are held to their schema
 where that is possible, and checked in any case. All other free-form questions are passed on as is; where several
 samples are wanted of them, one request draws them (Wang et al. 2023, self-consistency, arXiv 2203.11171) from an
@@ -19,14 +20,14 @@ endpoint that can do that, and the share of each answer is counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.answers.structured import Structure
 from focalroute.answers.tool_calls import ToolOffer, parse_calls
 from focalroute.core.errors import CallFailed
-from focalroute.core.records import Failure, Method, Query
+from focalroute.core.records import Failure, Method, Query, Usage
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.endpoints.elicit.parse import DECORATION, ChoiceParser, choice_parser
@@ -38,14 +39,16 @@ from focalroute.endpoints.elicit.probabilities import (
 )
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 
-#: Enough for a letter and the sentence some models put around it. A model that reasons aloud needs more: set
-#: ``max_tokens`` in the endpoint's ``params``.
+#: Enough for a letter and the sentence some models put around it; what a model thinks before has room of its own
+#: (`focalroute.endpoints.quirks`).
 MAX_TOKENS = 32
 #: Of free-form samples: they have to differ, and still to be good (that paper uses 0.5 to 0.7).
 TEMPERATURE = 0.7
 
 _NO_ANSWER = "the reply holds no answer of the kind asked for"
 _NOT_VALID = "the reply is no JSON that is valid against the schema"
+_CUT = ("length", "content_filter")
+_MOST_REPAIRED = 20_000  # characters of a reply that is shown to its writer again
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class ParsedReply:
         shares: of several samples of a free-form answer, see `Reply`; None: there was one.
         samples: how many they were counted from.
         form: the normal form of the answer in ``text`` to a free-form question.
+        reasoning: what was thought before ``text``; None: nothing that is known.
     """
 
     text: str
@@ -72,6 +76,19 @@ class ParsedReply:
     shares: tuple[tuple[str, float], ...] | None = None
     samples: int = 1
     form: str | None = None
+    reasoning: str | None = None
+
+
+class NotValid(CallFailed):
+    """A structured reply that is not valid against its schema.
+
+    Attributes:
+        repair: how to ask for it once more; None: it was asked for again already, or was cut off.
+    """
+
+    def __init__(self, failure: Failure, usage: Usage | None, repair: Plan | None) -> None:
+        super().__init__(failure, usage)
+        self.repair = repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,8 @@ class Plan:
         kind: of a free-form question's answer.
         otherwise: how to put it where this is refused, for the schema it is held to or as there are no likelihoods to
             be had; None: there is no other way.
+        repairs: whether it asks for a structured reply once more.
+        hopeful: whether log-probabilities that do not come back are done without.
     """
 
     request: Request
@@ -91,6 +110,8 @@ class Plan:
     choices: tuple[str, ...] | None
     kind: AnswerKind | None = None
     fallback: Plan | None = None
+    repairs: bool = False
+    hopeful: bool = False
 
     def read(self, completion: Completion) -> ParsedReply:
         """The reply's answer.
@@ -99,15 +120,45 @@ class Plan:
             CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
             ConfigError: the caller's own normaliser gives something else than a string or None.
         """
+        parsed = self._read(completion)
+        said = (sample.reasoning for sample in completion.choices if sample.text == parsed.text)
+        return replace(parsed, reasoning=next(said, "") or None)
+
+    def _read(self, completion: Completion) -> ParsedReply:
         samples = completion.choices[: self.request.n]  # an endpoint has no more votes than samples asked for
         if self.choices is None:
-            return self._called(completion) or _free_form(completion, samples, self.kind)
+            called = self._called(completion)
+            if called is not None:
+                return called
+            try:
+                return _free_form(completion, samples, self.kind)
+            except CallFailed as error:
+                if not isinstance(self.kind, Structure):
+                    raise
+                raise NotValid(error.failure, error.usage, self._repair(samples[0], self.kind)) from None
         if self.method == "likelihood":
             return _likeliest(completion, self.choices)
         reader = choice_parser(self.choices)
         if self.method == "samples" and len(samples) > 1:
             return _counted(completion, samples, reader)
+        if self.hopeful and completion.choices[0].tokens is None:
+            return _single(completion, reader, "parsed")
         return _single(completion, reader, self.method)
+
+    def _repair(self, said: CompletionChoice, structure: Structure) -> Plan | None:
+        """How to ask once more for a structured reply that is not valid, showing what is wrong with it."""
+        if self.repairs or said.finish_reason in _CUT:
+            return None
+        asked = (
+            {"role": "assistant", "content": said.text[:_MOST_REPAIRED] or "{}"},
+            {"role": "user", "content": f"That is not valid: {structure.problem(said.text)}.\n{structure.instruction}"},
+        )
+        request = replace(self.request, messages=(*self.request.messages, *asked))
+        return replace(self, request=request, fallback=None, repairs=True)
+
+    def hoping(self) -> Plan:
+        """The same for an endpoint of which it is not known what it can do."""
+        return replace(self, fallback=self.fallback and self.fallback.hoping(), hopeful=True)
 
     def _called(self, completion: Completion) -> ParsedReply | None:
         """The tools that a reply calls; None: it does not."""
@@ -148,7 +199,7 @@ def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
         request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
         return Plan(request, "logprobs", choices)
-    if capabilities.n and samples > 1:
+    if capabilities.n and samples > 1 and (query.samples or not capabilities.thinks):
         request = Request(messages, MAX_TOKENS, 1.0, samples, None, held, params=query.params)
         return Plan(request, "samples", choices)
     if capabilities.logprobs:
@@ -165,7 +216,7 @@ def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
     """Held to the schema where that can be; else, or where just this schema is refused, the prompt has it."""
     told = Request(append_text(query.messages, structure.instruction), None, params=query.params)
     fallback = Plan(told, "text", None, structure)
-    if not held or "response_format" in query.params:
+    if not held or not structure.is_object or "response_format" in query.params:
         return fallback
     params = {**query.params, "response_format": structure.response_format}
     return Plan(Request(query.messages, None, params=params), "text", None, structure, fallback)
@@ -259,4 +310,4 @@ def _why(sample: CompletionChoice, fallback: str = "the reply names none of the 
 
 
 def _unusable(completion: Completion, why: str) -> CallFailed:
-    return CallFailed(Failure("unusable", why), completion.usage)
+    return CallFailed(Failure("unusable", why, cut=completion.choices[0].finish_reason == "length"), completion.usage)

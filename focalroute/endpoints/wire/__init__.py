@@ -17,6 +17,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.endpoints.wire.fields import (
     Token,
+    answer_tokens,
     content_of,
     protocol_error,
     reported_error,
@@ -24,6 +25,7 @@ from focalroute.endpoints.wire.fields import (
     tokens_of,
     usage_of,
 )
+from focalroute.endpoints.wire.thinking import begins_thinking, split_thinking, thinking_of
 
 CapField = Literal["max_tokens", "max_completion_tokens"]
 
@@ -69,12 +71,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CompletionChoice:
-    """One sample. ``tokens`` is None where no (credible) log-probabilities came back."""
+    """One sample.
+
+    Attributes:
+        text: the answer, without the thinking before it.
+        tokens: of the answer; None where no (credible) log-probabilities came back.
+        reasoning: the thinking, as far as it is told.
+        unopened: whether the text began within the thinking, with no mark that said so.
+    """
 
     text: str
     finish_reason: str | None
     tokens: tuple[Token, ...] | None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    reasoning: str = field(default="", repr=False)
+    unopened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,4 +216,9 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
         raise protocol_error("a message's content is not text", usage)
     calls = message.get("tool_calls")
     calls = tuple(c for c in calls if isinstance(c, dict)) if isinstance(calls, list) else ()
-    return CompletionChoice(text, text_of(choice.get("finish_reason")), tokens_of(choice.get("logprobs")), calls)
+    unopened = begins_thinking(text)
+    within, text = split_thinking(text)
+    reasoning, tokens = thinking_of(message) or within, tokens_of(choice.get("logprobs"))
+    if reasoning and tokens:
+        tokens = answer_tokens(tokens, text)
+    return CompletionChoice(text, text_of(choice.get("finish_reason")), tokens, calls, reasoning, unopened)

@@ -71,13 +71,28 @@ def usage_of(usage: object) -> Usage | None:
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    cached = count_of(_within(usage, "prompt_tokens_details", "cached_tokens")) or 0
-    reasoning = count_of(_within(usage, "completion_tokens_details", "reasoning_tokens")) or 0
+    cached = _first_count(usage, "prompt_tokens_details.cached_tokens", "prompt_cache_hit_tokens", "cached_tokens")
+    reasoning = _first_count(usage, "completion_tokens_details.reasoning_tokens", "reasoning_tokens")
     if cached > prompt:
         return None
-    if reasoning > completion:  # the service counts them apart; a Usage counts them in
+    apart = (count_of(usage.get("total_tokens")) or 0) - prompt - completion  # xAI and Gemini count thinking only there
+    if apart > 0 or reasoning > completion:  # a Usage counts it in
+        reasoning = max(reasoning, apart)
         completion += reasoning
     return Usage(prompt, completion, cached, reasoning, _cost(usage))
+
+
+def _first_count(usage: Mapping[str, Any], *paths: str) -> int:
+    """The first credible count at one of these places; 0 if there is none.
+
+    Cached tokens: OpenAI, DeepSeek (https://api-docs.deepseek.com/guides/kv_cache), Together.
+    """
+    for path in paths:
+        details, _, name = path.rpartition(".")
+        count = count_of(_within(usage, details, name) if details else usage.get(name))
+        if count is not None:
+            return count
+    return 0
 
 
 def _within(usage: Mapping[str, Any], details: str, name: str) -> object:
@@ -130,6 +145,18 @@ def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
     known = tuple(token for token in tokens if token is not None)
     silent = all(token.logprob == 0 and not any(token.top.values()) for token in known)
     return None if silent else known
+
+
+def answer_tokens(tokens: Sequence[Token], text: str) -> tuple[Token, ...] | None:
+    """The tokens that spell an answer, of all those of a reply that thought before it; None if they do not."""
+    at = "".join(token.text for token in tokens).rfind(text.strip()) if text.strip() else -1
+    if at < 0:
+        return None
+    for i, token in enumerate(tokens):
+        at -= len(token.text)
+        if at < 0:
+            return tuple(tokens[i:])
+    return None
 
 
 def echoed_tokens(logprobs: object) -> tuple[Token, ...] | None:

@@ -1,20 +1,28 @@
-"""An error status, without I/O: what may be told of it, and when to come back."""
+"""An error status, without I/O: what the service says is wrong, what it does not take, and when to come back."""
 
 from __future__ import annotations
 
 import email.utils
+import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from focalroute.core.records import Failure
 
 #: Each is a field of `Endpoint`.
 Feature = Literal["tools", "images", "json_schema"]
 
+#: `Failure.lacks` of a request that wants more tokens than the model can give.
+ROOM = "so many tokens"
+#: The statuses by which a service refuses something in the request.
+REFUSING = (400, 403, 404, 422)
+
 _LONGEST = 2000  # characters of a message that are looked at
+_MOST_TOLD = 300  # characters of it that are told on
+_DEEPEST = 6  # errors within errors
 
 # Of the service or its model. A message about the caller's own tools, images or schema must not match: one bad image
 # would shut the endpoint to all others.
@@ -38,42 +46,166 @@ _SAID: Mapping[Feature, re.Pattern[str]] = {
     ),
 }  # fmt: skip
 
+#: Fields of a request that a service may not take.
+FIELDS = (
+    "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n", "temperature", "top_p", "stream_options",
+    "presence_penalty", "frequency_penalty", "prompt_cache_key", "reasoning_effort", "verbosity", "structured_outputs",
+)  # fmt: skip
+_REFUSED = re.compile(
+    r"unsupported|(?:not|n't|never) (?:be )?(?:support|allow|permit|enabl|accept)|unrecogni[sz]ed|unknown|unexpected"
+    r"|forbidden",
+    re.IGNORECASE,
+)
+_FIELD = re.compile(rf"(?<![a-z_])(?:{'|'.join(sorted(FIELDS, key=len, reverse=True))})(?![a-z_])")
+_TOO_MUCH = re.compile(
+    r"too (?:large|high)|at most|(?:great|less)er? than|exceeds?\b|maximum|valid range", re.IGNORECASE
+)
+_CAMEL = re.compile(r"(?<=[a-z])[A-Z]")
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_KEY = re.compile(
+    r"\b(?:sk|pk|rk|gsk|xai|tgp|fw|csk|key)[-_][\w*.-]{4,}|\bAIza[\w-]{4,}|\bBearer\s+\S+|\w*\*{3,}[\w*.-]*"
+)
+_CUT = "max_tokens or model output limit was reached"  # what OpenAI says of a model that was still thinking
 
 
 def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
-    """The failure that an error status stands for; ``secrets`` are texts of which nothing may be told."""
-    code = _error_code(payload, secrets)
-    lacks = unsupported(_message(payload))
-    said = code if lacks is None else f"takes no {lacks}"
+    """The failure that an error status stands for.
+
+    Args:
+        secrets: the JSON that was sent, and the key: texts of which nothing may be told.
+    """
+    message = _message(payload)[:_LONGEST]
+    private = ["\n".join(_texts(secrets[0])), *secrets[1:]] if secrets else []
+    code, param = _name(payload, ("code", "type", "status"), private), _name(payload, ("param",), private)
+    lacks = unsupported(message) or (_refused(param, code, message) if status in REFUSING else None)
+    short = ", ".join(filter(None, (code, param))) if lacks in (None, ROOM) else f"takes no {lacks}"
+    told = _redacted(message[:_MOST_TOLD], private)
     return Failure(
-        "status", f"HTTP {status} ({said})" if said else f"HTTP {status}", status, _retry_after(headers), lacks
+        "status",
+        f"HTTP {status}{f' ({short})' if short else ''}{f': {told}' if told else ''}",
+        status,
+        _retry_after(headers),
+        lacks,
+        code=code,
+        param=param,
+        provider_message=told or None,
+        cut=_CUT in message,
     )
 
 
-def _message(payload: object) -> str:
-    """What the error says in words, to be looked at and not told on: it may quote what was sent."""
-    for _ in range(3):
-        if isinstance(payload, str):
-            return payload
-        inner = payload if isinstance(payload, dict) else {}
-        payload = inner.get("message") or inner.get("error") or inner.get("detail")
-    return ""
+def _message(payload: object, depth: int = _DEEPEST) -> str:
+    """What the error says in words; of a list of mistakes each with the field that it is in."""
+    if isinstance(payload, str):
+        return payload if not payload.lstrip().startswith(("{", "[")) else _within(payload, depth) or payload
+    if depth <= 0:
+        return ""
+    if isinstance(payload, list):
+        return "; ".join(filter(None, (_message(item, depth - 1) for item in payload[:4])))
+    if not isinstance(payload, dict):
+        return ""
+    if isinstance(said := payload.get("msg"), str):
+        place = payload.get("loc")
+        return f"{place[-1]}: {said}" if isinstance(place, list) and place else said
+    found = (payload.get(name) for name in ("message", "error", "detail", "errors"))
+    said = next(filter(None, (_message(inner, depth - 1) for inner in found)), "")
+    metadata = payload.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None  # OpenRouter: what the service behind it said
+    return f"{said}: {_message(raw, depth - 1)}" if raw else said
 
 
-def _error_code(payload: object, secrets: Sequence[str]) -> str | None:
-    """The service's own short name of the error, if it cannot be something of ours that it sent back."""
-    inner = payload.get("error") if isinstance(payload, dict) else None
-    for source in (inner, payload):
-        for name in ("code", "type"):
-            code = source.get(name) if isinstance(source, dict) else None
-            if isinstance(code, str) and _CODE.fullmatch(code) and not any(_quotes(code, secret) for secret in secrets):
-                return code
+def _within(text: str, depth: int) -> str:
+    """The message of an error that stands as JSON in the message of another one."""
+    try:
+        return _message(json.loads(text[: 4 * _LONGEST]), depth - 1)
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _refused(param: str | None, code: str | None, message: str) -> str | None:
+    """The field of the request that the service does not take, or `ROOM`."""
+    words = _CAMEL.sub(lambda letter: f"_{letter[0].lower()}", message)  # xAI: presencePenalty
+    named = [field for field in _FIELD.findall(words.lower()) if field != "n" or param == "n" or "'n'" in words]
+    field = param if param in FIELDS else next(iter(named), None)
+    if field is None:
+        return None
+    if _REFUSED.search(message) or (code or "").startswith("unsupported"):
+        return field
+    return ROOM if field in ("max_tokens", "max_completion_tokens") and _TOO_MUCH.search(message) else None
+
+
+def _errors(payload: object) -> Iterator[Mapping[str, Any]]:
+    """The error, and what is around it."""
+    outer = payload[0] if isinstance(payload, list) and payload else payload  # Gemini sends a list
+    if isinstance(outer, dict):
+        inner = outer.get("error")
+        yield from (one for one in (inner, outer) if isinstance(one, dict))
+
+
+def _name(payload: object, fields: Sequence[str], private: Sequence[str]) -> str | None:
+    """The service's own short name of something, if it cannot be something of ours that it sent back."""
+    for source in _errors(payload):
+        for field in fields:
+            name = source.get(field)
+            if not isinstance(name, str) or not _CODE.fullmatch(name) or name.isdigit():
+                continue
+            if not any(_quotes(name, secret) for secret in private):
+                return name
     return None
 
 
 def _quotes(code: str, secret: str) -> bool:
     return code in secret or (secret != "" and secret in code)
+
+
+# -- what may be told --------------------------------------------------------------------------------------------------
+
+_HIDDEN = "[...]"
+_MOST_SENT = 2**18  # characters; of a longer request the message is not told apart
+_QUOTED, _QUOTED_KEY = 12, 6  # characters in a row of what was sent, or of the key, that are not told
+_PERSONAL = re.compile(r"[^\s\"'`,;:()\[\]{}]*[\d@][^\s\"'`,;:()\[\]{}]*")  # a name, number or address: sent, or not
+
+
+def _redacted(message: str, private: Sequence[str]) -> str:
+    """The message on one line without keys, and without what it quotes of the texts that were sent."""
+    texts, *keys = private or ("",)
+    if len(texts) > _MOST_SENT:
+        return ""
+    message = _KEY.sub(_HIDDEN, " ".join(message.split()))
+    for key in keys:
+        message = _without_runs(message, key, _QUOTED_KEY)
+    texts = " ".join(texts.split())
+    message = _without_runs(message, texts, _QUOTED)
+    message = _PERSONAL.sub(lambda word: _HIDDEN if len(word[0]) > 3 and word[0] in texts else word[0], message)
+    told = "".join(letter for letter in message if letter.isprintable())
+    return told if any(map(str.isalnum, told)) else ""
+
+
+def _texts(sent: str) -> Iterator[str]:
+    """The caller's own texts in the JSON that was sent: every string that is a value, but for the model's name."""
+    try:
+        body = json.loads(sent)
+    except ValueError:
+        yield sent
+        return
+    inner = [value for name, value in body.items() if name != "model"] if isinstance(body, dict) else [body]
+    while inner:
+        one = inner.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            inner += one.values()
+        elif isinstance(one, list):
+            inner += one
+
+
+def _without_runs(message: str, secret: str, length: int) -> str:
+    """The message without any run of so many characters that the secret has, too."""
+    hidden = bytearray(len(message))
+    for at in range(len(message) - length + 1):
+        if message[at : at + length] in secret:
+            hidden[at : at + length] = b"\1" * length
+    pieces = [letter if not hide else "\0" for letter, hide in zip(message, hidden, strict=True)]
+    return re.sub("\0+", _HIDDEN, "".join(pieces))
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

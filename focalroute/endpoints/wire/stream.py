@@ -12,6 +12,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.endpoints.wire import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice
 from focalroute.endpoints.wire.fields import (
+    answer_tokens,
     content_of,
     count_of,
     protocol_error,
@@ -20,6 +21,7 @@ from focalroute.endpoints.wire.fields import (
     tokens_of,
     usage_of,
 )
+from focalroute.endpoints.wire.thinking import ThinkingSplitter, split_thinking, thinking_of
 
 _MAX_LINE = 2**20
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -29,9 +31,13 @@ class StreamDecoder:
     """Server-sent events to text, piece by piece, and at the end to the `Completion`.
 
     A stream is whole once every choice has its ``finish_reason``; not every server sends the ``[DONE]`` mark.
+
+    Args:
+        unopened: whether the text is expected to begin within the model's thinking (see `ThinkingSplitter`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, unopened: bool = False) -> None:
+        self._unopened = unopened
         self.usage: Usage | None = None
         self.done = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -110,8 +116,9 @@ class StreamDecoder:
             raise self._failed("a stream choice has no readable text")
         if choice.get("finish_reason") == "error":
             raise CallFailed(reported_error(choice.get("error")), self.usage)
-        part = self._parts.setdefault(index, _Part())
-        part.add(text, choice, delta or {})
+        if index not in self._parts:
+            self._parts[index] = _Part(ThinkingSplitter(unopened=self._unopened))
+        text = self._parts[index].add(text, choice, delta or {})
         return text if index == 0 else ""
 
     def finish(self) -> Completion:
@@ -133,15 +140,19 @@ class StreamDecoder:
 class _Part:
     """One choice of a stream while it comes in."""
 
-    def __init__(self) -> None:
+    def __init__(self, splitter: ThinkingSplitter) -> None:
         self.finish_reason: str | None = None
+        self._splitter = splitter
+        self._thoughts: list[str] = []
         self._texts: list[str] = []
         self._entries: list[object] | None = []
         self._calls: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, list[str]] = {}
 
-    def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> None:
-        self._texts.append(text)
+    def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> str:
+        """Take a piece; what of the answer is new."""
+        said = self._splitter.feed(text)
+        self._thoughts.append(thinking_of(delta))
         self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
         logprobs = choice.get("logprobs")
         content = logprobs.get("content") if isinstance(logprobs, dict) else None
@@ -152,6 +163,10 @@ class _Part:
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             self._add_call(call)
+        if self.finish_reason is not None:
+            said += self._splitter.finish(cut=self.finish_reason == "length")
+        self._texts.append(said)
+        return said
 
     def _add_call(self, call: object) -> None:
         """Tool calls come in pieces too: the first names it, the others add to its arguments."""
@@ -168,4 +183,8 @@ class _Part:
         for index, call in self._calls.items():
             call["function"]["arguments"] = "".join(self._arguments[index])
         calls = tuple(self._calls[index] for index in sorted(self._calls))
-        return CompletionChoice("".join(self._texts), self.finish_reason, tokens, calls)
+        within, text = split_thinking("".join(self._texts))
+        reasoning = "".join(self._thoughts) or self._splitter.thinking or within
+        if reasoning and tokens:
+            tokens = answer_tokens(tokens, text)
+        return CompletionChoice(text, self.finish_reason, tokens, calls, reasoning, unopened=within != "")

@@ -1,0 +1,164 @@
+"""The services that ``Endpoint("openai/gpt-5-mini")`` knows by name: address, key's variable, dialect, what each lacks.
+
+Written down in November 2026 from what is known of the services; docs/services.md says which rows were held against
+their page. ``source`` is the page to check a row by. Nothing is fetched. What is wrong or has changed is learned from
+refusals, and every field can be given to the endpoint instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from focalroute.core.spelling import did_you_mean
+
+
+class KnownService(NamedTuple):
+    """One service.
+
+    Attributes:
+        base_url: None: each customer has an address of its own, such as ``example``.
+        api_key_env: None: it asks for no key.
+        dialect: as `focalroute.Endpoint`.
+        lacks: capabilities that none of its models has.
+        budget: how it is told how long a model may think; "": not at all.
+        source: the page to check the row by.
+    """
+
+    base_url: str | None
+    api_key_env: str | None
+    source: str
+    dialect: Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"] = "openai"
+    lacks: tuple[str, ...] = ()
+    budget: Literal["", "reasoning", "google", "thinking"] = ""
+    example: str = ""
+
+
+SERVICES: Mapping[str, KnownService] = {
+    "anthropic": KnownService(
+        "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", "https://docs.claude.com/en/api/openai-sdk",
+        lacks=("logprobs", "n", "structured_choice"), budget="thinking",
+    ),
+    "azure": KnownService(
+        None, "AZURE_OPENAI_API_KEY", "https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle",
+        example="https://RESOURCE.openai.azure.com/openai/v1",
+    ),
+    "bedrock": KnownService(
+        None, "AWS_BEARER_TOKEN_BEDROCK",
+        "https://docs.aws.amazon.com/bedrock/latest/userguide/inference-chat-completions.html",
+        example="https://bedrock-runtime.REGION.amazonaws.com/openai/v1",
+    ),
+    "cerebras": KnownService(
+        "https://api.cerebras.ai/v1", "CEREBRAS_API_KEY", "https://inference-docs.cerebras.ai/resources/openai",
+    ),
+    "deepinfra": KnownService(
+        "https://api.deepinfra.com/v1/openai", "DEEPINFRA_API_KEY", "https://deepinfra.com/docs/openai_api",
+        dialect="deepinfra",
+    ),
+    "deepseek": KnownService(
+        "https://api.deepseek.com/v1", "DEEPSEEK_API_KEY", "https://api-docs.deepseek.com/api/create-chat-completion",
+        lacks=("n",),
+    ),
+    "fireworks": KnownService(
+        "https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY",
+        "https://docs.fireworks.ai/tools-sdks/openai-compatibility",
+    ),
+    "gemini": KnownService(
+        "https://generativelanguage.googleapis.com/v1beta/openai", "GEMINI_API_KEY",
+        "https://ai.google.dev/gemini-api/docs/openai", lacks=("logprobs",), budget="google",
+    ),
+    "groq": KnownService(
+        "https://api.groq.com/openai/v1", "GROQ_API_KEY", "https://console.groq.com/docs/openai",
+        lacks=("logprobs", "n"),
+    ),
+    "litellm": KnownService("http://localhost:4000/v1", None, "https://docs.litellm.ai/docs/proxy/user_keys"),
+    "llamacpp": KnownService(
+        "http://localhost:8080/v1", None,
+        "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md", dialect="llamacpp",
+    ),
+    "lmstudio": KnownService("http://localhost:1234/v1", None, "https://lmstudio.ai/docs/developer/openai-compat"),
+    "mistral": KnownService(
+        "https://api.mistral.ai/v1", "MISTRAL_API_KEY", "https://docs.mistral.ai/api/", lacks=("logprobs",),
+    ),
+    "ollama": KnownService("http://localhost:11434/v1", None, "https://docs.ollama.com/api/openai-compatibility"),
+    "openai": KnownService(
+        "https://api.openai.com/v1", "OPENAI_API_KEY", "https://platform.openai.com/docs/api-reference/chat/create",
+    ),
+    "openrouter": KnownService(
+        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY",
+        "https://openrouter.ai/docs/use-cases/reasoning-tokens", dialect="openrouter", budget="reasoning",
+    ),
+    "sglang": KnownService(
+        "http://localhost:30000/v1", None, "https://docs.sglang.ai/basic_usage/openai_api_completions.html",
+    ),
+    "together": KnownService(
+        "https://api.together.xyz/v1", "TOGETHER_API_KEY", "https://docs.together.ai/docs/inference/openai-compatibility",
+        dialect="together",
+    ),
+    "vllm": KnownService(
+        "http://localhost:8000/v1", None, "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html",
+        dialect="vllm",
+    ),
+    "xai": KnownService("https://api.x.ai/v1", "XAI_API_KEY", "https://docs.x.ai/docs/guides/reasoning"),
+}  # fmt: skip
+
+# Names of models that think before they answer, so that the first call has room for it; all others show it.
+_THINKING = re.compile(
+    r"(?:^|[/:])(?:o[134]|gpt-5|gpt-oss|gemini-(?:2\.5|3)|grok-(?:3-mini|4)|magistral|qwq|deepseek-reasoner)(?![a-z0-9])"
+    r"|deepseek-r1|thinking|reasoning",
+    re.IGNORECASE,
+)
+
+
+def find_service(name: str) -> KnownService:
+    """The service of this name; ValueError that says which is meant if there is none."""
+    if name not in SERVICES:
+        raise ValueError(
+            f"service: unknown {name[:60]!r}; {did_you_mean(name, SERVICES)} Others need base_url and model"
+        )
+    return SERVICES[name]
+
+
+def service_at(base_url: str | None) -> str | None:
+    """The name of the hosted service with this host; None: it is not known.
+
+    >>> service_at("https://api.openai.com/v1"), service_at("http://localhost:8000/v1")
+    ('openai', None)
+    """
+    host = urlsplit(base_url or "").hostname
+    for name, one in SERVICES.items():
+        if one.base_url and one.api_key_env and urlsplit(one.base_url).hostname == host:
+            return name
+    return None
+
+
+def thinks(model: str) -> bool:
+    """Whether a model of this name is known to think before it answers.
+
+    >>> thinks("gpt-5-mini"), thinks("openai/o3"), thinks("Qwen/Qwen3-30B-A3B-Thinking-2507"), thinks("gpt-4o")
+    (True, True, True, False)
+    """
+    return _THINKING.search(model) is not None and "non-reasoning" not in model
+
+
+def thinking_params(
+    base_url: str | None, effort: str | None, tokens: int | None, verbosity: str | None
+) -> dict[str, Any]:
+    """How the service is told how much to think, and how much to say.
+
+    A budget in tokens is sent where the service has a field for it; elsewhere it bounds the reply alone.
+    """
+    name = service_at(base_url)
+    kind = SERVICES[name].budget if name else ""
+    params: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
+    if effort is not None:
+        params |= {"reasoning": {"effort": effort}} if kind == "reasoning" else {"reasoning_effort": effort}
+    elif tokens is not None and kind == "reasoning":
+        params["reasoning"] = {"max_tokens": tokens}
+    elif tokens is not None and kind == "thinking":
+        params["thinking"] = {"type": "enabled", "budget_tokens": tokens}
+    elif tokens is not None and kind == "google":
+        params["extra_body"] = {"google": {"thinking_config": {"thinking_budget": tokens}}}
+    return params

@@ -1,0 +1,39 @@
+"""TLS contexts: whose certificates are believed, and the client's own. Loading it takes httpx's while."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+import httpx
+
+from focalroute.core.errors import ConfigError
+
+
+def tls_context(
+    verify: bool | str | Path | ssl.SSLContext = True, cert: str | tuple[str, str] | None = None
+) -> ssl.SSLContext:
+    """Make the context of an endpoint's ``verify`` and ``cert``, as httpx does.
+
+    Raises:
+        ConfigError: a file cannot be read, or does not hold what it should.
+    """
+    named = "verify"
+    try:
+        if isinstance(verify, str | Path):
+            folder = Path(verify).is_dir()
+            context = ssl.create_default_context(capath=verify) if folder else ssl.create_default_context(cafile=verify)
+        else:
+            named = f"SSL_CERT_FILE: {os.environ.get('SSL_CERT_FILE')}"
+            context = httpx.create_ssl_context(verify)
+    except OSError as error:
+        raise ConfigError(f"{named}: no certificates can be read from it ({error})") from None
+    if cert is None:
+        return context
+    try:
+        file, key = (cert, None) if isinstance(cert, str) else cert
+        context.load_cert_chain(file, key, password="")  # else it would ask for one
+    except OSError as error:
+        raise ConfigError(f"cert: no certificate with its key, unencrypted, can be read from it ({error})") from None
+    return context

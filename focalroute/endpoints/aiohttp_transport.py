@@ -1,0 +1,109 @@
+"""httpx's transport API over aiohttp's connections: httpx's requests, responses and errors, at ten times its rate.
+
+httpx's own connection pool takes time quadratic in the calls under way; `docs/performance.md` compares the choices.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+
+import httpx
+from aiohttp import (
+    ClientConnectionError,
+    ClientConnectorError,
+    ClientError,
+    ClientHttpProxyError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ConnectionTimeoutError,
+    DummyCookieJar,
+    TCPConnector,
+)
+from multidict import CIMultiDict
+from yarl import URL
+
+from focalroute.core.tls import tls_context
+
+_MAX_CONNECTIONS = 1000
+_CONNECT_S = 10.0  # all else is bounded by the caller
+_KEEPALIVE_S = 30.0
+
+
+async def living() -> AsyncGenerator[ClientSession, None]:
+    """A session that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
+    connector = TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
+    timeout = ClientTimeout(sock_connect=_CONNECT_S)
+    session = ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
+    )
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+class AiohttpTransport(httpx.AsyncBaseTransport):
+    """Sends requests as they are; a response is not unpacked, and comes as it is read.
+
+    Args:
+        session: the running loop's.
+        tls: instead of the session's.
+        proxy: None: none.
+    """
+
+    def __init__(
+        self, session: Callable[[], Awaitable[ClientSession]], tls: ssl.SSLContext | None, proxy: str | None
+    ) -> None:
+        self._session = session
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
+        self._proxy = None if proxy is None else URL(proxy)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send one request; the response is the caller's to close.
+
+        Raises:
+            httpx.TransportError: nothing came back.
+        """
+        session = await self._session()
+        try:
+            response = await session.request(
+                request.method,
+                URL(str(request.url), encoded=True),
+                data=request.read(),
+                headers=CIMultiDict([(name.decode(), value.decode()) for name, value in request.headers.raw]),
+                allow_redirects=False,
+                proxy=self._proxy,
+                ssl=self._tls,
+            )
+        except (ClientConnectorError, ConnectionTimeoutError) as error:
+            raise httpx.ConnectError(type(error).__name__, request=request) from error
+        except (ClientConnectionError, ClientHttpProxyError, OSError) as error:
+            raise httpx.ReadError(type(error).__name__, request=request) from error
+        except (ClientError, ValueError) as error:
+            raise httpx.RemoteProtocolError(type(error).__name__, request=request) from error
+        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response), request=request)
+
+
+class _Body(httpx.AsyncByteStream):
+    """What comes of a body, as it comes."""
+
+    def __init__(self, response: ClientResponse) -> None:
+        self._response = response
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            piece = await self._response.content.readany()
+        except (ClientError, OSError) as error:
+            raise httpx.ReadError(type(error).__name__) from None
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Let go of the connection: kept where the body was read to its end, else closed."""
+        await self._response.__aexit__(None, None, None)

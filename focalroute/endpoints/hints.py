@@ -1,0 +1,78 @@
+"""What to do about a failed call, and where it happened."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from focalroute.core.config import Endpoint
+from focalroute.core.records import Failure
+
+_CREDIT = re.compile(r"insufficient|balance|credit|billing|quota|payment|spend", re.IGNORECASE)
+_KEY = re.compile(r"api.?key|authenticat|unauthori[sz]ed|credentials", re.IGNORECASE)
+_MODEL = re.compile(r"\bmodel|deployment", re.IGNORECASE)
+_LONG = re.compile(
+    r"context.?length|context.?window|maximum context|too long|input tokens|reduce the length", re.IGNORECASE
+)
+_FILTER = re.compile(r"content.?(?:filter|policy|management)|flagged|moderation|safety", re.IGNORECASE)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def located(failure: Failure, endpoint: Endpoint) -> Failure:
+    """The failure with host, model and what to do about it."""
+    if failure.host is not None:
+        return failure
+    host = host_of(endpoint)
+    return replace(failure, host=host, model=endpoint.model, hint=_hint(failure, endpoint, host or "the service"))
+
+
+def host_of(endpoint: Endpoint) -> str | None:
+    """Host and port that its calls go to."""
+    address = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url)
+    return urlsplit(address or "").netloc.rpartition("@")[2] or None
+
+
+def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
+    if failure.kind == "connection":
+        down = "is its server running" if host.rpartition(":")[0] in _LOOPBACK else "is the network up"
+        return f"check base_url: {host} could not be reached; {down}?"
+    if failure.kind == "status":
+        return _status_hint(failure, endpoint, host)
+    if failure.kind == "unusable" and failure.cut:
+        return "give it more room: a larger max_tokens in params, or a larger thinking_tokens"
+    if failure.kind == "timeout":
+        return "raise timeout_s of the endpoint, or deadline_s of the ask"
+    if failure.kind == "protocol":
+        return f"check base_url: is {host} an OpenAI-compatible service?"
+    return ""
+
+
+def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
+    status, said = failure.status or 0, f"{failure.code} {failure.provider_message}"
+    variable = endpoint.api_key_env or "the key"
+    if status == 402 or (status in (400, 403, 429) and _CREDIT.search(said) and "per" not in said.split()):
+        return f"add credit to the account at {host}"
+    if status == 401 or (status in (400, 403) and _KEY.search(said)):
+        if endpoint.api_key_env is None and endpoint.api_key is None and endpoint.client is None:
+            return f"name the variable of its key in api_key_env: {host} asks for one"
+        return f"set {variable} to a key that {host} accepts"
+    if failure.lacks is not None and status < 500:
+        return f"leave {failure.lacks} out, or ask another model"
+    if status == 404 and not _MODEL.search(said):
+        path = urlsplit(endpoint.base_url or "").path
+        likely = "it has no /v1" if "/v1" not in path else "is its path right"
+        return f"check base_url {endpoint.base_url or host}: {likely}?"
+    if status in (400, 404) and _MODEL.search(said) and re.search("exist|found|access|invalid|know", said):
+        return f"correct the model {endpoint.model!r}: focalroute pool check says what {host} lists"
+    if status == 413 or _LONG.search(said):
+        return "shorten the prompt, or ask a model with a longer context"
+    if _FILTER.search(said):
+        return "rephrase the prompt: the service's filter withholds it"
+    if status == 403:
+        return f"ask {host} for access to {endpoint.model!r}, or use a key that has it"
+    if status == 429:
+        return "set requests_per_minute or max_concurrency of the endpoint to what its plan allows"
+    if status >= 500:
+        return f"try again later: {host} fails"
+    return "check params: the service does not take the request as it is"

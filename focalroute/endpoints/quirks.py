@@ -1,0 +1,123 @@
+"""What an endpoint's replies and refusals taught: fields that it does not take, and the room its thinking needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from focalroute.core.config import Endpoint
+from focalroute.core.records import Failure
+from focalroute.core.services import thinks
+from focalroute.endpoints.wire import Completion, CompletionChoice, Request
+from focalroute.endpoints.wire.refusals import ROOM
+
+_log = logging.getLogger("focalroute")
+
+#: Tokens for thinking, besides those for the answer. OpenAI advises 25,000 to start with for both
+#: (https://platform.openai.com/docs/guides/reasoning); most questions take a tenth, and all of it is reserved.
+THINKING_TOKENS = 8192
+_MOST, _LEAST = 32_768, 512
+_GROWTH = 4
+#: A reply that was cut and shows no thinking: some models say why before they say what.
+_TALKING_TOKENS = 512
+
+_CAPS = ("max_tokens", "max_completion_tokens")
+#: What can be left out without changing what is asked.
+_OPTIONAL = frozenset(
+    ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stream_options", "prompt_cache_key")
+)
+
+
+class Quirks:
+    """What is known of how one endpoint is to be asked.
+
+    Attributes:
+        thinks: whether the model thinks before it answers.
+        unopened: whether its text begins within the thinking.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        told = endpoint.thinking_tokens
+        self.thinks = endpoint.reasoning_effort != "none" and (bool(told) or thinks(endpoint.model))
+        self.unopened = False
+        self._name = endpoint.name
+        self._room = told
+        self._fixed = told is not None or not endpoint.params.keys().isdisjoint(_CAPS)
+        self._cap: str | None = None  # what the token limit is called; None: as the address says
+        self._refused: set[str] = set()
+
+    @property
+    def room(self) -> int:
+        """Tokens for thinking besides those for the answer."""
+        return (THINKING_TOKENS if self._room is None else self._room) if self.thinks else 0
+
+    def rooms(self, more: int = 0) -> tuple[int, ...]:
+        """The room, and less of it for those who cannot afford that."""
+        rooms = [max(self.room, more)]
+        while rooms[-1] >= _GROWTH * _LEAST:
+            rooms.append(rooms[-1] // _GROWTH)
+        return tuple(rooms)
+
+    def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A request's body without what is refused."""
+        fitting = {name: value for name, value in body.items() if name not in self._refused}
+        for cap in _CAPS:
+            if self._cap not in (None, cap) and cap in fitting:
+                fitting[str(self._cap)] = fitting.pop(cap)
+        return fitting
+
+    def learn(self, failure: Failure) -> bool:
+        """Learn from a refusal; whether the same call is to be made again, without what was refused."""
+        field = failure.lacks
+        if field in _CAPS:
+            other = _CAPS[field == "max_tokens"]
+            news, self._cap = self._cap is None, self._cap or other
+        elif field in _OPTIONAL:
+            news = field not in self._refused
+            self._refused.add(field)
+        else:
+            return False
+        if news:
+            _log.info("%s takes no %s: it is left out from now on", self._name, field)
+        return news
+
+    def see(self, completion: Completion) -> Completion:
+        """Learn from a reply; the reply, without thinking that was cut and looks like an answer."""
+        usage = completion.usage
+        if any(sample.reasoning for sample in completion.choices) or (usage is not None and usage.reasoning_tokens):
+            self.thinks = True
+        self.unopened = self.unopened or any(sample.unopened for sample in completion.choices)
+        if not self.unopened:
+            return completion
+        return replace(completion, choices=tuple(map(_without_cut_thinking, completion.choices)))
+
+    def grow(self, request: Request, failure: Failure) -> int | None:
+        """More room for a call that failed for want of it, or less where so much is refused; None: it cannot change."""
+        if self._fixed or request.max_tokens is None or not request.params.keys().isdisjoint(_CAPS):
+            return None
+        if failure.lacks == ROOM and self.room > _LEAST:
+            self._room = self.room // _GROWTH
+            return self._room
+        if not failure.cut:
+            return None
+        if not self.thinks:
+            return _TALKING_TOKENS
+        if self.room >= _MOST:
+            return None
+        self._room = min(max(self.room, _LEAST) * _GROWTH, _MOST)
+        return self._room
+
+
+def _without_cut_thinking(sample: CompletionChoice) -> CompletionChoice:
+    if sample.finish_reason != "length" or sample.reasoning:
+        return sample
+    return replace(sample, text="", tokens=None, reasoning=sample.text)
+
+
+def with_room(request: Request, room: int) -> Request:
+    """The request with room for thinking; one without a limit, or with the caller's own, stays as it is."""
+    if not room or request.max_tokens is None:
+        return request
+    return replace(request, max_tokens=request.max_tokens + room)

@@ -1,0 +1,146 @@
+"""What a model thought before its answer, told apart from the answer.
+
+A service gives it in a field of its own, which is what most do, or within the text:
+
+- ``reasoning_content`` (DeepSeek https://api-docs.deepseek.com/guides/reasoning_model, llama.cpp, SGLang) or
+  ``reasoning`` (OpenRouter https://openrouter.ai/docs/use-cases/reasoning-tokens, Groq, Ollama, vLLM
+  https://docs.vllm.ai/en/latest/features/reasoning_outputs.html);
+- parts of type "thinking" (Mistral https://docs.mistral.ai/capabilities/reasoning);
+- ``<think>``, ``<thought>`` or ``[THINK]`` tags at its start, where a server does not parse them; the first of them may
+  be missing, as it is part of the prompt (DeepSeek-R1, Qwen3-Thinking https://huggingface.co/Qwen/Qwen3-30B-A3B-Thinking-2507);
+- the channels of gpt-oss, with or without their marks (https://cookbook.openai.com/articles/openai-harmony).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from focalroute.endpoints.wire.fields import text_of
+
+_FINAL = "<|channel|>final<|message|>"
+_BARE, _BARE_FINAL = "analysis", "assistantfinal"  # what is left of the marks where a server drops special tokens
+#: What thinking within a text begins with, and what ends it.
+_MARKS = {
+    "<think>": "</think>",
+    "<thought>": "</thought>",
+    "[THINK]": "[/THINK]",
+    "<|channel|>analysis": _FINAL,
+    "<|channel|>commentary": _FINAL,
+    "<|start|>assistant<|channel|>analysis": _FINAL,
+    _FINAL: _FINAL,
+    _BARE: _BARE_FINAL,
+}
+_CHANNEL_MARKS = re.compile(r"<\|\w+\|>(?:assistant|analysis|commentary|final)?")
+_MARK_BEGUN = re.compile(r"<(?:\||$)")
+_CHANNEL_END = re.compile(r"<\|(?:return|end|call)\|>.*", re.DOTALL)
+_UNOPENED = re.compile(r"(?:^|\n)\s*</think>|</think>\s*(?:\n|$)")
+_FIELDS = ("reasoning_content", "reasoning")
+
+
+def thinking_of(message: Mapping[str, Any]) -> str:
+    """The thinking that a message, or a piece of one, has in fields of its own."""
+    for name in _FIELDS:
+        if text := text_of(message.get(name)):
+            return text
+    content = message.get("content")
+    parts = [part.get("thinking") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return "".join(_flat(part) for part in parts)
+
+
+def _flat(part: object) -> str:
+    if isinstance(part, list):
+        return "".join(text_of(inner.get("text")) or "" for inner in part if isinstance(inner, dict))
+    return text_of(part) or ""
+
+
+def begins_thinking(text: str) -> bool:
+    """Whether a whole text begins within the thinking: it has the end of it, and not its beginning."""
+    return _UNOPENED.search(text) is not None and "<think>" not in text
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """The thinking within a whole text, and the answer after it.
+
+    >>> split_thinking("<think>7 < 9</think>\\n\\nB"), split_thinking("7 < 9\\n</think>\\n\\nB"), split_thinking("B")
+    (('7 < 9', 'B'), ('7 < 9\\n', 'B'), ('', 'B'))
+    """
+    splitter = ThinkingSplitter(unopened=begins_thinking(text))
+    answer = splitter.feed(text) + splitter.finish()
+    return splitter.thinking, answer
+
+
+class ThinkingSplitter:
+    """Splits a text that comes in pieces into thinking and answer.
+
+    Args:
+        unopened: whether it begins within the thinking. If no end of that comes, all of it is the answer.
+    """
+
+    def __init__(self, *, unopened: bool = False) -> None:
+        self._unopened = unopened
+        self._end: str | None = "</think>" if unopened else None  # what ends the thinking; None: not known yet
+        self._held = ""  # what may be part of a mark
+        self._thought: list[str] = []
+        self._answering = self._begun = False
+
+    @property
+    def thinking(self) -> str:
+        """All thinking so far."""
+        thought = "".join(self._thought)
+        return _CHANNEL_MARKS.sub("", thought) if self._end == _FINAL else thought
+
+    def feed(self, piece: str) -> str:
+        """Take a piece; the part of the answer that is certain now."""
+        self._held += piece
+        if self._end is None:
+            self._open()
+        if self._end and not self._answering:
+            self._think(self._end)
+        if not self._answering:
+            return ""
+        text, self._held = self._held, ""
+        if self._end == _FINAL and (mark := _MARK_BEGUN.search(text)):  # of its end, which may come in pieces
+            text, self._held = text[: mark.start()], text[mark.start() :]
+        return self._answered(text)
+
+    def _open(self) -> None:
+        """Look for a mark at the start of the text."""
+        text = self._held.lstrip()
+        mark = next((mark for mark in _MARKS if text.startswith(mark)), None)
+        if mark is not None:
+            self._end, self._held = _MARKS[mark], text[len(mark) :]
+            self._answering = mark == _FINAL
+        elif not any(mark.startswith(text) for mark in _MARKS):
+            self._end, self._answering = "", True
+
+    def _think(self, end: str) -> None:
+        """Take what is surely thinking."""
+        thought, mark, rest = self._held.partition(end)
+        if mark:
+            self._held, self._answering = rest, True
+        else:
+            thought, self._held = self._held[: 1 - len(end)], self._held[1 - len(end) :]
+        self._thought.append(thought)
+
+    def _answered(self, text: str) -> str:
+        if self._thought and not self._begun:  # blank lines stand between the two
+            text = text.lstrip()
+        self._begun = self._begun or text != ""
+        return text
+
+    def finish(self, *, cut: bool = False) -> str:
+        """The rest of the answer, once all has come, or was ``cut`` at the token limit."""
+        rest, self._held = self._held, ""
+        if self._answering:
+            return self._answered(_CHANNEL_END.sub("", rest))
+        if not self._end:
+            return rest
+        self._thought.append(rest)
+        if cut or (not self._unopened and self._end != _BARE_FINAL):
+            return ""
+        rest = ("" if self._unopened else _BARE) + "".join(self._thought)  # there was no thinking after all
+        self._thought.clear()
+        self._end, self._answering = "", True
+        return rest
