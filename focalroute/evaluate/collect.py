@@ -409,7 +409,7 @@ def collect_command(
     return collected.stopped is None
 
 
-def import_command(samples: Sequence[str], out: Path, *, as_json: bool = False) -> None:
+def import_command(samples: Sequence[str], out: Path, *, skip_bad_rows: bool = False, as_json: bool = False) -> None:
     """Import files of per-choice log-likelihoods, each given as MODEL=FILE, and print what came of it.
 
     Raises:
@@ -421,14 +421,15 @@ def import_command(samples: Sequence[str], out: Path, *, as_json: bool = False) 
         if not (model and file):
             raise ConfigError(f"samples: {text!r}: give MODEL=FILE, such as llama-3-8b=samples_gpqa.jsonl")
         files.setdefault(model, []).append(file)
-    found = import_samples(files, out)
+    found = import_samples(files, out, skip_bad_rows=skip_bad_rows)
     if as_json:
         print(json.dumps({"log": str(out), **asdict(found)}, indent=2))
         return
     for name, answered in found.answered.items():
         share = f"{found.right[name] / answered:.1%} right" if answered else "-"
         print(f"{name}: {answered} questions, {share}")
-    print(f"{found.questions} questions; {out}")
+    left_out = f", {found.bad_rows} bad rows left out" if found.bad_rows else ""
+    print(f"{found.questions} questions{left_out}; {out}")
 
 
 def _columns(given: Sequence[str]) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64
 from focalroute.evaluate.baselines import IN_HINDSIGHT
 from focalroute.evaluate.metrics import BLOCK, PairedDifference, Score, span
+from focalroute.evaluate.output import trained_on_test
 from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan
 from focalroute.evaluate.report_page import drawings
@@ -170,6 +171,9 @@ class EvalFile:
     show_task: bool = False
     scored: str = "accuracy"
     policy: str = "trained"
+    bad_rows: int = 0
+    unpriced: Sequence[str] = ()
+    seen: int = 0
     figures: Figures | None = None
 
     @property
@@ -234,6 +238,8 @@ def _facts(report: EvalFile) -> dict[str, str]:
         "feedback": str(plan),
         "task": "shown" if report.show_task else "not shown",
         "policy": report.policy,
+        **({"bad rows left out": f"{report.bad_rows:,}"} if report.bad_rows else {}),
+        **({"of unknown price": ", ".join(report.unpriced)} if report.unpriced else {}),
     }
 
 
@@ -244,8 +250,9 @@ def _lead(report: EvalFile) -> str:
         for row in report.methods
         if row.name in ("best-single-train", "plurality")
     )
+    warning = f"{trained_on_test(report.seen, report.n_test)} " if report.seen else ""
     return (
-        f"At {_percent(point.cost_ratio)} of the cost of asking everybody, focalroute has {report.scored} "
+        f"{warning}At {_percent(point.cost_ratio)} of the cost of asking everybody, focalroute has {report.scored} "
         f"{point.accuracy:.3f} ({span(point.accuracy_ci95)}) with {point.calls_per_query:.1f} calls a query; "
         f"{', '.join(baselines)}."
     )

@@ -33,11 +33,13 @@ class Imported:
         questions: lines of the log.
         answered: by model, how many of them it has.
         right: by model, how many of these it has right.
+        bad_rows: rows that were left out.
     """
 
     questions: int
     answered: Mapping[str, int]
     right: Mapping[str, int]
+    bad_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,9 @@ class _Question:
         self.outputs[model] = output
 
 
-def import_samples(files: Mapping[str, Sequence[str | Path]], out: str | Path) -> Imported:
+def import_samples(
+    files: Mapping[str, Sequence[str | Path]], out: str | Path, *, skip_bad_rows: bool = False
+) -> Imported:
     """Write the outcome log of some models' files, questions in the order in which they are first met.
 
     Questions are the same where task (from the file's name) and ``doc_id`` are; choices and label must then be, too. Of
@@ -85,6 +89,8 @@ def import_samples(files: Mapping[str, Sequence[str | Path]], out: str | Path) -
     Args:
         files: model (as the endpoint is to be called) -> its files, one a task.
         out: the log, ``.jsonl``; it must not be there yet. It is written whole or not at all.
+        skip_bad_rows: whether to leave out rows that are not of that shape, or of a question that other models were
+            asked differently; else such a row is an error.
 
     Raises:
         ConfigError: a file is not of that shape, or models disagree on a question; the message names file and line.
@@ -96,18 +102,21 @@ def import_samples(files: Mapping[str, Sequence[str | Path]], out: str | Path) -
         raise ConfigError(f"{target}: is there already; give another name")
     if not any(files.values()):
         raise ConfigError("files: give at least one, as MODEL=FILE")
-    questions = _gathered(files)
+    questions, bad_rows = _gathered(files, skip_bad_rows=skip_bad_rows)
     if not questions:
-        raise ConfigError("files: hold no question")
+        raise ConfigError(bad_rows[0] if bad_rows else "files: hold no question")
     _write(target, [question.line for question in questions.values()])
     has = {name: [one for one in questions.values() if name in one.outputs] for name in files}
     right = {name: sum(one.outputs[name]["answer"] == one.sample.label for one in has[name]) for name in files}
-    return Imported(len(questions), {name: len(has[name]) for name in files}, right)
+    return Imported(len(questions), {name: len(has[name]) for name in files}, right, len(bad_rows))
 
 
-def _gathered(files: Mapping[str, Sequence[str | Path]]) -> dict[str, _Question]:
-    """The questions by id, in the order in which they are met."""
+def _gathered(
+    files: Mapping[str, Sequence[str | Path]], *, skip_bad_rows: bool
+) -> tuple[dict[str, _Question], list[str]]:
+    """The questions by id, in the order in which they are met, and what is wrong with the rows that are left out."""
     found: dict[str, _Question] = {}
+    bad_rows: list[str] = []
     for model, paths in files.items():
         for path in map(Path, paths):
             for where, row in json_objects(path):
@@ -115,8 +124,10 @@ def _gathered(files: Mapping[str, Sequence[str | Path]]) -> dict[str, _Question]
                     sample, output = _read(row, _task(path))
                     found.setdefault(sample.id, _Question(sample)).add(model, sample, output)
                 except ConfigError as error:
-                    raise ConfigError(f"{where}: {error}") from None
-    return found
+                    if not skip_bad_rows:
+                        raise ConfigError(f"{where}: {error}") from None
+                    bad_rows.append(f"{where}: {error}")
+    return found, bad_rows
 
 
 def _task(path: Path) -> str:

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
@@ -26,6 +27,7 @@ _LONGEST_LINE = 16 * 2**20  # characters
 _MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # a log may unpack to so many characters, or to so many times its file's bytes
 _MOST_CHOICES = 1000  # as in serving
 _MOST_PARTS = 200_000  # objects and lists in a line, each of which takes many times its text
+_ROUNDING = 1e-3  # how far from 1 probabilities may add up that were rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Output:
     Attributes:
         answer: index into the choices, or free-form text; None: it replied but nothing usable, or only ``score`` is
             known.
-        probabilities: mass on each choice, adding up to at most 1; None where not recorded.
+        probabilities: mass on each choice, adding up to at most 1 (rounded ones to 1); None where not recorded.
         score: quality in [0, 1]; used where the query has no label.
         cost_usd: what the call cost, float64 USD; None: price x tokens.
         error: why the call failed; None if it did not. A failed call is neither right nor wrong.
@@ -87,6 +89,15 @@ class LoggedQuery:
     line: int
 
 
+def digest(query: LoggedQuery) -> str:
+    """What names a question in whatever log it stands; of one without text its id and what was answered."""
+    if query.messages:
+        asked = json.dumps([query.messages, query.choices], sort_keys=True, default=dict)
+    else:
+        asked = repr((query.id, sorted(query.outputs.items())))
+    return blake2b(asked.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+
+
 class _Breach(Exception):
     """A field breaks the format."""
 
@@ -94,12 +105,14 @@ class _Breach(Exception):
         super().__init__(f"{field}: {why}" if field else why)
 
 
-def read_log(path: str | Path, *, answered: bool = True) -> tuple[LoggedQuery, ...]:
+def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | None = None) -> tuple[LoggedQuery, ...]:
     """Read a whole log (``.jsonl``, or ``.gz`` of it).
 
     Args:
         path: of the file.
         answered: whether every line must have outputs; if not, they may be left out.
+        bad_rows: gets what is wrong with each line that breaks the format, which is then left out; None: the first such
+            line is an error.
 
     Raises:
         ConfigError: it cannot be read, is empty, or a line breaks the format; the message names file, line and field.
@@ -113,11 +126,15 @@ def read_log(path: str | Path, *, answered: bool = True) -> tuple[LoggedQuery, .
             if query.id in seen:
                 raise _Breach("id", "is not unique in the file")
         except _Breach as breach:
-            raise ConfigError(f"{path}:{number}: {breach}") from None
+            said = f"{path}:{number}: {breach}"
+            if bad_rows is None:
+                raise ConfigError(said) from None
+            bad_rows.append(said)
+            continue
         seen.add(query.id)
         queries.append(query)
     if not queries:
-        raise ConfigError(f"{path}: holds no query")
+        raise ConfigError(bad_rows[0] if bad_rows else f"{path}: holds no query")
     return tuple(queries)
 
 
@@ -251,10 +268,11 @@ def _probabilities(field: str, value: object, choices: tuple[str, ...] | None) -
         return None
     if choices is None or not isinstance(value, list) or len(value) != len(choices):
         raise _Breach(field, "give one probability for each choice")
-    shares = tuple(_share(field, p) for p in value)
-    if sum(shares) > 1 + 1e-6:
-        raise _Breach(field, f"add up to {sum(shares):.6g}, more than 1")
-    return shares
+    shares = tuple(_amount(field, p) for p in value)
+    total = sum(shares)
+    if total > 1 + _ROUNDING:
+        raise _Breach(field, f"add up to {total:.6g}, more than 1")
+    return tuple(p / total for p in shares) if total >= 1 - _ROUNDING else shares
 
 
 def _tokens(field: str, value: object, *, spared: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,22 @@ def write_file(file: Path, content: str | bytes) -> None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+
+
+def left_out(bad_rows: int, unpriced: Sequence[str]) -> Iterator[str]:
+    """Say, one sentence each, what of a log is not in the figures."""
+    if bad_rows:
+        yield f"Left out as bad rows of the log: {bad_rows}."
+    if unpriced:
+        yield f"Left out of all costs, as no price is known: {', '.join(unpriced)}."
+
+
+def trained_on_test(seen: int, tested: int) -> str:
+    """Warn of a policy that is evaluated on what it was trained on."""
+    return (
+        f"CAUTION: the policy was trained on {seen} of these {tested} test questions, so what follows flatters it; "
+        "evaluate it on a log that it has not seen."
+    )
 
 
 def console(piped_width: int | None = None) -> Console:

@@ -19,10 +19,12 @@ from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackStream, ReplayRes
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import LogTable, Split
 from focalroute.learn.offline.reinforce import GRID, OfflineSettings
+from focalroute.money.pacing import LOWEST_WEIGHT
 from focalroute.observe.drift import Change
 from focalroute.policy.bundle import Policy, load
 
 Advance = Callable[[int], object]
+_EVERYTHING = 1.0  # the cost ratio of asking everybody: nothing is to be held
 _Point = tuple[Policy, int, float | None]
 #: The endpoints that each query's decisions named, by round.
 DecisionPlan = Sequence[tuple[tuple[int, ...], ...]]
@@ -113,12 +115,16 @@ class PolicyReplay:
 
     def _settings(self, target: float | None) -> dict[str, Any]:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
+        price = LOWEST_WEIGHT if target == _EVERYTHING else price
         chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
         return {**chosen, "embed": self.table.embed}
 
     def _play(self, serving: Serving, rows: I64, target: float | None, feedback: FeedbackStream) -> ReplayResult:
         everybody = float(self.table.usd[rows].sum())
-        serving.hold(None if target is None or not everybody else target * everybody / len(rows))
+        held = None
+        if target is not None and target != _EVERYTHING and everybody:
+            held = target * everybody / len(rows)
+        serving.hold(held)
         return play(
             serving,
             self.table,

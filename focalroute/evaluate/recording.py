@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from focalroute.core.pool import load_pool
 from focalroute.core.progress import gathered, progress_bar
 from focalroute.core.records import I64
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine, shares_files
-from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.output import table
+from focalroute.evaluate.outcomes import digest, read_log
+from focalroute.evaluate.output import left_out, table
 from focalroute.evaluate.table import LogTable, SplitKind, join, learning_order
 from focalroute.learn.backend import NUMPY, Backend, BackendName, open_backend
 from focalroute.learn.export import decider_model, fusion_model
@@ -34,11 +34,17 @@ from focalroute.serving.embedders.embedding import embed_log
 
 
 def read_table(
-    log: str | Path, pool: str | Path, embedder: TextEmbedder | None = None, *, shown: bool = False
+    log: str | Path,
+    pool: str | Path,
+    embedder: TextEmbedder | None = None,
+    *,
+    skip_bad_rows: bool = False,
+    shown: bool = False,
 ) -> LogTable:
     """A log joined with its pool; its texts' features are the embedder's, else the pool file's, else the built-in ones.
 
     Args:
+        skip_bad_rows: whether to leave out lines that break the format, instead of refusing the log.
         shown: whether to show a progress bar.
 
     Raises:
@@ -46,7 +52,9 @@ def read_table(
         PoolError: the embedder failed.
     """
     file = load_pool(pool)
-    table = join(read_log(log), file, log)
+    bad_rows: list[str] = []
+    queries = read_log(log, bad_rows=bad_rows if skip_bad_rows else None)
+    table = replace(join(queries, file, log), bad_rows=len(bad_rows))
     embedder = embedder or embedder_from_pool_file(file, pool)
     return table if embedder is None else with_embedder(table, embedder, shown=shown)
 
@@ -201,7 +209,9 @@ def train_on(
     return _train([job], (0, seed), advance)
 
 
-def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSettings) -> int:
+def publish_trained(
+    root: str | Path, trained: Trained, *, settings: OfflineSettings, trained_on: Iterable[str] = ()
+) -> int:
     """Publish a trained policy as the next version; online updates go on from it."""
     return publish(
         root,
@@ -218,6 +228,7 @@ def publish_trained(root: str | Path, trained: Trained, *, settings: OfflineSett
         metrics={"trust": trained.trust, "score": trained.score, "curve": [asdict(point) for point in trained.curve]},
         experience=trained.experience,
         learner=pack(Learner.fresh(trained.decider, trained.fusion, trained.critic), {}),
+        trained_on=trained_on,
     )
 
 
@@ -233,6 +244,7 @@ class TrainOptions:
         show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
         split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
         resume: go on from what an earlier, killed process kept.
+        skip_bad_rows: see `read_table`.
 
     Raises:
         ConfigError: a value is wrong.
@@ -246,6 +258,7 @@ class TrainOptions:
     show_task: bool = False
     split: SplitKind = "stream"
     resume: bool = False
+    skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.settings.iterations < 1 or self.seeds < 1:
@@ -264,6 +277,7 @@ class _Log:
 
     job: TrainingJob
     out: Path
+    table: LogTable
 
     @property
     def size(self) -> int:
@@ -322,7 +336,7 @@ def train_command(
         print(json.dumps(published if len(read) > 1 else published[0], indent=2, allow_nan=False))
         return
     for one, trained, result in zip(read, found, published, strict=True):
-        _show(trained, best_of(trained), result["version"], one.out, one.held)
+        _show(trained, best_of(trained), result["version"], one)
 
 
 def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
@@ -346,36 +360,46 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
 def _read(
     log: Path, pool: Path, out: Path, options: TrainOptions, backend: Backend, *, keep: bool, shown: bool
 ) -> _Log:
-    table = read_table(log, pool, shown=shown)
+    table = read_table(log, pool, skip_bad_rows=options.skip_bad_rows, shown=shown)
     rows = learning_order(table, np.arange(len(table.queries)), options.split)
     folder = out.absolute() if keep else None
     data = recorded(table, rows, show_task=options.show_task)
-    return _Log(TrainingJob(data, options.settings, backend, folder, options.resume), out)
+    return _Log(TrainingJob(data, options.settings, backend, folder, options.resume), out, table)
 
 
 def _publish(one: _Log, trained: Sequence[Trained]) -> dict[str, Any]:
     """Publish the best of the seeds; how all did, for the JSON."""
     best = best_of(trained)
-    version = publish_trained(one.out, best, settings=one.job.settings)
+    version = publish_trained(one.out, best, settings=one.job.settings, trained_on=map(digest, one.table.queries))
     discard(one.out, trained)
     seeds = [
         {"seed": each.seed, "score": each.score, "trust": each.trust, "curve": [asdict(p) for p in each.curve]}
         for each in trained
     ]
-    return {"version": version, "seed": best.seed, "queries": one.size, "validation": one.held, "seeds": seeds}
+    return {
+        "version": version,
+        "seed": best.seed,
+        "queries": one.size,
+        "validation": one.held,
+        "bad_rows": one.table.bad_rows,
+        "unpriced": one.table.unpriced,
+        "seeds": seeds,
+    }
 
 
-def _show(found: Sequence[Trained], best: Trained, version: int, out: Path, held: int) -> None:
+def _show(found: Sequence[Trained], best: Trained, version: int, log: _Log) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
     for one in found:
-        kept = f", version {version} of {out}" if one is best else ""
+        kept = f", version {version} of {log.out}" if one is best else ""
         console.print(f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}{kept}")
     console.print(
         table(
             ("cost weight", "accuracy", "cost ratio", "calls"),
             [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
-            title=f"seed {best.seed} on the last {held} queries, before it learned from them",
+            title=f"seed {best.seed} on the last {log.held} queries, before it learned from them",
         )
     )
+    for sentence in left_out(log.table.bad_rows, log.table.unpriced):
+        console.print(sentence)

@@ -11,16 +11,18 @@ from typing import Any
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
+from focalroute.core.records import I64
 from focalroute.evaluate import output
 from focalroute.evaluate.baselines import presets
 from focalroute.evaluate.eval_page import calibration, eval_page, figures, read_eval
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
+from focalroute.evaluate.outcomes import digest
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan, Training
 from focalroute.evaluate.report_page.page import check_extra, html
-from focalroute.evaluate.table import SplitKind, learning_order, split
+from focalroute.evaluate.table import LogTable, SplitKind, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
@@ -47,13 +49,14 @@ class EvalOptions:
         feedback: what is revealed of a query once it is answered.
         feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, and so those that follow.
         show_task: whether the strategies see the task's name.
-        operating_points: the cost ratios to hold, each of them played; None: `OPERATING_POINTS`, or of the cold start
-            its own.
+        operating_points: the cost ratios to hold, each of them played; None: those of `OPERATING_POINTS` that the
+            cheapest endpoint is within, or of the cold start its own.
         policy: what focalroute serves; None: what it is trained to.
         presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         settings: how it is trained; None: the default.
         embedder: what makes the features of a text that focalroute is trained and served with; None: the pool file's,
             or the built-in ones.
+        skip_bad_rows: see `focalroute.evaluate.recording.read_table`.
 
     Raises:
         ConfigError: a value is wrong.
@@ -74,6 +77,7 @@ class EvalOptions:
     presets: Sequence[str] = ()
     settings: OfflineSettings | None = None
     embedder: TextEmbedder | None = None
+    skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.split_by not in ("stream", "per-task"):
@@ -100,18 +104,23 @@ class EvalOptions:
         """Whether the shipped policy is served, which was trained on no recorded answers."""
         return self.policy is not None and not self.policy.version
 
-    @property
-    def targets(self) -> tuple[float | None, ...]:
-        """The cost ratios to hold; None: the cold start's own, whatever it is."""
-        if self.operating_points is not None:
-            return tuple(self.operating_points)
-        return (None,) if self.cold else OPERATING_POINTS
+    def targets(self, table: LogTable, test: I64) -> tuple[float | None, ...]:
+        """The cost ratios to hold on these rows; None: the cold start's own, whatever it is.
 
-    @property
-    def shown(self) -> int:
-        """Which operating point stands for focalroute where one has to: the one nearest a fifth of the cost."""
-        targets = self.targets
-        return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
+        Raises:
+            ConfigError: one of those given is below what the cheapest endpoint alone costs.
+        """
+        name, least = table.cheapest(test)
+        within = least * (1 - 1e-6)  # a sum of the same costs in another order
+        if self.operating_points is None:
+            return (None,) if self.cold else tuple(point for point in OPERATING_POINTS if point >= within)
+        lowest = min(self.operating_points)
+        if lowest < within:
+            raise ConfigError(
+                f"operating_points: {lowest:g} cannot be held: the cheapest endpoint, {name}, alone costs {least:.3g} "
+                "of asking everybody; give at least that"
+            )
+        return tuple(self.operating_points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +160,11 @@ class Report:
         scored: "accuracy", or "score" where the log has no labels.
         policy: "trained", "cold", or the version of the one given.
         embedder: what made the features of the texts, by its name.
+        bad_rows: lines of the log that were left out.
+        unpriced: endpoints whose calls count as free, since their price is unknown.
         methods: the baselines and controls.
         focalroute: its operating points.
+        seen: test queries that the policy given was trained on.
         unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
             all seeds.
         runs: what was played, row by row; the JSON has the figures drawn from it.
@@ -174,9 +186,12 @@ class Report:
     scored: str
     policy: str
     embedder: str
+    bad_rows: int
+    unpriced: tuple[str, ...]
     methods: tuple[Method, ...]
     focalroute: tuple[OperatingPoint, ...]
     unfused: Mapping[str, int]
+    seen: int
     runs: EvaluationRuns | None = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -216,7 +231,7 @@ def evaluate(
         PoolError: the embedder failed.
     """
     options = dataclasses.replace(options or EvalOptions(), **changes)
-    table = read_table(log, pool, options.embedder, shown=progress)
+    table = read_table(log, pool, options.embedder, skip_bad_rows=options.skip_bad_rows, shown=progress)
     parts = split(table, per_task=options.split_by == "per-task", fraction=options.train_fraction)
     first = Training(table, parts.train, options.seed, options.feedback_plan, options.show_task)
     rows = learning_order(table, parts.train, options.split_by)
@@ -231,22 +246,30 @@ def evaluate(
         explore=options.cold,
         presets=presets(options.presets),
     )
-    targets, shown, policy = options.targets, options.shown, options.policy
+    targets, policy = options.targets(table, parts.test), options.policy
+    shown = min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
     with progress_bar("replaying", stage.steps(len(targets), training=policy is None), shown=progress) as advance:
         policies = [policy] * options.seeds if policy is not None else stage.trained(engine, advance)
         ours = stage.ours(engine, policies, targets, advance)
         others = stage.others(engine, policies, ours[shown], targets[shown], advance)
     every = {name: tuple(played) for name, played in others.played.items()}
     runs = EvaluationRuns(table, parts.test, tuple(map(tuple, ours)), every, shown)
-    return _report(str(log), options, runs, len(parts.train), others.unfused)
+    return _report(str(log), options, runs, targets, len(parts.train), others.unfused)
 
 
-def _report(log: str, options: EvalOptions, runs: EvaluationRuns, n_train: int, unfused: Mapping[str, int]) -> Report:
+def _report(
+    log: str,
+    options: EvalOptions,
+    runs: EvaluationRuns,
+    targets: Sequence[float | None],
+    n_train: int,
+    unfused: Mapping[str, int],
+) -> Report:
     table, seed, policy = runs.table, options.seed, options.policy
     ours = [[run.played for run in each] for each in runs.ours]
     everybody = float(table.usd[runs.test].sum())
     points = []
-    for n, (played, target) in enumerate(zip(ours, options.targets, strict=True)):
+    for n, (played, target) in enumerate(zip(ours, targets, strict=True)):
         scored = dataclasses.asdict(score(_OURS, played, everybody, seed=seed))
         minus = {name: compare(played, other, seed=seed) for name, other in runs.others.items()}
         error = calibration(runs, n).expected_error
@@ -275,10 +298,13 @@ def _report(log: str, options: EvalOptions, runs: EvaluationRuns, n_train: int, 
         show_task=options.show_task,
         scored="score" if all(query.label is None for query in table.queries) else "accuracy",
         embedder=name_of(table.embed),
+        bad_rows=table.bad_rows,
+        unpriced=table.unpriced,
         policy=served,
         methods=tuple(methods),
         focalroute=tuple(points),
         unfused=unfused,
+        seen=0 if policy is None else sum(digest(table.queries[row]) in policy.trained_on for row in runs.test),
         runs=runs,
     )
 
@@ -347,12 +373,16 @@ def show(report: Report) -> None:
         strong={named(point) for point in report.focalroute},
     )
     console = output.console(_PIPED_WIDTH)
+    if report.seen:
+        console.print(output.trained_on_test(report.seen, report.n_test))
     console.print(grid)
     console.print(
         f"Answered first, then revealed ({plan}) and learned from. best-single-hindsight and oracle know "
         "the test part. Its curve: focalroute's operating points at the method's cost, minus the method. "
         "ECE: how far the confidence is from the accuracy, in the mean."
     )
+    for sentence in output.left_out(report.bad_rows, report.unpriced):
+        console.print(sentence)
     for name, count in report.unfused.items():
         if count:
             console.print(f"{name} answered {count} questions by plurality: more choices than any in training.")

@@ -207,10 +207,12 @@ class Shuffled(Serving):
 
 def feedback_on(stored: StoredAnswer, turn: Turn, revealed: Revealed) -> Feedback:
     """What a user of the ensemble would say of this answer."""
-    if revealed.text is not None or (turn.choices and revealed.label is not None):
-        reward, key = judged(stored, reward=None, label=revealed.label if revealed.text is None else revealed.text)
+    if revealed.text is not None:
+        reward, key = judged(stored, label=revealed.text)
+    elif turn.choices and revealed.label is not None:
+        reward, key = judged(stored, label_index=revealed.label)
     else:
-        reward, key = judged(stored, reward=2 * revealed.worth - 1, label=None)
+        reward, key = judged(stored, reward=2 * revealed.worth - 1)
     return Feedback(stored.id, reward, key, USER, 0.0)
 
 

@@ -39,8 +39,10 @@ class LogTable:
         size: (T,) number of candidates.
         label: (T,) the right candidate; -1 where nobody gave it or only scores are known.
         value: (T, N) what this endpoint's answer is worth, 1 right, 0 wrong, or its score; NaN where there is none.
-        usd: (T, N) what the call cost; 0 where there was none.
+        usd: (T, N) what the call cost; 0 where there was none, and for those that are unpriced.
         embed: makes the features of a text, wherever they are needed.
+        unpriced: endpoints left out of all costs, as neither the pool file nor the log has what each call cost.
+        bad_rows: lines of the log that were left out.
     """
 
     queries: tuple[LoggedQuery, ...]
@@ -54,6 +56,8 @@ class LogTable:
     value: F64
     usd: F64
     embed: Embedder = text_features
+    unpriced: tuple[str, ...] = ()
+    bad_rows: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,6 +99,13 @@ class LogTable:
         mean: F64 = total / np.maximum(known.sum(axis=0), 1)
         return mean
 
+    def cheapest(self, rows: I64) -> tuple[str, float]:
+        """The endpoint whose calls cost least on these rows, and its share of what asking everybody costs."""
+        usd = self.usd[rows].sum(axis=0) / np.maximum(self.there[rows].mean(axis=0), 1e-9)
+        everybody = float(self.usd[rows].sum())
+        i = int(np.where(self.there[rows].any(axis=0), usd, np.inf).argmin())
+        return self.names[i], float(usd[i]) / everybody if everybody else 0.0
+
     def rank(self, rows: I64) -> tuple[int, ...]:
         """The endpoints by accuracy on these rows, best first; of equals in pool order."""
         return tuple(np.argsort(-self.accuracy(rows), kind="stable").tolist())
@@ -112,7 +123,7 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
     """Join a log with its pool.
 
     Raises:
-        ConfigError: an output's endpoint is not in the pool, or its cost cannot be known; names file, line and field.
+        ConfigError: an output's endpoint is not in the pool; names file, line and field.
     """
     endpoints = pool.endpoints
     choices = max((len(query.choices or ()) for query in queries), default=0)
@@ -127,18 +138,27 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
     there, failed = np.zeros(shape, bool), np.zeros(shape, bool)
     candidate, value, usd = np.full(shape, -1), np.full(shape, np.nan), np.zeros(shape)
     size, label = np.zeros(shape[0], np.int64), np.full(shape[0], -1)
+    unpriced: set[int] = set()
     for t, query in enumerate(queries):
         for name, output in query.outputs.items():
             if name not in index:
                 raise ConfigError(f"{path}:{query.line}: outputs.{name}: is not in the pool; add it to the pool file")
             i = index[name]
             there[t, i], failed[t, i] = True, output.error is not None
-            usd[t, i] = _usd(output, endpoints[i], f"{path}:{query.line}: outputs.{name}")
+            cost = _usd(output, endpoints[i])
+            if cost is None:
+                unpriced.add(i)
+            else:
+                usd[t, i] = cost
         outputs = [query.outputs.get(endpoint.name) for endpoint in endpoints]
         candidate[t], size[t], label[t] = _candidates(query, outputs)
         value[t] = [np.nan if o is None else _value(query, o) for o in outputs]
     texts = tuple(Query(query.id, query.messages).text for query in queries)
-    return LogTable(tuple(queries), texts, endpoints, there, failed, candidate, size, label, value, usd)
+    usd[:, sorted(unpriced)] = 0
+    return LogTable(
+        *(tuple(queries), texts, endpoints, there, failed, candidate, size, label, value, usd),
+        unpriced=tuple(endpoints[i].name for i in sorted(unpriced)),
+    )
 
 
 def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:
@@ -179,12 +199,13 @@ def learning_order(table: LogTable, rows: I64, split: SplitKind) -> I64:
     return np.concatenate([np.sort(np.concatenate(part)) for part in zip(*parts, strict=True)]).astype(np.int64)
 
 
-def _usd(output: Output, endpoint: Endpoint, where: str) -> float:
+def _usd(output: Output, endpoint: Endpoint) -> float | None:
+    """What a call cost; None: unknown. A failed call of which nothing is said cost nothing."""
     if output.cost_usd is not None:
         return output.cost_usd
-    if endpoint.price is None:
-        raise ConfigError(f"{where}: its cost is unknown; give cost_usd, or the endpoint's prices in the pool file")
     price = endpoint.price
+    if price is None:
+        return None if output.error is None else 0.0
     return float(output.prompt_tokens * price.prompt + output.completion_tokens * price.completion) / 1e6
 
 

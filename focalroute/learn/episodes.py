@@ -99,7 +99,7 @@ def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode |
 
     None if no policy decided it, or another version of this package saw it through another layout.
     """
-    trajectory, label = answer.trajectory, feedback.label
+    trajectory, label = answer.trajectory, feedback.right
     if trajectory is None or not _fits(trajectory):
         return None
     keys = answer.keys[: len(trajectory.evidence.candidates)]  # what was written from them is none of them

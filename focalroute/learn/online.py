@@ -99,6 +99,7 @@ def _updated(store: Store, root: str | Path, settings: Hyperparameters | None, s
             metrics={**asdict(diagnostics), "gate": asdict(comparison)},
             experience=policy.experience,
             learner=pack(learned, _counted(used, fresh, episodes)),
+            trained_on=policy.trained_on,
         )
     return UpdateReport(status, version, policy.version, len(fresh), len(held), reason, comparison, diagnostics)
 

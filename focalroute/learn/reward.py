@@ -5,25 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from typing import Any, TypedDict
 
 from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.answers.structured import label_form
 from focalroute.answers.tool_calls import calls_form
-from focalroute.core.errors import BadLabel, FeedbackError
-from focalroute.core.records import F32, Feedback, Masses, Member, Outcome, Trajectory
+from focalroute.answers.typed import choice_text
+from focalroute.core.errors import BadLabel, ConfigError, FeedbackError
+from focalroute.core.records import F32, Feedback, Masses, Member, Outcome, Trajectory, preference
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.observe.observation import OPEN_CHOICES
 from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
 
 _LOG_MASS = slices(MEMBER)["log_probability"].start
 
-#: What is right: a choice's text or index, a free-form answer, tool calls, a structured answer or its JSON.
-Label = str | int | Mapping[str, Any] | Sequence[Any] | BaseModel
+#: What is right: a choice, a free-form answer, tool calls, a structured answer or its JSON.
+Label = str | float | Decimal | date | Enum | Mapping[str, Any] | Sequence[Any] | BaseModel
 
 USER = "user"
+
+
+class Said(TypedDict, total=False):
+    """What can be said of an answer, one of these."""
+
+    reward: float | bool | None
+    label: Label | None
+    label_index: int | None
+    preferred: Label | None
+    score: float | None
 
 
 def reward_of(reward: float | bool) -> float:
@@ -40,8 +54,8 @@ def reward_of(reward: float | bool) -> float:
 
 
 def label_key(label: Label, answer: StoredAnswer) -> str:
-    """The key of the candidate that the label names: a choice's text or index, a free-form answer, tool calls, or a
-    structured answer, in all of its fields.
+    """The key of the candidate that the label names: a choice, a free-form answer, tool calls, or a structured answer,
+    in all of its fields.
 
     Where the caller's own callable made the candidates, the label is taken to be in its normal form already.
 
@@ -50,48 +64,81 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     """
     if answer.kind == "structured":
         return candidate_key(label_form(label))
-    if isinstance(label, int) and not isinstance(label, bool):
-        if answer.kind != "choice":
-            return label_key(str(label), answer)
-        if not 0 <= label < len(answer.keys):
-            raise BadLabel(
-                f"label: index {label} is not among the {len(answer.keys)} choices; give a choice's index or text"
-            )
-        return answer.keys[label]
     if isinstance(label, list | tuple | Mapping) and answer.kind != "choice":
         try:
             return candidate_key(calls_form([label] if isinstance(label, Mapping) else list(label)))
         except ValueError as error:
             raise BadLabel(f"label: {error}") from None
-    if not isinstance(label, str):
-        raise BadLabel(f"label: give a choice's text or index, got {type(label).__name__}")
+    try:
+        text = choice_text(label)
+    except ConfigError:
+        raise BadLabel(f"label: give one of the choices or the right answer, got {type(label).__name__}") from None
     if answer.kind == "choice":
-        key = candidate_key(label)
+        key = candidate_key(text)
         if key not in answer.keys:
-            raise BadLabel(
-                "label: is not among the choices of this question; give the text of one of them, or its index"
-            )
+            raise BadLabel("label: is not among the choices of this question; give one of them, or its label_index")
         return key
     kind = "text" if answer.kind == SYNTHESIS else answer.kind
-    form = label if kind == "custom" else normal_form(label, kind)
+    form = text if kind == "custom" else normal_form(text, kind)
     if form is None:
         raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}")
     return candidate_key(form)
 
 
-def judged(answer: StoredAnswer, *, reward: float | bool | None, label: Label | None) -> tuple[float, str | None]:
-    """What is said of an answer, as (reward in [-1, 1], key of the right candidate or None).
+def judged(
+    answer: StoredAnswer,
+    *,
+    reward: float | bool | None = None,
+    label: Label | None = None,
+    label_index: int | None = None,
+    preferred: Label | None = None,
+    score: float | None = None,
+) -> tuple[float, str | None]:
+    """What is said of an answer, as `Feedback` has it: (reward, label).
 
     Raises:
-        FeedbackError: neither or both of them are given, or the reward is out of range.
-        BadLabel: see `label_key`.
+        FeedbackError: none or several of them are given, or one is out of range.
+        BadLabel: see `label_key`; or what is preferred is none of the candidates.
     """
-    if reward is not None and label is None:
+    if sum(one is not None for one in (reward, label, label_index, preferred, score)) != 1:
+        raise FeedbackError("feedback: give one of reward, label, label_index, preferred and score")
+    if reward is not None:
         return reward_of(reward), None
-    if label is not None and reward is None:
-        key = label_key(label, answer)
-        return (1.0 if key == answer.keys[answer.answered] else -1.0), key
-    raise FeedbackError("feedback: give either reward or label")
+    if score is not None:
+        return score_reward(score), None
+    given = answer.keys[answer.answered]
+    if preferred is not None:
+        better, other = label_key(preferred, answer), _runner_up(answer)
+        if better not in answer.keys or other is None:
+            raise BadLabel("preferred: is not among the candidates of this answer; give one of two or more")
+        return (1.0, preference(better, other)) if better == given else (-1.0, preference(better, given))
+    key = _key_at(label_index, answer) if label is None else label_key(label, answer)
+    return (1.0 if key == given else -1.0), key
+
+
+def score_reward(score: float) -> float:
+    """The reward of a score in [0, 1].
+
+    Raises:
+        FeedbackError: it is not a number in that range.
+    """
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise FeedbackError(f"score: must be a number in [0, 1]; got {score!r}")
+    return 2.0 * score - 1
+
+
+def _runner_up(answer: StoredAnswer) -> str | None:
+    """The likeliest candidate that was not given; None: there is no other."""
+    others = [i for i in range(len(answer.keys)) if i != answer.answered]
+    return answer.keys[max(others, key=lambda i: answer.probabilities[i])] if others else None
+
+
+def _key_at(index: int | None, answer: StoredAnswer) -> str:
+    if answer.kind != "choice":
+        raise BadLabel("label_index: only choices have one; give the right answer as label")
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(answer.keys):
+        raise BadLabel(f"label_index: {index!r} is not among the {len(answer.keys)} choices, which begin with 0")
+    return answer.keys[index]
 
 
 def outranks(source: str, other: str) -> bool:
@@ -102,9 +149,10 @@ def outranks(source: str, other: str) -> bool:
 def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     """Each member's own correctness, as far as the feedback tells.
 
-    A label is exact. A bare reward tells of those who agree with the answer: (reward + 1) / 2. Of the others it
-    tells, on a closed question: after a full 1, that they are wrong; after a full -1, that member j is right with
-    probability q(j's candidate) / (1 - q(answer)), which is inferred unless there were but two choices.
+    A label is exact. A preference tells of those who gave the better or the worse of two, as inferred. A bare reward
+    tells of those who agree with the answer: (reward + 1) / 2. Of the others it tells, on a closed question: after a
+    full 1, that they are wrong; after a full -1, that member j is right with probability q(j's candidate) /
+    (1 - q(answer)), which is inferred unless there were but two choices.
 
     A reward for what was written from the replies is shared: everybody it was made of is credited with it, as inferred,
     for nobody has earned it alone.
@@ -115,13 +163,13 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     text = _text_of(answer) | _confidence_of(answer, feedback)
     masses = _masses(answer, feedback)
     answer = _with_probes(answer)
-    if feedback.label is not None and answer.kind != SYNTHESIS:
+    if feedback.right is not None and answer.kind != SYNTHESIS:
         right = {
-            name: float(member.candidate is not None and answer.keys[member.candidate] == feedback.label)
+            name: float(member.candidate is not None and answer.keys[member.candidate] == feedback.right)
             for name, member in answer.members.items()
         }
         return Outcome(answer.id, answer.members, right, masses=masses, **text)
-    infer = _inference(answer, feedback.reward)
+    infer = _inference(answer, feedback)
     right, inferred = {}, set()
     for name, member in answer.members.items():
         value, known = infer(member.candidate)
@@ -162,9 +210,9 @@ def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:
     trajectory = answer.trajectory
     if answer.kind != "choice" or trajectory is None or trajectory.evidence.members.shape[2] != width(MEMBER):
         return None
-    if feedback.label is not None:
-        label = answer.keys.index(feedback.label)
-    elif feedback.reward == 1:
+    if feedback.right is not None:
+        label = answer.keys.index(feedback.right)
+    elif feedback.reward == 1 and feedback.preference is None:
         label = answer.answered
     else:
         return None
@@ -198,11 +246,18 @@ def _with_probes(answer: StoredAnswer) -> StoredAnswer:
     return replace(answer, keys=keys, probabilities=mass, members={**probed, **answer.members})
 
 
-def _inference(answer: StoredAnswer, reward: float) -> Callable[[int | None], tuple[float | None, bool]]:
+def _inference(answer: StoredAnswer, feedback: Feedback) -> Callable[[int | None], tuple[float | None, bool]]:
     """Candidate -> (value, whether it is known rather than inferred)."""
+    reward = feedback.reward
     agreeing = (reward + 1) / 2
     if answer.kind == SYNTHESIS:
         return lambda candidate: (0.0, True) if candidate is None else (agreeing, False)
+    if feedback.preference is not None:
+        better, worse = feedback.preference
+        told = {None: (0.0, True)} | {
+            k: (float(key == better), False) for k, key in enumerate(answer.keys) if key in (better, worse)
+        }
+        return lambda candidate: told.get(candidate, (None, False))
     closed = answer.kind == "choice"
     rest = 1 - answer.probabilities[answer.answered]
 

@@ -100,6 +100,11 @@ class AskView:
         """The normal form of each candidate: the choices themselves, or what its replies have in common."""
         return tuple(self.candidates if self._closed else self._clusters)
 
+    @property
+    def by_price(self) -> tuple[int, ...]:
+        """Endpoint indices, those first whose typical call is the cheapest."""
+        return self._stats.by_price
+
     def fork(self) -> AskView:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)

@@ -93,6 +93,7 @@ class Observer:
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
         self._recalibration = Recalibration(window)
+        self._presumed = 0.0  # by how much the pool's level counts as flattered, though no label says so
         self._suspicious = False  # whether two endpoints may be one
         self._unseen = 0  # outcomes without feedback that the numbers do not show yet
         self._adopted: Experience | None = None
@@ -125,7 +126,7 @@ class Observer:
             self._memory = self._remembered(experience)
             self._calibration.fill(experience.totals(self.endpoints))
             self._totals.prices = experience.prices(self._listed, self.endpoints)
-            self._stats, self._stats_version = self._renewed(), self._version
+            self._renew()
 
     def _remembered(self, experience: Experience) -> Memory:
         """Its memory of texts; none where other features than ours are in it."""
@@ -193,7 +194,7 @@ class Observer:
             if self._unseen >= _AGREED_AT_ONCE or len(self._agreed) <= _FIRST_AGREED:
                 self._unseen = 0
                 self._agreed_version = self._agreed.version
-                self._renew_if_begun()
+                self._renew()  # the next verdict rests on it
 
     def _judged(self, outcome: Outcome, here: Sequence[str], choices: int) -> Outcome:
         """The outcome with how likely each of these members is right, by the others."""
@@ -206,8 +207,10 @@ class Observer:
             self._referees.forget(copy)
             self._changed.add(copy)
         rows = self._stats.rows
-        skill, copies = rows.skill[members], self._referees.copies[members[:, None], members]
-        verdict = judge(members, candidates, choices, skill, skill - rows.level, copies)
+        # Without what is only presumed to be flattery, or they would trust each other less with every verdict.
+        skill = (rows.skill[members] + self._presumed).clip(0.02, 0.98)
+        copies = self._referees.copies[members[:, None], members]
+        verdict = judge(members, candidates, choices, skill, rows.skill[members] - rows.level, copies)
         self._referees.add(outcome.answer_id, verdict)
         values = {name: v for name, v in zip(here, verdict.values.tolist(), strict=True) if not math.isnan(v)}
         outcome = replace(outcome, right=values, inferred=frozenset(values))
@@ -222,7 +225,10 @@ class Observer:
         """Where asks are under way renew the numbers now, so that the next one need not; a replayed backlog waits."""
         if self._begun:
             self._begun = False
-            self._stats, self._stats_version = self._renewed(), self._version
+            self._renew()
+
+    def _renew(self) -> None:
+        self._stats, self._stats_version = self._renewed(), self._version
 
     def _here(self, names: Iterable[str]) -> list[int]:
         return [self._index[name] for name in names if name in self._index]
@@ -310,6 +316,21 @@ class Observer:
         """Windowed accuracy of each endpoint, shrunk (see `rows_of`); inferred values count, too."""
         return tuple(self._current().rows.accuracy.tolist())
 
+    def accuracy_interval(self) -> tuple[tuple[float, float], ...]:
+        """95 % of each endpoint's accuracy, with what is not known of how wrong inferred values are.
+
+        Its variance is a (1 - a) / (n + S) + (m / (n + S) bias_deviation)^2 with m of n rows inferred from agreement
+        (prediction-powered inference, arXiv 2301.09633).
+        """
+        accuracy, seen = self._current().rows.accuracy, np.array(self._current().seen)
+        with self._lock:
+            inferred = np.array([self._agreed.counts(name).inferred for name in self.endpoints])
+            weight = seen + self._strengths
+            flattered = inferred / weight * self._referees.bias_deviation()
+        margin = 1.96 * np.sqrt(accuracy * (1 - accuracy) / weight + flattered**2)
+        low, high = (accuracy - margin).clip(0, 1).tolist(), (accuracy + margin).clip(0, 1).tolist()
+        return tuple(zip(low, high, strict=True))
+
     def seen(self) -> tuple[int, ...]:
         """Rows of the window in which it is known or inferred of each endpoint whether it was right."""
         return tuple(self._current().seen)
@@ -335,8 +356,7 @@ class Observer:
         if self._stats_version != self._version:
             with self._lock:
                 if self._stats_version != self._version:
-                    self._stats = self._renewed()
-                    self._stats_version = self._version
+                    self._renew()
         return self._stats
 
     def _renewed(self) -> PoolStats:
@@ -362,4 +382,5 @@ class Observer:
             strengths = strengths + np.minimum(refereed.sum(axis=1), MOST_WORTH)
         relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), offsets, strengths)
         bias = self._referees.bias()
+        self._presumed = float(self._totals.share_inferred() @ self._referees.presumed())
         return self._totals.stats(names, self._pairs, relative_skill, self._offsets, self._strengths, bias)

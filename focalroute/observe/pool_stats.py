@@ -190,6 +190,7 @@ class PoolStats:
         expected_cost: USD of one call, length N; None where unknown.
         mean_length: completion tokens, length N; ``length_deviation``: see `length_moments`.
         order: endpoint indices, cheapest first, unknown cost last, then by name.
+        by_price: likewise, by what a typical call costs, whatever each was asked lately.
         pairs: float32 (N, N) focal diversity of each pair, 0 on the diagonal.
     """
 
@@ -203,6 +204,7 @@ class PoolStats:
     mean_length: list[float]
     length_deviation: list[float]
     order: tuple[int, ...]
+    by_price: tuple[int, ...]
     pairs: F32
     _at_cost_weight: dict[float, F32] = field(default_factory=dict)
     _by_choices: dict[int, F32] = field(default_factory=dict)
@@ -260,6 +262,11 @@ class PoolTotals:
             c.latency_us / 1e6,
         )
 
+    def share_inferred(self) -> F64:
+        """(N,) each endpoint's rows with a value inferred from agreement, as a share of all rows of all."""
+        share: F64 = self._agreed[:, 0] / (self._counts[:, 0].sum() + 2)
+        return share
+
     def stats(
         self,
         names: tuple[str, ...],
@@ -294,11 +301,12 @@ class PoolTotals:
             mean_length=mean_length.tolist(),
             length_deviation=length_deviation.tolist(),
             order=_cheapest_first(costs, names),
+            by_price=_cheapest_first(_where_known(self.prices, ~np.isnan(self.prices)), names),
             pairs=pairs.astype(np.float32),
         )
 
 
-def _where_known(values: F64, known: F64) -> list[float | None]:
+def _where_known(values: F64, known: NDArray[Any]) -> list[float | None]:
     return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
 
 

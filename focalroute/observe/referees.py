@@ -35,10 +35,13 @@ from focalroute.observe.observation import vote_weights
 #: How much of a difference between two endpoints their referees see, in the mean.
 RELIABILITY = 0.6
 
+#: By how much values are taken to be too high before labels tell: endpoints err together, and then look right.
+FLATTERY = 0.1
+
 #: The most labelled rows that all comparisons of an endpoint by referees are worth.
 MOST_WORTH = 60
 
-_BIAS_PRIOR = 10.0  # labelled rows: how strongly a correction is held at the pool's, and that at 0
+_BIAS_PRIOR = 10.0  # labelled rows: how strongly a correction is held at the pool's, and that at -FLATTERY
 _LEAST_HEARD = 0.02  # trust in all referees of a pair together
 _COPY = 0.85, 0.93  # the shares o between which k rises
 _CONTESTED_PRIOR = 1.0  # rows on which two endpoints are taken to differ
@@ -85,7 +88,9 @@ def judge(
     scores = np.exp(same @ (vote_weights(skill, choices) * alone))
     different = np.unique(candidates[answered], return_index=True)[1]
     given = scores[answered][different]
-    values = answered * scores / (given.sum() + max(choices - len(given), 0)) if len(given) else np.zeros(len(members))
+    values = np.zeros(len(members))
+    if len(given):
+        values = np.minimum(answered * scores / (given.sum() + max(choices - len(given), 0)), 1)  # rounding may pass it
     if len(given) == 1 and (alone * answered).sum() < _TWO_VOICES:  # one voice, however many speak with it
         values[answered] = np.nan
     heeded = (1 - copies) * (np.clip(0.5 + 3 * relative_skill, 0.1, 2.0) * alone)  # of referee r on member i, (m, m)
@@ -115,7 +120,7 @@ class Referees:
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._errors: OrderedDict[str, tuple[I64, F64]] = OrderedDict()
         self._sums = np.zeros((4, endpoints, endpoints))
-        self._error_sums = np.zeros((2, endpoints))  # labelled rows; sum of (truth - value)
+        self._error_sums = np.zeros((3, endpoints))  # labelled rows; sums of (truth - value) and of its square
         self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree, or differ
         self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they agree
         self.copies = np.eye(endpoints)
@@ -158,10 +163,10 @@ class Referees:
         members = verdict.members[known]
         errors = _exact(right[members] - verdict.values[known])
         self._errors[answer_id] = members, errors
-        self._error_sums[:, members] += np.stack([np.ones(len(errors)), errors])
+        self._error_sums[:, members] += _powers(errors)
         if len(self._errors) > self._size:
             _, (members, errors) = self._errors.popitem(last=False)
-            self._error_sums[:, members] -= np.stack([np.ones(len(errors)), errors])
+            self._error_sums[:, members] -= _powers(errors)
 
     def suspicious(self) -> bool:
         """Whether two endpoints have nearly always agreed, and too seldom beside another to tell why."""
@@ -181,14 +186,28 @@ class Referees:
         self._error_sums[:, endpoint] = 0
 
     def bias(self) -> F64:
-        """By how much values are too low, (N,): the mean error on labelled rows, shrunk to the pool's, and that to 0.
+        """By how much values are too low, (N,).
 
+        The mean error on labelled rows, shrunk to the pool's, and that to -FLATTERY.
         This is the rectifier of prediction-powered inference (arXiv 2301.09633, Eq. 1), partially pooled.
         """
-        rows, errors = self._error_sums
+        rows, errors, _ = self._error_sums
         pool = errors.sum() / (rows.sum() + _BIAS_PRIOR)
-        bias: F64 = (errors + _BIAS_PRIOR * pool) / (rows + _BIAS_PRIOR)
+        bias: F64 = (errors + _BIAS_PRIOR * pool) / (rows + _BIAS_PRIOR) - self.presumed()
         return bias
+
+    def presumed(self) -> F64:
+        """How much of FLATTERY labels have left in the bias, (N,)."""
+        rows = self._error_sums[0]
+        left: F64 = FLATTERY * _BIAS_PRIOR / (rows.sum() + _BIAS_PRIOR) * _BIAS_PRIOR / (rows + _BIAS_PRIOR)
+        return left
+
+    def bias_deviation(self) -> F64:
+        """The standard error of `bias`, (N,); FLATTERY before anything is labelled."""
+        rows, errors, squares = self._error_sums
+        spread = np.maximum(squares - errors**2 / np.maximum(rows, 1), 0)
+        deviation: F64 = np.sqrt(spread + (_BIAS_PRIOR * FLATTERY) ** 2) / (rows + _BIAS_PRIOR)
+        return deviation
 
     def comparisons(self) -> tuple[F64, F64]:
         """What the verdicts are worth of each pair, in labelled rows, and how many more of these i got right; (N, N).
@@ -205,6 +224,11 @@ class Referees:
         verdict = self._verdicts.pop(answer_id, None)
         if verdict is not None:
             self._sums[:, verdict.members[:, None], verdict.members] -= _exact(verdict.sums)
+
+
+def _powers(errors: F64) -> F64:
+    """(3, m): 1, the errors, their squares; exact, see `_exact`."""
+    return np.stack([np.ones(len(errors)), errors, _exact(errors**2)])
 
 
 def _exact(values: F64) -> F64:

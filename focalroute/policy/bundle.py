@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.errors import PolicyError
-from focalroute.core.records import F32, Evidence, Observation
+from focalroute.core.records import COST_WEIGHT_RANGE, F32, Evidence, Observation
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
 from focalroute.policy.onnx_model import MAX_BYTES, Inputs, Session, Signature
@@ -103,6 +103,7 @@ class Policy:
         decider_onnx: the Decider's file; the learner reads the weights from it.
         fusion_onnx: the Fusion's.
         experience: what it brings along of the past; None: nothing.
+        trained_on: the digests of the recorded questions that it, or what it was learned from, was trained on.
     """
 
     version: int
@@ -117,11 +118,27 @@ class Policy:
     _decider: Session = field(repr=False)
     _fusion: Session = field(repr=False)
     _rows: Mapping[str, int] = field(repr=False)
+    trained_on: frozenset[str] = field(default=frozenset(), repr=False)
 
     def ids(self, endpoints: Sequence[str]) -> NDArray[np.int64]:
         """The embedding row of each endpoint; 0 for those it does not know."""
         rows = self._rows
         return np.array([rows.get(name, 0) for name in endpoints], np.int64)
+
+    def served_weight(self, cost_weight: float) -> float:
+        """The cost weight to decide at: this one, or a higher one that surely had more right on the validation part.
+
+        Where nothing was measured, as at the start, nothing shows either that asking everybody has more right.
+        """
+        curve = self.metrics.get("curve", ())
+        if not curve:
+            return max(cost_weight, COST_WEIGHT_RANGE[0])
+        served: dict[float, float] = {
+            point["cost_weight"]: point.get("served", point["cost_weight"]) for point in curve
+        }
+        below = max((weight for weight in served if weight <= cost_weight), default=None)
+        above = min((weight for weight in served if weight >= cost_weight), default=None)
+        return max([cost_weight, *(served[end] for end in (below, above) if end is not None and served[end] != end)])
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
         """z of every endpoint, float32 (N,), given their embedding rows; PolicyError if that fails."""
@@ -206,6 +223,7 @@ def load_folder(folder: Path) -> Policy:
         _decider=opened(folder / "decider.onnx", decider, DECIDER),
         _fusion=opened(folder / "fusion.onnx", fusion, FUSION),
         _rows={name: row for row, name in enumerate(manifest["names"], 1)},
+        trained_on=frozenset(str(manifest.get("trained_on", "")).split()),
     )
     _try(folder, policy)
     return policy

@@ -84,6 +84,10 @@ class Guarded:
         """Whether nets decide: only these sample, and only from these a trajectory is kept to learn from."""
         return isinstance(self._policy, Policy) or isinstance(self._steps, Der)
 
+    def served_weight(self, cost_weight: float) -> float:
+        """See `Policy.served_weight`."""
+        return self._policy.served_weight(cost_weight) if isinstance(self._policy, Policy) else cost_weight
+
     def decider_logits(self, observation: Observation) -> F32:
         """float32 (N,)."""
         try:

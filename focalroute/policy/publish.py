@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ def publish(
     metrics: Mapping[str, Any] | None = None,
     experience: Experience | None = None,
     learner: Mapping[str, ArrayLike] | None = None,
+    trained_on: Iterable[str] = (),
     keep: int = 10,
 ) -> int:
     """Write a new version and make it the current one.
@@ -67,6 +68,7 @@ def publish(
         metrics: likewise.
         experience: what it brings along of the past.
         learner: arrays to go on learning from.
+        trained_on: the digests of the recorded questions it was trained on, by which an evaluation on them is noticed.
         keep: how many of the latest versions to keep, beside the new one and its parent.
 
     Raises:
@@ -85,6 +87,7 @@ def publish(
             metrics=metrics or {},
             experience=experience,
             learner=learner,
+            trained_on=trained_on,
         )
 
     return _publish(Path(root), files, parent, keep)
@@ -225,6 +228,7 @@ def bundle_files(
     metrics: Mapping[str, Any],
     experience: Experience | None = None,
     learner: Mapping[str, ArrayLike] | None = None,
+    trained_on: Iterable[str] = (),
 ) -> dict[str, bytes]:
     """The files of a bundle by name; PolicyError if the manifest's values are not plain, finite JSON."""
     files = {"decider.onnx": decider, "fusion.onnx": fusion}
@@ -241,6 +245,7 @@ def bundle_files(
         layout=SLICES,
         hyperparameters=dict(hyperparameters),
         metrics=dict(metrics),
+        trained_on=" ".join(sorted(trained_on)),
     )
 
 

@@ -63,19 +63,38 @@ _log = logging.getLogger("focalroute")
 ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **SEQUENTIAL}
 
 
+#: What others call a rule -> its name here.
+_SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("majority", "majority-vote", "vote", "voting", "all", "everybody", "self-consistency"), "plurality"
+    ),
+    **dict.fromkeys(("cheapest", "cheapest-first", "fallback", "frugal"), "cascade"),
+    **dict.fromkeys(("best", "single"), "best-single"),
+    **dict.fromkeys(("average", "ensemble"), "mean"),
+    "weighted": "weighted-vote",
+}
+#: The methods of the two works, and how they are had.
+_PRESETS: Mapping[str, str] = {
+    "rl-focal": "is replayed only, by `focalroute eval LOG --pool POOL --preset rl-focal`",
+    "der": 'has to be trained: `focalroute eval --live POOL --queries FILE --out der/`, then policy="der/"',
+}
+
+
 def resolve_policy(
     policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None
 ) -> Baseline | str | Path | None:
     """What ``policy=`` means: a string that is a name the policy of that name, anything else a folder.
 
-    A folder that does not exist yet is fine, unless it is the name of a policy misspelt or of a baseline that cannot
-    serve; written as a path ("./plurality", or a `Path`) it always is a folder.
+    A folder that does not exist yet has to be written as a path ("policy/", "./policy" or a `Path`), so that a name
+    that nobody knows is an error, and never serves the cold start in silence.
 
     Raises:
         ConfigError: a string is none of these.
     """
     if not isinstance(policy, str):
         return policy
+    if policy == SHIPPED:
+        return None
     there = Path(policy).exists()
     if policy in ALL_BASELINES:
         if there:
@@ -83,14 +102,12 @@ def resolve_policy(
         return ALL_BASELINES[policy](endpoints, seed)
     if there or Path(policy).name != policy:  # a path: of more parts than a name, or with a separator at its end
         return policy
+    folder = f'for a new folder of that name give "./{policy}"'
     if policy in NEED_A_LOG:
-        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {_folder(policy)}")
+        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {folder}")
+    if policy in _PRESETS:
+        raise ConfigError(f"policy: {policy!r} {_PRESETS[policy]}; {folder}")
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
-    near = difflib.get_close_matches(plain, ALL_BASELINES, 1, cutoff=0.8)
-    if near:
-        raise ConfigError(f"policy: {policy!r} is no policy's name; did you mean {near[0]!r}? {_folder(policy)}")
-    return policy
-
-
-def _folder(policy: str) -> str:
-    return f'for a new folder of that name give "./{policy}"'
+    near = difflib.get_close_matches(_SYNONYMS.get(plain, plain), ALL_BASELINES, 1, cutoff=0.7)
+    meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(ALL_BASELINES))};"
+    raise ConfigError(f"policy: {policy!r} is no policy's name; {meant} {folder}")

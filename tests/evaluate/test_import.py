@@ -84,6 +84,8 @@ def test_what_is_not_of_that_shape_is_refused_whole(tmp_path: Path, changed: dic
     with pytest.raises(ConfigError, match=rf"samples_t\.jsonl:2: {field}"):
         import_samples({"a": [file]}, tmp_path / "log.jsonl")
     assert list(tmp_path.iterdir()) == [file]
+    found = import_samples({"a": [file]}, tmp_path / "log.jsonl", skip_bad_rows=True)
+    assert (found.questions, found.bad_rows) == (1, 1)
 
 
 @pytest.mark.parametrize("changed", [{"doc_hash": "other"}, {"target": "1", "acc": 0.0}, {"doc_id": 0}])
@@ -100,6 +102,7 @@ def test_the_command_says_what_it_imported(tmp_path: Path) -> None:
     arguments = ["import", f"a={file}", "--out", str(log), "--json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0
-    assert json.loads(done.stdout) == {"log": str(log), "questions": 1, "answered": {"a": 1}, "right": {"a": 1}}
+    imported = {"questions": 1, "answered": {"a": 1}, "right": {"a": 1}, "bad_rows": 0}
+    assert json.loads(done.stdout) == {"log": str(log), **imported}
     assert CliRunner().invoke(app, arguments).exit_code != 0  # it is there already
     assert CliRunner().invoke(app, ["import", "no-file", "--out", str(tmp_path / "other.jsonl")]).exit_code != 0

@@ -46,6 +46,17 @@ def test_a_gzip_file_reads_the_same(tmp_path: Path) -> None:
     assert read_log(packed) == read_log(plain)
 
 
+def test_probabilities_that_were_rounded_add_up_to_1(tmp_path: Path) -> None:
+    """What is further from 1 stays: the rest of the mass is on no choice."""
+    given = {"a": [1.0004, 0.0003, 0.0], "b": [0.333, 0.333, 0.333], "c": [0.5, 0.25, 0.0]}
+    line = closed(1, {}) | {"outputs": {name: output(0, probabilities=masses) for name, masses in given.items()}}
+    (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
+    found = {name: one.probabilities for name, one in query.outputs.items()}
+    assert found["a"] == pytest.approx((1.0004 / 1.0007, 0.0003 / 1.0007, 0.0))
+    assert found["b"] == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert found["c"] == (0.5, 0.25, 0.0)
+
+
 def _with(field: str, value: Any) -> Line:
     return closed(7, {"a": 0}) | {field: value}
 
@@ -99,12 +110,21 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
     ids=str,
 )
 def test_a_breach_names_file_line_and_field(tmp_path: Path, line: Line | str, field: str) -> None:
-    """And nothing is read: the good lines around it neither."""
+    """And nothing is read, the good lines around it neither; unless bad rows are to be left out."""
     log = write_log(tmp_path / "log.jsonl", [closed(1, {"a": 0}), line, closed(2, {"a": 0})])
     with pytest.raises(ConfigError) as caught:
         read_log(log)
     assert str(caught.value).startswith(f"{log}:2: ")
     assert field in str(caught.value)
+    bad_rows: list[str] = []
+    assert [query.line for query in read_log(log, bad_rows=bad_rows)] == [1, 3]
+    assert bad_rows == [str(caught.value)]
+
+
+def test_a_log_of_bad_rows_alone_names_the_first(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", ["{", "[]"])
+    with pytest.raises(ConfigError, match=r"log\.jsonl:1: not valid JSON"):
+        read_log(log, bad_rows=[])
 
 
 def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def given(tmp_path: Path) -> tuple[Path, Path]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Two seeds at two operating points, trained."""
     given = _given(tmp_path_factory.mktemp("trained"))
-    return evaluate(*given, operating_points=(0.1, 1.0), seed=3, seeds=2, settings=BRIEF)
+    return evaluate(*given, operating_points=(0.2, 1.0), seed=3, seeds=2, settings=BRIEF)
 
 
 def test_the_json_has_the_fields_of_the_format(
@@ -72,14 +72,14 @@ def test_a_trained_policy_is_played_at_every_operating_point(
     trained: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trained.policy == "trained"
-    assert [point.target_cost_ratio for point in trained.focalroute] == [0.1, 1.0]
+    assert [point.target_cost_ratio for point in trained.focalroute] == [0.2, 1.0]
     assert trained.focalroute[0].cost_ratio < trained.focalroute[1].cost_ratio
     report = json.loads(json.dumps(trained.to_dict(), allow_nan=False))
-    assert [point["target_cost_ratio"] for point in report["focalroute"]] == [0.1, 1.0]
+    assert [point["target_cost_ratio"] for point in report["focalroute"]] == [0.2, 1.0]
     beside = {method["name"]: method["curve_minus"] for method in report["methods"]}
     assert beside["plurality"].keys() == {"difference", "ci95", "beats", "no_worse"}
     show(trained)
-    assert "focalroute @ 0.1" in capsys.readouterr().out
+    assert "focalroute @ 0.2" in capsys.readouterr().out
 
 
 def test_the_curve_is_compared_at_the_methods_own_cost(trained: Report) -> None:
@@ -113,25 +113,25 @@ def test_what_asks_everybody_costs_everything(trained: Report) -> None:
 
 
 def test_the_same_seed_gives_the_same_report(given: tuple[Path, Path], trained: Report) -> None:
-    again = evaluate(*given, operating_points=(0.1, 1.0), seed=3, seeds=2, settings=BRIEF)
+    again = evaluate(*given, operating_points=(0.2, 1.0), seed=3, seeds=2, settings=BRIEF)
     assert again.to_dict() | {"log": ""} == trained.to_dict() | {"log": ""}
     assert evaluate(*given, policy=cold(), seed=1).focalroute != evaluate(*given, policy=cold(), seed=2).focalroute
 
 
 def test_a_policy_from_a_folder_is_served_as_it_is(given: tuple[Path, Path], tmp_path: Path) -> None:
-    """One that asks everybody whatever it costs; by command and from Python."""
+    """One that asks everybody, of which less is spent by asking the cheapest alone; by command and from Python."""
     folder = ask_everybody(tmp_path / "policy")
     evaluate_command(
         *given,
         policy=load_reference(f"{folder}@1"),
-        operating_points=cost_ratios("0.2, 0.5"),
+        operating_points=cost_ratios("0.2, 1"),
         json_file=tmp_path / "report.json",
     )
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["policy"] == "version 1"
-    assert [point["target_cost_ratio"] for point in report["focalroute"]] == [0.2, 0.5]
-    assert [point["calls_per_query"] for point in report["focalroute"]] == [3, 3]
-    again = evaluate(*given, policy=load(folder), operating_points=(0.2, 0.5))
+    assert [point["target_cost_ratio"] for point in report["focalroute"]] == [0.2, 1]
+    assert report["focalroute"][0]["calls_per_query"] < report["focalroute"][1]["calls_per_query"] == 3
+    again = evaluate(*given, policy=load(folder), operating_points=(0.2, 1))
     assert json.loads(json.dumps(asdict(again.focalroute[1]))) == report["focalroute"][1]
 
 
@@ -143,6 +143,14 @@ def test_the_cold_start_is_held_at_operating_points_too(tmp_path: Path) -> None:
     assert [point.target_cost_ratio for point in report.focalroute] == [0.4, 0.6]
     assert [point.cost_ratio for point in report.focalroute] == pytest.approx([0.4, 0.6], rel=0.05)
     assert report.policy == "cold"
+
+
+def test_points_that_no_way_of_asking_holds_are_refused_or_left_out(given: tuple[Path, Path]) -> None:
+    """The cheapest of the three costs a seventh of all."""
+    with pytest.raises(ConfigError, match=r"operating_points: 0\.1 .* the cheapest endpoint, a, alone costs 0\.143"):
+        evaluate(*given, policy=cold(), operating_points=(0.1, 1.0))
+    report = evaluate(*given, settings=BRIEF)
+    assert [point.target_cost_ratio for point in report.focalroute] == [0.15, 0.2, 0.3, 0.5, 1.0]
 
 
 def test_tasks_are_cut_each_and_rewards_suffice(given: tuple[Path, Path]) -> None:
@@ -168,6 +176,24 @@ def test_feedback_as_it_is_in_life_reaches_every_method_and_stands_in_the_report
     words = "label, for 0.4 of the queries, 9 queries later, 0.5 of it wrong"
     assert words in " ".join(capsys.readouterr().out.split())
     assert eval_page(read_eval(found, "log")).facts["feedback"] == words
+
+
+def test_bad_rows_and_endpoints_of_unknown_price_are_left_out_and_said(
+    given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, pool = given
+    pool.write_text(pool.read_text() + '[[endpoint]]\nname = "d"\nmodel = "m"\n')
+    write_log(log, ["{", *stream(200, {**SKILLS, "d": 0.6})])
+    with pytest.raises(ConfigError, match=r"log\.jsonl:1: "):
+        evaluate(log, pool, policy=cold())
+    evaluate_command(log, pool, policy=cold(), skip_bad_rows=True, json_file=tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["bad_rows"], report["unpriced"], report["n_train"] + report["n_test"]) == (1, ["d"], 200)
+    said = capsys.readouterr().out
+    assert "Left out as bad rows of the log: 1." in said
+    assert "Left out of all costs, as no price is known: d." in said
+    facts = eval_page(read_eval(report, "report.json")).facts
+    assert (facts["bad rows left out"], facts["of unknown price"]) == ("1", "d")
 
 
 def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:

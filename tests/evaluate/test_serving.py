@@ -37,7 +37,7 @@ async def _served(pool: SimulatedPool, asked: list[Question]) -> tuple[list[Answ
     async with AsyncEnsemble(pool.endpoints, seed=5, probe_share=0) as ensemble:
         for q in asked:
             ours.append(await ensemble.ask(q.text, choices=q.choices))
-            await ensemble.feedback(ours[-1], label=q.label)
+            await ensemble.feedback(ours[-1], label_index=q.label)
     alone = []
     for endpoint in pool.endpoints:
         async with AsyncEnsemble([endpoint]) as single:

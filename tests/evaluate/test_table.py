@@ -11,7 +11,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join, learning_order, split
-from tests.evaluate.logs import closed, output, stream, table_of, write_log
+from tests.evaluate.logs import closed, output, stream, table_of, write_log, write_pool
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
 
@@ -54,14 +54,22 @@ def test_what_the_call_cost_wins_over_price_times_tokens(tmp_path: Path) -> None
     assert table.usd[0].tolist() == pytest.approx([110e-6, 0.5, 0])
 
 
-def test_an_unknown_cost_is_not_zero(tmp_path: Path) -> None:
-    """It is an error that says what to do; so is an endpoint that is not in the pool."""
+def test_an_endpoint_of_unknown_cost_is_named_and_left_out_of_all_costs(tmp_path: Path) -> None:
+    """Altogether, where only some of its calls say what they cost; a failed call need not."""
     pool = tmp_path / "pool.toml"
-    pool.write_text('[[endpoint]]\nname = "a"\nmodel = "m"\n')
-    for line, said in ((closed(1, {"a": 0}), "outputs.a: its cost is unknown"), (closed(1, {"z": 0}), "outputs.z")):
-        log = write_log(tmp_path / "log.jsonl", [line])
-        with pytest.raises(ConfigError, match=said):
-            join(read_log(log), load_pool(pool), log)
+    pool.write_text("".join(f'[[endpoint]]\nname = "{name}"\nmodel = "m"\n' for name in "abc"))
+    first = closed(1, {"a": 0}) | {"outputs": {"a": output(0), "b": output(0, cost_usd=0.5), "c": {"error": "timeout"}}}
+    second = closed(2, {}) | {"outputs": {name: output(0, cost_usd=0.5) for name in "abc"}}
+    log = write_log(tmp_path / "log.jsonl", [first, second])
+    table = join(read_log(log), load_pool(pool), log)
+    assert table.unpriced == ("a",)
+    assert table.usd.tolist() == [[0, 0.5, 0], [0, 0.5, 0.5]]
+
+
+def test_an_endpoint_that_is_not_in_the_pool_is_an_error(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", [closed(1, {"z": 0})])
+    with pytest.raises(ConfigError, match=r"outputs\.z"):
+        join(read_log(log), load_pool(write_pool(tmp_path / "pool.toml", PRICES)), log)
 
 
 def test_a_stream_is_cut_once_and_tasks_are_cut_each(tmp_path: Path) -> None:

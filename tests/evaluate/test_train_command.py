@@ -15,6 +15,7 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.recording import train_command
+from focalroute.evaluate.report import evaluate_command
 from focalroute.policy.bundle import load, versions
 from tests.evaluate.logs import stream, write_log, write_pool
 
@@ -71,6 +72,7 @@ def test_json_tells_of_every_seed_and_the_best_is_published(
     train_command([given[0]], [given[1]], tmp_path, seeds=2, iterations=1, as_json=True)
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (said["version"], said["queries"], said["validation"]) == (1, 60, 12)
+    assert (said["bad_rows"], said["unpriced"]) == (0, [])
     assert [one["seed"] for one in said["seeds"]] == [0, 1]
     best = max(said["seeds"], key=lambda one: one["score"])
     assert said["seed"] == best["seed"]
@@ -79,6 +81,13 @@ def test_json_tells_of_every_seed_and_the_best_is_published(
     assert policy.metrics["curve"] == best["curve"]
     assert policy.names == tuple(SKILLS)
     assert not list(tmp_path.glob(".training*"))
+    other = write_log(tmp_path / "other.jsonl", stream(20, SKILLS, seed=5))
+    for log, seen in ((given[0], 12), (other, 0)):
+        page = tmp_path / "page.html"
+        evaluate_command(log, given[1], policy=policy, operating_points=[0.5], html_file=page)
+        printed = capsys.readouterr().out
+        warned = f"CAUTION: the policy was trained on {seen} of these 12 test questions"
+        assert printed.strip().startswith(warned) == (warned in page.read_text()) == bool(seen)
 
 
 def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from focalroute.answers import candidate_key, normal_form
 from focalroute.core.errors import BadLabel, FeedbackError
 from focalroute.core.records import Evidence, Feedback, Member, Outcome, Trajectory
-from focalroute.learn.reward import credit, label_key, outranks, reward_of
+from focalroute.learn.reward import credit, judged, label_key, outranks, reward_of
 from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
 
 STEADY = settings(deadline=None, derandomize=True)
@@ -57,9 +57,14 @@ def test_anything_else_is_refused(reward: Any) -> None:
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("label", "candidate"), [(0, "x"), (2, "z"), ("y", "y")])
-def test_a_choice_is_named_by_its_text_or_index(label: Any, candidate: str) -> None:
-    assert label_key(label, THREE) == candidate_key(candidate)
+def test_a_choice_is_named_by_its_value_or_its_index() -> None:
+    assert label_key("y", THREE) == candidate_key("y")
+    assert judged(THREE, label_index=2)[1] == candidate_key("z")
+    numbers = replace(THREE, keys=tuple(map(candidate_key, ("1", "2", "3"))))
+    assert label_key(2, numbers) == candidate_key("2")
+    for index in (3, -1, True, "0"):
+        with pytest.raises(BadLabel, match=r"label_index: .*choices"):
+            judged(THREE, label_index=index)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("label", [3, -1, "w", "X", "", True, False, 1.0, None, b"x"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import onnx
 import pytest
 
 from focalroute.core.errors import PolicyError
-from focalroute.core.records import Evidence, Observation
+from focalroute.core.records import COST_WEIGHT_RANGE, Evidence, Observation
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.money.pacing import LOWEST_WEIGHT
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, width
 from focalroute.policy.bundle import COLD, CURRENT, SLICES, cold, current, digest, learner, load, load_folder, versions
@@ -82,6 +84,17 @@ def test_a_published_policy_loads_as_it_was_written(root: Path) -> None:
     assert policy.fusion_onnx == (root / "v000001" / "fusion.onnx").read_bytes()
     assert current(root) == 1
     assert "onnx" not in repr(policy)
+
+
+def test_a_weight_that_had_fewer_right_is_decided_at_a_higher_one(root: Path) -> None:
+    """Likewise what lies between such a weight and its neighbours; without a curve only asking everybody is out."""
+    policy = load(root)
+    assert policy.served_weight(0.02) == 0.02
+    assert policy.served_weight(LOWEST_WEIGHT) == COST_WEIGHT_RANGE[0]
+    curve = [{"cost_weight": weight, "served": served} for weight, served in ((0.01, 0.01), (0.1, 1.0), (1.0, 1.0))]
+    curved = replace(policy, metrics={"curve": curve})
+    weights = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 4.0)
+    assert [curved.served_weight(weight) for weight in weights] == [0.001, 0.01, 1.0, 1.0, 1.0, 1.0, 4.0]
 
 
 def test_ids_follow_the_names_and_unknown_endpoints_are_neutral(root: Path) -> None:

@@ -68,5 +68,5 @@ def test_three_llama_servers_make_a_pool_that_learns(llama_server: Callable[[int
     with Ensemble(endpoints, seed=0) as ensemble:
         for question in stream(20, seed=1):
             answer = ensemble.ask(question.text, choices=question.choices)
-            ensemble.feedback(answer, label=question.label)
+            ensemble.feedback(answer, label_index=question.label)
         assert sum(endpoint.seen for endpoint in ensemble.stats().endpoints.values()) >= 20

@@ -161,7 +161,7 @@ def _tasks(
 
 
 def _has_label(answer: StoredAnswer, said: Feedback) -> bool:
-    return said.label is not None and answer.kind != SYNTHESIS
+    return said.right is not None and answer.kind != SYNTHESIS
 
 
 def _members(rated: _Rated, names: Sequence[str]) -> tuple[Bools, Bools, Bools]:
@@ -182,7 +182,7 @@ def _vote(answer: StoredAnswer, said: Feedback) -> float:
     votes = Counter(member.candidate for member in answer.members.values() if member.candidate is not None)
     most = max(votes.values(), default=0)
     tied = [candidate for candidate, count in votes.items() if count == most]
-    return sum(answer.keys[candidate] == said.label for candidate in tied) / max(len(tied), 1)
+    return sum(answer.keys[candidate] == said.right for candidate in tied) / max(len(tied), 1)
 
 
 def _changes(rated: _Rated, names: Sequence[str]) -> Iterable[tuple[int, str, Change]]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F64
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters
@@ -22,6 +24,7 @@ from focalroute.learn.offline.recorded import F32, I64
 from focalroute.learn.offline.rollout import LogView, Rollout, roll
 from focalroute.learn.offline.stacking import gathered
 from focalroute.learn.offline.views import Views, drawn_price, nearest
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import layout
 
 _OBSERVED = layout.width(layout.CONTEXT) + layout.width(layout.ENDPOINT)
@@ -77,8 +80,8 @@ class OfflineSettings:
         return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps
 
 
-#: The cost weights at which a policy is measured.
-GRID = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
+#: The cost weights at which a policy is measured; at the first everybody is asked, at the last the cheapest alone.
+GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, HIGHEST_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,14 @@ class ValidationPoint:
         accuracy: mean worth of the answers.
         cost_ratio: paid / what asking everybody costs.
         calls: a query.
+        served: the weight that is served in place of this one: its own, or the next higher one that is (see `kept`).
     """
 
     cost_weight: float
     accuracy: float
     cost_ratio: float
     calls: float
+    served: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +163,20 @@ class PolicyGradient:
     def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
         """The greedy policy on these queries at every price of `GRID`."""
         everything = float(self.views.recorded.usd[rows].sum())
-        points = []
+        worths, points = [], []
         for price in GRID:
             played = self.roll(decider, nearest(price), rows, price, 1, None)
             paid = float(played.shares.sum()) * self.everybody
             calls = float((played.first | played.later).sum(axis=1).mean())
             cost_ratio = paid / everything if everything else 0.0
-            points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls))
-        return tuple(points)
+            worths.append(played.worth)
+            points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price))
+        # Where no two answers can be compared, what looks better than chance on few queries is often luck.
+        recorded = self.views.recorded
+        gain = -1.0 if recorded.closed.any() or (recorded.size < recorded.usable.sum(axis=1)).any() else 1.0
+        cost = np.array([point.cost_ratio for point in points])
+        served = [GRID[at] for at in kept(np.stack(worths), cost, gain)]
+        return tuple(replace(point, served=min(w for w in served if w >= point.cost_weight)) for point in points)
 
 
 def improved(
@@ -201,10 +212,46 @@ def improved(
     return decider, adam.moments
 
 
+def kept(worth: F32, cost: F64, gain: float) -> list[int]:
+    """Which of G ways to answer, the dearest first, are worth serving; what lies between two of them is left to chance.
+
+    Always the last; and the first, unless it has too few right beside the best: then that one. Each of the others has
+    to have more right than a mixture by chance of its neighbours at its cost.
+
+    Args:
+        worth: (G, n) of the answers to the same queries.
+        cost: (G,).
+        gain: by how many standard errors of the paired difference; below 0: it may have fewer. The first has to have
+            as many more than the best of the others, or may have fewer by twice as many.
+    """
+    right = worth[1:].mean(axis=1)
+    best = 1 + int(np.flatnonzero(right >= right.max())[-1])
+    found = {len(worth) - 1, 0 if _surely(worth[0] - worth[best]) >= min(gain, 2 * gain) else best}
+    while True:
+        gains: dict[int, float] = {}
+        ends = sorted(found)
+        for dear, cheap in pairwise(ends):
+            for at in range(dear + 1, cheap):
+                gap = cost[dear] - cost[cheap]
+                share = np.clip((cost[at] - cost[cheap]) / gap, 0, 1) if gap > 0 else 0.0
+                gains[at] = _surely(worth[at] - share * worth[dear] - (1 - share) * worth[cheap])
+        most = max(gains, key=gains.__getitem__, default=0)
+        if gains.get(most, -np.inf) < gain:
+            return ends
+        found.add(most)
+
+
+def _surely(gain: NDArray[np.floating]) -> float:
+    """The mean, in standard errors."""
+    return float(gain.mean() / max(gain.std() / np.sqrt(len(gain)), 1e-9))
+
+
 def score_of(curve: tuple[ValidationPoint, ...]) -> float:
-    """Mean over prices of the reward, (u - lambda c / C) / (1 + lambda)."""
+    """Mean over the prices at which it decides of the reward, (u - lambda c / C) / (1 + lambda)."""
     rewards = [
-        (2 * point.accuracy - 1 - point.cost_weight * point.cost_ratio) / (1 + point.cost_weight) for point in curve
+        (2 * point.accuracy - 1 - point.cost_weight * point.cost_ratio) / (1 + point.cost_weight)
+        for point in curve
+        if LOWEST_WEIGHT < point.cost_weight < HIGHEST_WEIGHT
     ]
     return float(np.mean(rewards))
 

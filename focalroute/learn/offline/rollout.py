@@ -17,9 +17,11 @@ from focalroute.learn.nets import DeciderNet, FusionNet, Vjp
 from focalroute.learn.offline.prior_stats import PriorStats, log_masses
 from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
 from focalroute.learn.trajectory import HeadBatch
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import layout, observation
 from focalroute.observe.calibration import MOST_CHOICES, Corrections
 from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties, level_column
+from focalroute.policy.baselines import SURE
 from focalroute.policy.decider import EXPLORATION
 
 _ENDPOINT = layout.slices(layout.ENDPOINT)
@@ -243,6 +245,7 @@ def roll(
     k = seen.recorded.worth.shape[1]
     posterior, offered = np.zeros((size, k), np.float32), np.zeros((size, k), np.bool_)
     active = np.arange(size)
+    by_price = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
     steps: list[RolloutStep] = []
     while len(active):
         number = len(steps)
@@ -254,6 +257,7 @@ def roll(
         eligible = there[active] & ~asked
         # where nobody can be asked a STOP is forced, and nothing decided
         must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
+        logits = _at_bounds(logits, cost_weight[of[active]], by_price, eligible, must)
         picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
         heads = HeadBatch(eligible, eligible, picked, must, np.full(len(active), n))
         steps.append(RolloutStep(active, context, endpoints, logits, heads, vjp))
@@ -271,6 +275,15 @@ def roll(
     answer = np.where(offered.any(axis=1), posterior.argmax(axis=1), -1)
     worth = np.where(answer >= 0, seen.recorded.worth[of, np.maximum(answer, 0)], 0).astype(np.float32)
     return Rollout(tuple(steps), np.array(shares), first, later, answer, worth, posterior)
+
+
+def _at_bounds(logits: F32, cost_weight: F32, price: F32, eligible: Bools, must: Bools) -> F32:
+    """As `Ask.decide`: sure of everybody at the lowest cost weight, of the cheapest alone at the highest."""
+    cheapest = np.where(eligible, price, np.inf).argmin(axis=1)[:, None] == np.arange(logits.shape[1])
+    alone = np.where(cheapest & must[:, None], SURE, -SURE)
+    bounded = np.where((cost_weight <= LOWEST_WEIGHT)[:, None], SURE, logits)
+    found: F32 = np.where((cost_weight >= HIGHEST_WEIGHT)[:, None], alone, bounded).astype(logits.dtype)
+    return found
 
 
 def observed(

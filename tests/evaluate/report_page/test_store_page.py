@@ -66,7 +66,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
                 answers += await asyncio.gather(*asks)
                 for answer, question in zip(answers[at:], some, strict=True):
                     if question is not questions[-1]:
-                        await ensemble.feedback(answer, label=question.label)
+                        await ensemble.feedback(answer, label_index=question.label)
         return answers
 
     with SimulatedPool() as pool:

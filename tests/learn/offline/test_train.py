@@ -19,7 +19,7 @@ from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
-from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, valued
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, kept, valued
 from focalroute.learn.offline.rollout import Rollout, roll
 from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.train import (
@@ -28,6 +28,7 @@ from focalroute.learn.offline.train import (
 )
 from focalroute.learn.offline.views import Masks, Views, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from tests.by_hand import linear_decider
 from tests.learn.made import randomised
 from tests.learn.offline.histories import Kind, history, random_history
@@ -90,6 +91,27 @@ def asked_of(log: RecordedLog, decider: DeciderNet, fusion: FusionNet, price: fl
 def reward(played: Rollout, price: float) -> float:
     """Mean u - lambda c / C."""
     return float((2 * played.worth - 1 - price * played.shares.sum(axis=0)).mean())
+
+
+def test_the_curve_goes_from_everybody_to_the_cheapest_and_names_what_is_served() -> None:
+    log = history(CHEAP, 60, seed=0)
+    curve = train(log, seed=0, settings=SMALL).curve
+    first, last = curve[0], curve[-1]
+    assert (first.cost_weight, first.calls, last.cost_weight, last.calls) == (LOWEST_WEIGHT, 2, HIGHEST_WEIGHT, 1)
+    assert (first.cost_ratio, last.cost_ratio) == pytest.approx((1, 0.1))
+    assert all(point.served >= point.cost_weight for point in curve)
+    assert {point.served for point in curve} <= {point.cost_weight for point in curve}
+
+
+def test_what_chance_does_as_well_is_not_served() -> None:
+    """Of five ways: all, two between, of which one is as good as chance and one surely better, and the cheapest."""
+    rng = np.random.default_rng(0)
+    cost = np.array([1.0, 0.6, 0.4, 0.2, 0.1])
+    worth = (rng.random((5, 4000)) < np.array([0.9, 0.78, 0.74, 0.85, 0.6])[:, None]).astype(np.float32)
+    assert kept(worth, cost, 1.0) == [0, 3, 4]
+    assert kept(worth, cost, -99.0) == [0, 1, 2, 3, 4]
+    worth[0] = worth[4]  # everybody has surely fewer right than the best
+    assert kept(worth, cost, 1.0) == [3, 4]
 
 
 # --- what it learns --------------------------------------------------------------------------------------
