@@ -15,11 +15,12 @@ What an ensemble is made of is in serving/settings.py; `Ensemble` (serving/sync.
 
 from __future__ import annotations
 
-import logging
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from focalroute.core.answer_list import Answers
     from focalroute.core.config import Budget, Endpoint
     from focalroute.core.errors import (
         BadLabel,
@@ -47,11 +48,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-logging.getLogger("focalroute").addHandler(logging.NullHandler())  # quiet, unless the program says otherwise
+if os.environ.get("FOCALROUTE_LOG"):
+    from focalroute.core.logs import show_logs
+
+    show_logs(os.environ["FOCALROUTE_LOG"])
 
 __all__ = [
     "Answer",
     "AnswerStream",
+    "Answers",
     "AsyncAnswerStream",
     "AsyncEnsemble",
     "BadLabel",
@@ -89,6 +94,7 @@ __all__ = [
 _HOMES = {
     name: module
     for module, names in {
+        "core.answer_list": "Answers",
         "core.config": "Budget Endpoint",
         "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded EnsembleClosed FeedbackConflict "
         "FeedbackError FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",

@@ -22,16 +22,30 @@ ENGINES = {
     "onnx": {"learn/export.py"},
     "onnxruntime": {"policy/onnx_model.py"},
     "tokenizers": {"serving/embedders/onnx.py"},
-    "openai": {"endpoints/openai_client.py"},
+    "openai": {"endpoints/openai_client.py", "serving/in_process.py"},
     "sqlite3": {"store/sqlite/database.py"},
-    "httpx": {"money/prices.py"},
+    "httpx": {"core/tls.py", "endpoints/aiohttp_transport.py", "endpoints/http.py", "money/prices.py"},
     "tomlkit": {"money/prices.py"},
-    "certifi": {"endpoints/http.py"},
-    "aiohttp": {"endpoints/http.py", "sim/server.py"},  # a client, and the simulated service it may talk to
+    "aiohttp": {
+        "endpoints/aiohttp_transport.py",
+        "sim/server.py",
+    },  # a client, and the simulated service it may talk to
     "tenacity": {"endpoints/calls.py"},
     "typer": {  # a command is declared beside what it does
         f"cli/{name}.py"
-        for name in ("__init__", "app", "console", "demo", "ledger", "policy", "pool", "server", "update")
+        for name in (
+            "__init__",
+            "app",
+            "batch",
+            "console",
+            "demo",
+            "init",
+            "ledger",
+            "policy",
+            "pool",
+            "server",
+            "update",
+        )
     },
     "starlette": {"server/app.py"},
     "uvicorn": {"cli/server.py", "server/connections.py"},
@@ -64,6 +78,7 @@ ORDER = (
     "policy",
     "endpoints",
     "learn",
+    "openai_api",
     "serving",
     "server",
     "sim",
@@ -75,7 +90,6 @@ ORDER = (
 LAZY = {
     "aiohttp",
     "bert_score",
-    "certifi",
     "datasets",
     "genai_prices",
     "httpx",

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from focalroute.answers.structured import Structure
 from focalroute.answers.tool_calls import calls_form, calls_text
 from focalroute.core.errors import ConfigError
+from focalroute.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from focalroute.core.records import Reply
@@ -73,6 +74,15 @@ KINDS: dict[str, Normaliser] = {
 }
 
 
+#: What others call a kind -> its name here.
+_INSTEAD = {
+    **dict.fromkeys(("integer", "int", "float", "decimal", "numeric"), "number"),
+    **dict.fromkeys(("bool", "boolean", "yesno", "true-false"), "yes-no"),
+    **dict.fromkeys(("string", "str", "free", "open"), "text"),
+    **dict.fromkeys(("json", "object", "schema"), "give a pydantic model or a JSON schema."),
+}
+
+
 def normaliser(kind: AnswerKind | None) -> Normaliser:
     """The function that maps a reply's text to its normal form (None: no answer in it); "text" by default.
 
@@ -84,7 +94,9 @@ def normaliser(kind: AnswerKind | None) -> Normaliser:
     try:
         return KINDS["text" if kind is None else kind]
     except (KeyError, TypeError):
-        raise ConfigError(f"answer: unknown kind {kind!r}; use one of {', '.join(KINDS)} or a callable") from None
+        raise ConfigError(
+            f"answer: unknown kind {kind!r}; {did_you_mean(str(kind), KINDS, _INSTEAD)} Or give a type or a callable"
+        ) from None
 
 
 class NormaliserFailed(ConfigError):

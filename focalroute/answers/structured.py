@@ -13,18 +13,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from types import UnionType
+from typing import Any, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.json_schema import MAX_NODES, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 
-#: What a structured answer has to be: a pydantic model, or a JSON schema.
-Wanted = type[BaseModel] | Mapping[str, Any]
+#: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema.
+Wanted = type[Any] | UnionType | Mapping[str, Any]
 
+_LONGEST_PROBLEM = 1000  # characters
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -43,11 +46,11 @@ class Structure:
         digest: of the schema.
     """
 
-    def __init__(self, schema: Mapping[str, Any], model: type[BaseModel] | None = None) -> None:
-        self._valid = validator(schema) if model is None else None  # first: what follows takes a schema for right
+    def __init__(self, schema: Mapping[str, Any], adapter: TypeAdapter[Any] | None = None) -> None:
+        self._valid = validator(schema) if adapter is None else None  # first: what follows takes a schema for right
         self.schema = schema
         self.digest = blake2b(canonical(schema).encode(), digest_size=8).hexdigest()
-        self._model = model
+        self._adapter = adapter
         self._fields = closed_fields(schema)
 
     def __call__(self, text: str) -> str | None:
@@ -66,9 +69,10 @@ class Structure:
             received = canonical(value)
             if self._valid is not None and not self._valid(value):
                 return None
-            if self._model is None:
+            if self._adapter is None:
                 return received
-            dumped = canonical(self._model.model_validate_json(received).model_dump(mode="json", by_alias=True))
+            read = self._adapter.validate_json(received)
+            dumped = canonical(self._adapter.dump_python(read, mode="json", by_alias=True))
         except ValueError:
             return None
         try:
@@ -78,10 +82,8 @@ class Structure:
         return dumped
 
     def value(self, form: str) -> Any:
-        """Return the answer of a normal form: an instance of the model, or the plain value."""
-        if self._model is None:
-            return parsed(form)
-        return self._model.model_validate_json(form)
+        """Return the answer of a normal form: an instance of the model or type, or the plain value."""
+        return parsed(form) if self._adapter is None else self._adapter.validate_json(form)
 
     def fuse(self, forms: Sequence[str], masses: Sequence[float]) -> tuple[str, Election]:
         """Fuse the candidates field by field (see `elect`); return the normal form and how it was elected.
@@ -105,10 +107,25 @@ class Structure:
     def response_format(self) -> dict[str, Any]:
         """The ``response_format`` parameter; every field of a model is required, as OpenAI's strict mode wants."""
         strict_schema = _strict(self.schema)
-        schema = strict_schema if self._model else dict(self.schema)
+        schema = strict_schema if self._adapter else dict(self.schema)
         name = _NAME.sub("_", str(self.schema.get("title") or "answer"))[:64] or "answer"
         strict = schema == strict_schema
         return {"type": "json_schema", "json_schema": {"name": name, "strict": strict, "schema": schema}}
+
+    def problem(self, text: str) -> str:
+        """Explain to who wrote it why there is no valid answer in a reply."""
+        for value in () if self._adapter is None else _values(text[:_MAX_LENGTH]):
+            try:
+                self._adapter.validate_json(canonical(value))  # type: ignore[union-attr]
+            except ValidationError as error:
+                found = error.errors(include_url=False, include_context=False, include_input=False)
+                return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)[:_LONGEST_PROBLEM]
+        return "It is no JSON that is valid against the schema"
+
+    @property
+    def is_object(self) -> bool:
+        """Whether ``response_format`` can hold a reply to it: services take schemas of objects only."""
+        return bool(self.schema.get("type", "object") == "object")
 
     @functools.cached_property
     def instruction(self) -> str:
@@ -117,15 +134,15 @@ class Structure:
 
 
 def structure_of(wanted: object) -> Structure | None:
-    """Make a `Structure` of a pydantic model or JSON schema; None for any other kind of answer.
+    """Make a `Structure` of a pydantic model, another type or a JSON schema; None for any other kind of answer.
 
     Raises:
         ConfigError: the schema is wrong, or nothing is installed to check answers with.
     """
     if isinstance(wanted, Structure):
         return wanted
-    if isinstance(wanted, type) and issubclass(wanted, BaseModel):
-        return _of_model(wanted)
+    if isinstance(wanted, type | UnionType) or get_origin(wanted) is not None:
+        return _of_type(wanted)
     if isinstance(wanted, Mapping):
         try:
             written = canonical(dict(wanted))
@@ -136,11 +153,13 @@ def structure_of(wanted: object) -> Structure | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _of_model(model: type[BaseModel]) -> Structure:
+def _of_type(wanted: Any) -> Structure:
     try:
-        return Structure(model.model_json_schema(), model)
+        adapter = TypeAdapter(wanted)
+        return Structure(adapter.json_schema(), adapter)
     except Exception as error:
-        raise ConfigError(f"answer: {model.__name__} has no JSON schema ({type(error).__name__})") from error
+        name = getattr(wanted, "__name__", wanted)
+        raise ConfigError(f"answer: {name} has no JSON schema ({type(error).__name__})") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -193,15 +212,13 @@ def checked_label(label: Any, value: object) -> Any:
 
 
 def label_form(label: object) -> str:
-    """Return the normal form of a right answer: an instance of the model, a plain value, or its JSON.
+    """Return the normal form of a right answer: an instance of the model or type, a plain value, or its JSON.
 
     Raises:
         BadLabel: it cannot be written as JSON.
     """
-    if isinstance(label, BaseModel):
-        label = label.model_dump(mode="json", by_alias=True)
     try:
-        return canonical(parsed(label) if isinstance(label, str) else label)
+        return canonical(parsed(label) if isinstance(label, str) else to_jsonable_python(label, by_alias=True))
     except ValueError:
         raise BadLabel("label: give an instance of the model, a plain value, or its JSON") from None
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from focalroute.answers.canonical_json import canonical, parsed
+from focalroute.core.errors import ConfigError
 
 ToolCall = Mapping[str, Any]
 
@@ -21,10 +24,12 @@ class ToolOffer:
 
     Attributes:
         names: of its functions; None: unknown.
+        schemas: name -> the JSON schema of its arguments, of those that have one.
         required: whether one of them has to be called.
     """
 
     names: frozenset[str] | None
+    schemas: Mapping[str, Mapping[str, Any]]
     required: bool
 
     @classmethod
@@ -33,10 +38,12 @@ class ToolOffer:
         tools = params.get("tools")
         listed = tools if isinstance(tools, list | tuple) else ()
         functions = [tool.get("function") for tool in listed if isinstance(tool, Mapping)]
-        names = [function.get("name") for function in functions if isinstance(function, Mapping)]
+        named = {f["name"]: f for f in functions if isinstance(f, Mapping) and isinstance(f.get("name"), str)}
+        schemas = {name: f["parameters"] for name, f in named.items() if isinstance(f.get("parameters"), Mapping)}
         choice = params.get("tool_choice")
         return cls(
-            frozenset(name for name in names if isinstance(name, str)) or None,
+            frozenset(named) or None,
+            schemas,
             choice in ("required", "any") or isinstance(choice, Mapping),
         )
 
@@ -46,7 +53,22 @@ class ToolOffer:
             return "the reply calls no tool, though one was required"
         if self.names is not None and any(call["function"]["name"] not in self.names for call in calls):
             return "the reply calls a tool that was not offered"
+        for function in (call["function"] for call in calls):
+            schema = self.schemas.get(function["name"])
+            if schema and not _checker(canonical(schema))(parsed(function["arguments"])):
+                return "the reply calls a tool with arguments that its schema does not allow"
         return None
+
+
+@lru_cache(maxsize=256)
+def _checker(schema: str) -> Callable[[object], bool]:
+    """What checks arguments; anything goes where a schema is not supported, or nothing is installed to check with."""
+    from focalroute.answers.json_schema import validator
+
+    try:
+        return validator(json.loads(schema))
+    except ConfigError:
+        return lambda arguments: True
 
 
 def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:

@@ -7,18 +7,26 @@ help and completion are quick.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-PoolOption = Annotated[Path, typer.Option(help="The pool file (TOML) that lists the endpoints.")]
+PoolOption = Annotated[
+    Path | None,
+    typer.Option(help="The pool file (TOML) that lists the endpoints; else FOCALROUTE_POOL, or the pool.toml here."),
+]
 PolicyOption = Annotated[
     str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
 ]
 StoreOption = Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")]
+SystemOption = Annotated[str | None, typer.Option(help="The system message.")]
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE, sent on to the endpoints, such as temperature=0; may be given again."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def given(**settings: object) -> dict[str, object]:
+def given(**settings: Any) -> dict[str, Any]:
     """Return the settings that were given: those left out are the pool file's."""
     return {name: value for name, value in settings.items() if value is not None}

@@ -10,8 +10,11 @@ from typing import Annotated, Literal
 import typer
 
 from focalroute.cli import JsonOption, PoolOption
+from focalroute.cli.batch import batch
 from focalroute.cli.console import ask, chat
 from focalroute.cli.demo import demo
+from focalroute.cli.env_file import read_env_file
+from focalroute.cli.init import init
 from focalroute.cli.ledger import ledger
 from focalroute.cli.policy import policies
 from focalroute.cli.pool import pools
@@ -25,7 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(policies, name="policy")
 app.add_typer(pools, name="pool")
-for command in (serve, key, demo, ask, chat, update, ledger):
+for command in (serve, key, demo, init, ask, chat, batch, update, ledger):
     app.command()(command)
 
 
@@ -49,6 +52,9 @@ def common(
     """
 
 
+_SkipBadRows = Annotated[
+    bool, typer.Option("--skip-bad-rows", help="Leave out, and count, rows that are wrong, instead of stopping.")
+]
 _Engine = Annotated[
     str, typer.Option(help="What runs it: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
 ]
@@ -76,6 +82,7 @@ def train(
         typer.Option(help="What is to come: a stream that goes on as the log does, or the log's tasks again."),
     ] = "stream",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
+    skip_bad_rows: _SkipBadRows = False,
     engine: _Engine = "local",
     as_json: JsonOption = False,
 ) -> None:
@@ -85,15 +92,15 @@ def train(
     """
     from focalroute.evaluate.recording import TrainOptions, train_command
 
-    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, resume)
+    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, resume, skip_bad_rows)
     train_command(log, pool, out, options, engine=engine, as_json=as_json)
 
 
 @app.command()
 def collect(
     dataset: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or hf:NAME[:CONFIG][:SPLIT].")],
-    pool: PoolOption,
     out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    pool: PoolOption = None,
     column: Annotated[
         list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
     ] = None,
@@ -109,11 +116,12 @@ def collect(
 
     Exit code 1 if it stopped before the last question.
     """
+    from focalroute.core.pool import find_pool
     from focalroute.evaluate.collect import collect_command
 
     whole = collect_command(
         dataset,
-        pool,
+        pool or find_pool(),
         out,
         columns=column or (),
         answer=answer,
@@ -134,12 +142,13 @@ def import_(
         list[str], typer.Argument(help="MODEL=FILE, samples of lm-evaluation-harness; one for each model and task.")
     ],
     out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    skip_bad_rows: _SkipBadRows = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make an outcome log of the per-choice log-likelihoods that leaderboards publish."""
     from focalroute.evaluate.collect import import_command
 
-    import_command(samples, out, as_json=as_json)
+    import_command(samples, out, skip_bad_rows=skip_bad_rows, as_json=as_json)
 
 
 @app.command("eval")
@@ -173,6 +182,7 @@ def evaluate(
     preset: Annotated[
         list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
     ] = None,
+    skip_bad_rows: _SkipBadRows = False,
     engine: _Engine = "local",
     live: Annotated[
         str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
@@ -217,6 +227,7 @@ def evaluate(
         operating_points=cost_ratios(operating_points),
         policy=load_reference(policy) if policy else None,
         presets=preset or (),
+        skip_bad_rows=skip_bad_rows,
     )
     evaluate_command(log, pool, options, engine=engine, json_file=json_file, html_file=html_file)
 
@@ -249,8 +260,19 @@ def report(
 def main() -> None:
     """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
+    sys.argv = _with_bare_json(sys.argv)
     try:
+        read_env_file(Path(".env"))
         app()
     except FocalrouteError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def _with_bare_json(arguments: list[str]) -> list[str]:
+    """Let ``eval --json`` without a file print: everywhere else the option has no value."""
+    if arguments[1:2] != ["eval"] or "--json" not in arguments:
+        return arguments
+    after = arguments.index("--json") + 1
+    bare = after == len(arguments) or arguments[after].startswith("--")
+    return [*arguments[:after], "-", *arguments[after:]] if bare else arguments

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
-from focalroute.core.errors import FocalrouteError
+from focalroute.cli import JsonOption, ParamOption, PolicyOption, PoolOption, StoreOption, SystemOption, given
+from focalroute.core.dollars import dollars
+from focalroute.core.errors import ConfigError, FocalrouteError
 
 if TYPE_CHECKING:
     from focalroute.answers import AnswerKind
-    from focalroute.core.receipts import Answer
+    from focalroute.core.receipts import Answer, Call
     from focalroute.serving.sync import Ensemble
 
 _HELP = """\
@@ -32,35 +33,49 @@ _REWARDS = {"good": 1.0, "bad": -1.0}
 
 def ask(
     query: Annotated[str, typer.Argument(help="The question.")],
-    pool: PoolOption,
+    pool: PoolOption = None,
     choices: Annotated[str | None, typer.Option(help="The closed set of answers, separated by commas.")] = None,
     answer: Annotated[
         str | None, typer.Option(help="Kind of a free-form answer: number, short, yes-no, date, math or text.")
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Replies to draw from each member in one call.")] = None,
+    system: SystemOption = None,
+    param: ParamOption = None,
     store: StoreOption = None,
     policy: PolicyOption = None,
     max_usd: Annotated[str | None, typer.Option(help="Cap for this question, USD.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say whom it asked, round by round, and what each said.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a real pool one question and print the fused answer with its cost."""
     from focalroute.serving.sync import Ensemble
 
     offered = None if choices is None else [choice.strip() for choice in choices.split(",")]
-    with Ensemble.from_toml(pool, **given(store=store, policy=policy)) as ensemble:
+    with Ensemble(pool, **given(store=store, policy=policy)) as ensemble:
         kind = cast("AnswerKind | None", answer)
-        fused = ensemble.ask(query, choices=offered, answer=kind, samples=samples, max_usd=max_usd)
+        asked = query if system is None else [*_system(system), {"role": "user", "content": query}]
+        fused = ensemble.ask(
+            asked, choices=offered, answer=kind, samples=samples, max_usd=max_usd, params=_params(param)
+        )
     if as_json:
-        print(json.dumps(_plain(fused), indent=2))
+        print(json.dumps(fused.to_dict(), indent=2))
         return
-    print(_shown(fused.value))
+    print(_shown(str(fused.value)))
     _note(_line(fused))
+    for call in fused.receipt.calls if verbose else ():
+        _note(
+            f"  round {call.round}: {call.endpoint}: {_said(fused, call)}, {dollars(call.cost)}, {call.latency_s:.2f} s"
+        )
     for shortfall in fused.degraded:
         _note(f"note: {shortfall}")
 
 
 def chat(
-    pool: PoolOption,
+    pool: PoolOption = None,
+    system: SystemOption = None,
+    param: ParamOption = None,
     store: StoreOption = None,
     policy: PolicyOption = None,
     max_usd: Annotated[str | None, typer.Option(help="Cap for each question, USD.")] = None,
@@ -73,8 +88,8 @@ def chat(
     from focalroute.serving.sync import Ensemble
 
     interactive = _prepare_input()
-    with Ensemble.from_toml(pool, **given(store=store, policy=policy)) as ensemble:
-        conversation = _Chat(ensemble, max_usd, as_json)
+    with Ensemble(pool, **given(store=store, policy=policy)) as ensemble:
+        conversation = _Chat(ensemble, max_usd, as_json, _system(system), _params(param))
         if interactive:
             _note(f"{len(ensemble.endpoints)} endpoints. /feedback good | bad after an answer, /help, /quit.")
         prompt = "> " if interactive and sys.stdout.isatty() and not as_json else ""
@@ -108,6 +123,8 @@ class _Chat:
     """A conversation under way.
 
     Attributes:
+        system: the message that every question begins with, if there is one.
+        params: sent on to the endpoints.
         messages: the conversation so far, in OpenAI's form.
         last: the last answer.
         paid: USD of all answers; None once the cost of one is unknown.
@@ -116,6 +133,8 @@ class _Chat:
     ensemble: Ensemble
     max_usd: str | None
     as_json: bool
+    system: list[dict[str, Any]]
+    params: dict[str, Any]
     messages: list[dict[str, Any]] = field(default_factory=list)
     last: Answer | None = None
     paid: Decimal | None = Decimal(0)
@@ -135,7 +154,7 @@ class _Chat:
                 self.messages.clear()
                 _note("a new conversation")
             case "/cost":
-                _note(f"paid {_dollars(self.paid)} so far")
+                _note(f"paid {dollars(self.paid)} so far")
             case "/help":
                 _note(_HELP)
             case _ if command.startswith("/"):
@@ -159,12 +178,12 @@ class _Chat:
         self.paid = None if self.paid is None or answer.cost is None else self.paid + answer.cost
         if self.as_json:
             total = None if self.paid is None else str(self.paid)
-            self._print_json({**_plain(answer), "total_cost_usd": total})
+            self._print_json({**answer.to_dict(), "total_cost_usd": total})
         else:
-            _note(f"{_line(answer)}; paid {_dollars(self.paid)} so far")
+            _note(f"{_line(answer)}; paid {dollars(self.paid)} so far")
 
     def _stream(self, asked: list[dict[str, Any]]) -> Answer:
-        with self.ensemble.stream(asked, max_usd=self.max_usd) as stream:
+        with self.ensemble.stream([*self.system, *asked], max_usd=self.max_usd, params=self.params) as stream:
             for piece in stream:
                 if not self.as_json:
                     sys.stdout.write(_shown(piece))
@@ -196,19 +215,37 @@ class _Chat:
         print(json.dumps(values, separators=(",", ":")), flush=True)
 
 
-def _plain(answer: Answer) -> dict[str, Any]:
-    """Return an answer as JSON has it."""
-    names = ("id", "value", "text", "choice", "candidates", "probabilities", "confidence")
-    return {name: getattr(answer, name) for name in names} | {"receipt": json.loads(answer.receipt.to_json())}
+def _system(text: str | None) -> list[dict[str, Any]]:
+    return [] if text is None else [{"role": "system", "content": text}]
+
+
+def _params(given: list[str] | None) -> dict[str, Any]:
+    """Read NAME=VALUE; a value that is JSON is taken as such, all else as text.
+
+    Raises:
+        ConfigError: one is written otherwise.
+    """
+    params: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ConfigError(f"param: {text!r}: give NAME=VALUE, such as temperature=0")
+        try:
+            params[name] = json.loads(value)
+        except ValueError:
+            params[name] = value
+    return params
+
+
+def _said(answer: Answer, call: Call) -> str:
+    if call.candidate is None:
+        return "no answer" if call.error is None else f"{call.error.kind}: {_shown(call.error.message)}"
+    return " ".join(_shown(answer.candidates[call.candidate]).split())
 
 
 def _line(answer: Answer) -> str:
     asked = ", ".join(call.endpoint for call in answer.receipt.calls)
-    return f"confidence {answer.confidence:.2f}, cost {_dollars(answer.cost)}, asked {asked}"
-
-
-def _dollars(usd: Decimal | None) -> str:
-    return "unknown" if usd is None else f"${usd:.6f}"
+    return f"confidence {answer.confidence:.2f}, cost {dollars(answer.cost)}, asked {asked}"
 
 
 def _note(text: str) -> None:

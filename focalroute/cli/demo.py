@@ -112,7 +112,7 @@ async def _play(
             batch = questions[start : start + _AT_A_TIME]
             answers = await ask(ensemble, batch)
             for answer, question in zip(answers, batch, strict=True):
-                await ensemble.feedback(answer, label=question.label)
+                await ensemble.feedback(answer, label=question.answer)
             ours += answers
             untold += await ask(without, batch)
             members = await asyncio.gather(*(ask(member, batch) for member in alone))

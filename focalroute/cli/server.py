@@ -25,7 +25,7 @@ _BACKLOG = 2048
 
 
 def serve(
-    pool: PoolOption,
+    pool: PoolOption = None,
     policy: PolicyOption = None,
     store: Annotated[
         str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in; several servers may.")
@@ -46,10 +46,11 @@ def serve(
     """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
     import asyncio
 
-    from focalroute.core.pool import load_pool
+    from focalroute.core.pool import find_pool, load_pool
     from focalroute.server.callers import KEY_VARIABLE, Callers
     from focalroute.serving.telemetry import exporting
 
+    pool = pool or find_pool()
     callers = Callers.from_environment() if keys is None else Callers.from_toml(keys)
     if callers is None and not _is_local(host):
         raise ConfigError(

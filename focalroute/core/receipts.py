@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import pydantic
 import pydantic_core
 
+from focalroute.core.dollars import dollars
 from focalroute.core.records import CostSource, Failure, Method, Reply, Usage
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T_co = TypeVar("T_co", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,13 @@ class Receipt:
     synthesis: Call | None = None
     confidence: float | None = None
 
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens of all calls, of ``synthesis`` too; None where no service said."""
+        calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
+        told = [call.usage for call in calls if call.usage is not None]
+        return functools.reduce(operator.add, told) if told else None
+
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""
         return _serializer().to_json(self, warnings=False).decode()
@@ -126,15 +146,23 @@ def _serializer() -> pydantic_core.SchemaSerializer:
     return pydantic.TypeAdapter(Receipt).serializer
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The fused answer.
+#: The fields of an answer that `Answer.to_dict` gives as they are.
+_PLAIN = (
+    "id", "text", "value", "choice", "candidates", "probabilities", "confidence", "shares", "tool_calls", "cost",
+    "usage", "latency_s", "degraded", "durable", "cached", "metadata", "receipt",
+)  # fmt: skip
+_SHOWN = 60  # characters of an answer in its repr
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Generic[T_co]):
+    """The fused answer, with the type of its value. Printed, it is its text.
 
     Attributes:
         text: the answer; for a closed question the choice's text, of a structured one its JSON, else one member's whole
             reply, or what was synthesised from them.
-        value: the answer alone: the choice's text, the number, the short answer; what a callable made of the reply; an
-            instance of the model, or what is valid against the schema; of tool calls, names and arguments as JSON.
+        value: the answer alone: the choice as it was given, a number, an instance of the type asked for, or what is
+            valid against the schema; of all other kinds the normal form, of tool calls names and arguments as JSON.
         choice: index into the choices, None for a free-form question.
         candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
             calls, names and arguments as JSON).
@@ -142,7 +170,8 @@ class Answer:
         confidence: the posterior of the answer given; of a structured one that of its least sure closed field, of one
             that was synthesised that of the likeliest reply.
         shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
-        cost: USD of all calls, None if any is unknown.
+        cost: USD of all calls, None if any is unknown; 0 where it is ``cached``.
+        cached: whether an identical question had it before; id, receipt and replies are from then.
         durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
         degraded: as on the receipt.
         replies: every member's reply, in the order of asking.
@@ -151,7 +180,7 @@ class Answer:
 
     id: str
     text: str
-    value: Any
+    value: T_co
     choice: int | None
     candidates: tuple[str, ...]
     probabilities: tuple[float, ...]
@@ -160,9 +189,45 @@ class Answer:
     receipt: Receipt
     replies: tuple[Reply, ...] = field(repr=False)
     durable: bool = True
+    cached: bool = False
     metadata: Mapping[str, Any] | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        told = f"confidence={self.confidence:.2f}, cost={dollars(self.cost)}, calls={len(self.receipt.calls)}"
+        told += ", cached" if self.cached else ""
+        return f"Answer({text!r}, {told})"
+
+    def _repr_html_(self) -> str:
+        """The answer as a notebook shows it: what was said, by whom, how probable it is, money and time."""
+        from focalroute.core.answer_html import answer_html
+
+        return answer_html(self)
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens of all calls; None where no service said."""
+        return self.receipt.usage
+
+    @property
+    def latency_s(self) -> float:
+        """How long the whole ask took."""
+        return self.receipt.latency_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer and its receipt as plain JSON values; money as decimal strings."""
+        fields = {name: getattr(self, name) for name in _PLAIN}
+        plain: dict[str, Any] = pydantic_core.to_jsonable_python(fields, fallback=str)
+        return plain
+
+    def to_json(self) -> str:
+        """`to_dict` as one line of JSON."""
+        return json.dumps(self.to_dict())
 
     @property
     def message(self) -> dict[str, Any]:

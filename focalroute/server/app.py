@@ -26,11 +26,12 @@ from starlette.types import Receive, Scope, Send
 
 from focalroute.core.errors import FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
+from focalroute.endpoints import aiohttp_transport, http  # noqa: F401 - loading them would hold the loop at the first ask
+from focalroute.openai_api.refusals import Refused, refusal_of
+from focalroute.openai_api.replies import DONE, completion, completion_id, events, feedback_taken
+from focalroute.openai_api.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.server.callers import Caller, Callers
 from focalroute.server.metrics import CONTENT_TYPE, Metrics
-from focalroute.server.refusals import Refused, refusal_of
-from focalroute.server.replies import Chunks, completion, completion_id
-from focalroute.server.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.serving.ensemble import AsyncEnsemble
 from focalroute.serving.streaming import AsyncAnswerStream
 
@@ -216,10 +217,8 @@ class Service:
 
     async def _feedback(self, request: Request) -> Response:
         feedback = await self._read(request, read_feedback)
-        await self._ensemble.feedback(
-            feedback.answer_id, reward=feedback.reward, label=feedback.label, source=feedback.source
-        )
-        return _json({"object": "feedback", "id": completion_id(feedback.answer_id), "source": feedback.source})
+        await self._ensemble.feedback(feedback.answer_id, **feedback.said)
+        return _json(feedback_taken(feedback))
 
     async def _models(self, _: Request) -> Response:
         return _json({"object": "list", "data": [self._served()]})
@@ -261,7 +260,6 @@ class _EventStream(Response):
         self._stream = stream
         self._first = first
         self._ended = ended
-        self._chunks = Chunks(chat, name, int(time.time()))
         self._answer: Answer | None = None
         self._error: BaseException | None = None
 
@@ -284,15 +282,10 @@ class _EventStream(Response):
 
     async def _events(self) -> AsyncGenerator[str]:
         try:
-            yield self._chunks.role()
-            piece = self._first
-            while piece is not None:
-                yield self._chunks.piece(self._chat.content_of(piece))
-                piece = await self._stream.next_piece()
-            self._answer = self._stream.answer
-            for event in self._chunks.end(self._answer):
+            async for event in events(self._chat, self._stream, self._first):
+                if event == DONE:
+                    self._answer = self._stream.answer
                 yield event
-            yield "[DONE]"
         except Exception as error:  # noqa: BLE001 - the caller gets it as a response
             self._error = error
             yield json.dumps(_refusal(error).body)

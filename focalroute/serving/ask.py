@@ -5,21 +5,27 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from focalroute.answers.structured import Structure
 from focalroute.core.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
-from focalroute.core.records import Decision, Evidence, Observation, Query, Reply, Round
+from focalroute.core.records import Decision, Evidence, Failure, Observation, Query, Reply, Round
 from focalroute.endpoints.calls import StreamSink
 from focalroute.money.budget import AskBudget
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import AskView
+from focalroute.policy.baselines import SURE
 from focalroute.policy.decider import Eligible, decide, posterior
 from focalroute.policy.fallback import Guarded
 
 _MOST_TRIALS = 64
 _LACKS = "takes no "
+_MOST_HINTS = 2
 
 
 class Fused(NamedTuple):
@@ -82,7 +88,8 @@ class Ask:
     def failure(self) -> PoolError | BudgetExceeded:
         """Make the error that says why there is no answer."""
         replies = self.replies
-        reasons = "; ".join(f"{r.endpoint}: {r.error.kind}: {r.error.message}" for r in replies if r.error)
+        failures = {reply.endpoint: reply.error for reply in replies if reply.error}
+        reasons = "; ".join(f"{name}{_where(error)}: {error.kind}: {error.message}" for name, error in failures.items())
         if self.stream_sink is not None and self.streaming:
             message = f"the answer broke off ({reasons}); what was said until then is in .text"
             return StreamBroken(message, replies, self.stream_sink.said)
@@ -94,11 +101,13 @@ class Ask:
             return PoolError(f"no endpoint can be asked this ({reasons}); see Endpoint.tools, .images and .json_schema")
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
             return self.ask_budget.exceeded()
-        return PoolError(f"every asked endpoint failed ({reasons})", replies)
+        hints = Counter(error.hint for error in failures.values() if error.hint)
+        advice = "".join(f"{hint}; " for hint, _ in hints.most_common(_MOST_HINTS))
+        return PoolError(f"{advice}every asked endpoint failed ({reasons})", replies)
 
     def observe(self, cost_weight: float) -> Observation:
-        """Make the observation that the Decider sees before the next decision, at this lambda."""
-        self.cost_weight = cost_weight
+        """Make the observation that the Decider sees before the next decision, at the lambda served for this one."""
+        self.cost_weight = cost_weight = self.policy.served_weight(cost_weight)
         if self.fused is not None:  # only now: after the last round it would not be used
             self.view.see(self.fused.posterior)
         return self.view.observe(
@@ -106,17 +115,29 @@ class Ask:
         )
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
-        """Decide whom to ask next, of those not asked yet that are eligible, visited in this order (see `decide`)."""
+        """Decide whom to ask next, of those not asked yet that are eligible, visited in this order (see `decide`).
+
+        Where nets decide, the bounds of the cost weight decide in their place: at the highest the cheapest endpoint is
+        asked alone, at the lowest everybody at once, without chance.
+        """
         asked = self.view.asked
+        logits = self.policy.decider_logits(observation)
+        order = [endpoint for endpoint in order if endpoint not in asked]
+        must_pick, one = not self.view.backs, self.query.combine == "pick"
+        if self.policy.learnable and self.cost_weight >= HIGHEST_WEIGHT:
+            cheapest = (i for i in self.view.by_price if i in order and eligible(i, ()))
+            order = [*itertools.islice(cheapest, int(must_pick or one))]
+        elif self.policy.learnable and self.cost_weight <= LOWEST_WEIGHT and not one:
+            logits, explore = np.full_like(logits, SURE), False
         return decide(
-            self.policy.decider_logits(observation),
+            logits,
             round=len(self.rounds) + 1,
-            must_pick=not self.view.backs,
-            order=[endpoint for endpoint in order if endpoint not in asked],
+            must_pick=must_pick,
+            order=order,
             eligible=_first_of(eligible) if self.policy.one_a_round else eligible,
             explore=explore and self.policy.learnable,
             rng=self.rng,
-            one=self.query.combine == "pick",
+            one=one,
         )
 
     def note_unavailable(self, available: Sequence[bool], broken: Sequence[bool], lacks: Sequence[str | None]) -> None:
@@ -199,6 +220,10 @@ class Ask:
         probabilities = self.fused.posterior
         order = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)  # stable
         return [self.view.candidates[k] for k in order]
+
+
+def _where(failure: Failure) -> str:
+    return f", {failure.model} at {failure.host}" if failure.host else ""
 
 
 def _first_of(eligible: Eligible) -> Eligible:

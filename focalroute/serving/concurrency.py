@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
 from typing import Any
 
-from focalroute.core.errors import ConfigError
+from focalroute.core.answer_list import Answers
+from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import Answer
 from focalroute.serving.query import Prompt
@@ -81,7 +82,7 @@ async def ask_all(
     concurrency: int,
     progress: bool,
     return_exceptions: bool,
-) -> list[Answer | BaseException]:
+) -> Answers:
     """Run ``ask`` over the queries with ``concurrency`` workers that share one iterator.
 
     Raises:
@@ -102,6 +103,7 @@ async def ask_all(
             try:
                 answers[number] = await ask(**{**common, **_arguments(number, item, known)})
             except Exception as error:
+                _tell_index(error, number)
                 if not return_exceptions:
                     raise
                 answers[number] = error
@@ -110,7 +112,13 @@ async def ask_all(
     total = len(queries) if isinstance(queries, Sized) else None
     with progress_bar("asking", total, shown=progress) as advance:
         await run_together(work(advance) for _ in range(concurrency))
-    return [answers[number] for number in sorted(answers)]
+    return Answers(answers[number] for number in sorted(answers))
+
+
+def _tell_index(error: Exception, number: int) -> None:
+    error.add_note(f"in queries[{number}]")
+    if isinstance(error, FocalrouteError):
+        error.index = number
 
 
 async def run_together(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -8,21 +8,22 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
+from focalroute.core.answer_list import Answers
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import EnsembleClosed, StoreError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
-from focalroute.core.records import Combine, Query, Round
+from focalroute.core.records import Query, Round
 from focalroute.endpoints.calls import StreamSink
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
@@ -38,17 +39,18 @@ from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask
+from focalroute.serving.cache import AnswerCache
 from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
 from focalroute.serving.concurrency import StartGate, ask_all
 from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.judge import BackgroundJudge, judging_endpoints
-from focalroute.serving.query import Prompt, QueryOptions, make_query
+from focalroute.serving.query import AskOptions, Prompt, QueryOptions, TextKind, make_query, shows_options
 from focalroute.serving.recording import make_answer
 from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import open_ask
-from focalroute.serving.settings import Settings, pool_settings, takes_settings
+from focalroute.serving.settings import Settings, make_settings, over_http_client, takes_settings
 from focalroute.serving.stats import Stats, stats_of
 from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
@@ -59,13 +61,19 @@ from focalroute.store.base import StoredAnswer
 from focalroute.store.write_batcher import WriteBatcher
 
 if TYPE_CHECKING:
+    import openai
+
     from focalroute.learn.update_report import UpdateReport
 
+
+T = TypeVar("T")
 
 #: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
 _LAST_S = 0.02
 
 _log = logging.getLogger("focalroute")
+
+R = TypeVar("R")
 
 CLOSED = "this ensemble is closed; make a new one"
 
@@ -75,7 +83,7 @@ class AsyncEnsemble:
 
     One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`; one that is
     dropped open closes in the background, with a ResourceWarning. Its arguments are the fields of
-    `focalroute.serving.settings.Settings`: the endpoints, and by keyword everything else.
+    `focalroute.serving.settings.Settings`: the endpoints or a pool file, and by keyword everything else.
 
     Raises:
         ConfigError: the pool or a setting is wrong.
@@ -84,7 +92,7 @@ class AsyncEnsemble:
 
     @takes_settings(Settings)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._settings = settings = Settings(*args, **kwargs)
+        self._settings = settings = over_http_client(make_settings(*args, **kwargs))
         self.endpoints = validate_pool(settings.endpoints, askable=True)
         self.budget = settings.budget
         judging = judging_endpoints(settings.judge, self.endpoints)
@@ -93,6 +101,7 @@ class AsyncEnsemble:
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
         self._gates = PerLoop(StartGate)
+        self._cache = AnswerCache(settings.cache_ttl_s)
         self._streams = Background()  # the answers being written
         self._closed = False
         policy = resolve_policy(settings.policy, self._names, settings.seed)
@@ -166,7 +175,7 @@ class AsyncEnsemble:
         Raises:
             ConfigError: the file, or a setting, is wrong.
         """
-        return cls(**pool_settings(path, settings))
+        return cls(path, **settings)
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,29 +185,59 @@ class AsyncEnsemble:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
+    @overload
+    async def ask(
+        self, query: Prompt | None = None, *, choices: Iterable[T], **options: Unpack[AskOptions]
+    ) -> Answer[T]: ...
+
+    @overload
+    async def ask(  # type: ignore[overload-overlap]  # a class is callable, too
+        self, query: Prompt | None = None, *, answer: type[T], **options: Unpack[AskOptions]
+    ) -> Answer[T]: ...
+
+    @overload
+    async def ask(
+        self, query: Prompt | None = None, *, answer: Literal["number"], **options: Unpack[AskOptions]
+    ) -> Answer[float]: ...
+
+    @overload
+    async def ask(
+        self, query: Prompt | None = None, *, answer: TextKind | None = None, **options: Unpack[AskOptions]
+    ) -> Answer[str]: ...
+
+    @overload
     async def ask(
         self,
-        query: Prompt,
+        query: Prompt | None = None,
         *,
-        choices: Sequence[str] | None = None,
+        choices: Iterable[Any] | None = None,
         answer: AnswerKind | Wanted | None = None,
-        samples: int | None = None,
-        combine: Combine = "choose",
-        task: str | None = None,
-        tags: Sequence[str] = (),
+        **options: Unpack[AskOptions],
+    ) -> Answer[Any]: ...
+
+    @shows_options
+    async def ask(
+        self,
+        query: Prompt | None = None,
+        *,
+        choices: Iterable[Any] | None = None,
+        answer: Any = None,
         max_usd: Decimal | float | str | None = None,
         deadline_s: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        params: Mapping[str, Any] | None = None,
-    ) -> Answer:
+        **options: Unpack[QueryOptions],
+    ) -> Answer[Any]:
         """Ask the pool and fuse what it says.
 
         Args:
             query: the question as text, or OpenAI chat messages.
-            choices: the closed set of answers; None: a free-form question.
-            answer: the kind of a free-form answer: "number", "short", "yes-no", "date", "math", "text" (default), see
-                `focalroute.answers`; a pydantic model or a JSON schema; or a callable that maps a reply to its normal
-                form. Replies of one form are one candidate.
+            messages: the same under OpenAI's name.
+            system: what the members are told before the question.
+            choices: the closed set of answers: strings, numbers, bools, dates or an Enum; None: a free-form question.
+            answer: what a free-form answer is. A type: ``int``, ``float``, ``Decimal``, ``bool``, ``date``, an Enum or
+                Literal (its members are the choices), a pydantic model or anything else that pydantic knows, such as
+                ``list[Model]``; or a JSON schema. Or a kind: "number", "short", "yes-no", "date", "math", "text"
+                (default), see `focalroute.answers`. Or a callable that maps a reply to its normal form. Replies of one
+                form are one candidate.
             samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
                 one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
                 wherever samples are what is drawn. A member that cannot give several at once gives one.
@@ -210,7 +249,9 @@ class AsyncEnsemble:
             max_usd: cap for this ask.
             deadline_s: instead of the ensemble's.
             metadata: the caller's own, handed back on the answer.
-            params: provider parameters, passed through to every member.
+            params: provider parameters that OpenAI does not have, passed through to every member.
+            options: OpenAI's own, passed through likewise: ``temperature``, ``max_tokens``, ``seed``, ``tools`` and so
+                on, see `focalroute.serving.query.ModelParams`.
 
         Raises:
             ConfigError: an argument is wrong.
@@ -219,25 +260,22 @@ class AsyncEnsemble:
             StoreError: a limit cannot be kept, as the store fails.
         """
         self._check_open()
-        asked = make_query(
-            query,
-            choices=choices,
-            answer=answer,
-            samples=samples,
-            combine=combine,
-            task=task,
-            tags=tags,
-            metadata=metadata,
-            params=params,
-        )
+        asked = make_query(query, choices=choices, answer=answer, **options)
         self._synthesiser.check(asked)
+        if (known := self._cache.find(asked)) is not None:
+            return known
         with self._gates.here():
-            return await self._answer(asked, max_usd, deadline_s)
+            made = await self._answer(asked, max_usd, deadline_s)
+        self._cache.keep(asked, made)
+        return made
 
+    @shows_options
     def stream(
         self,
-        query: Prompt,
+        query: Prompt | None = None,
         *,
+        choices: Iterable[Any] | None = None,
+        answer: AnswerKind | Wanted | None = None,
         max_usd: Decimal | float | str | None = None,
         deadline_s: float | None = None,
         **options: Unpack[QueryOptions],
@@ -258,7 +296,7 @@ class AsyncEnsemble:
             StreamBroken: the answer broke off after it had begun.
         """
         self._check_open()
-        asked = make_query(query, **options)
+        asked = make_query(query, choices=choices, answer=answer, **options)
         self._synthesiser.check(asked)
         return AsyncAnswerStream(asked.id, partial(self._answer, asked, max_usd, deadline_s), self._streams)
 
@@ -369,8 +407,10 @@ class AsyncEnsemble:
         progress: bool = False,
         return_exceptions: bool = False,
         **common: Any,
-    ) -> list[Answer | BaseException]:
+    ) -> Answers:
         """Ask many queries, at most ``concurrency`` at a time; answers in the order of the queries.
+
+        An exception's ``index`` (and note) is its query's. `Answers` is a list that also gives rows for a table.
 
         Args:
             queries: each a query as in `ask`, or a mapping of `ask`'s arguments with the key "query". Read as needed.
@@ -391,30 +431,46 @@ class AsyncEnsemble:
         *,
         reward: float | bool | None = None,
         label: Label | None = None,
+        label_index: int | None = None,
+        preferred: Label | None = None,
+        score: float | None = None,
         source: str = USER,
     ) -> None:
         """Say how good an answer was; returns once that is committed.
 
-        An identical repeat is a no-op, so a lost acknowledgement may be retried.
+        Who says something else of the same answer later replaces it; what was said before is kept in the store. An
+        identical repeat is a no-op, so a lost acknowledgement may be retried.
 
         Args:
             answer: the answer or its id; it may come from another process on the same store.
             reward: in [-1, 1], or whether it was right.
-            label: the right answer: a choice's text or index, a free-form answer (in normal form already, where a
-                callable made it), a structured answer with all of its fields, or tool calls (each with its name and
-                arguments). Tells more than a reward.
+            label: the right answer: one of the choices, a free-form answer (in normal form already, where a callable
+                made it), a structured answer with all of its fields, or tool calls (each with its name and arguments).
+                Tells more than a reward.
+            label_index: the right choice by its index.
+            preferred: the better one of two candidates, given as a label is: another one than the answer was better, or
+                the answer was better than the likeliest other one. It says of neither that it is right.
+            score: in [0, 1], a grade; the reward 2 score - 1.
             source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
 
         Raises:
-            FeedbackError: neither or both of reward and label, or a reward out of range.
-            BadLabel: the label is not among the choices.
+            FeedbackError: none or several of reward, label and so on, or one out of range.
+            BadLabel: the label is not among the choices, or what is preferred not among the candidates.
             UnknownAnswer: the store has no such answer.
-            FeedbackConflict: this source has already said something else of it.
+            FeedbackConflict: this source has said something else of it 100 times already.
             StoreError: it could not be stored.
         """
         if isinstance(answer, Answer):
             label, answer = checked_label(label, answer.value), answer.id
-        await self._feedback.submit(answer, reward=reward, label=label, source=source)
+        await self._feedback.submit(
+            answer,
+            reward=reward,
+            label=label,
+            label_index=label_index,
+            preferred=preferred,
+            score=score,
+            source=source,
+        )
 
     async def update(self) -> UpdateReport:
         """Learn from the feedback in the store now, and serve the outcome if it passes its gate.
@@ -430,6 +486,16 @@ class AsyncEnsemble:
         """
         self._check_open()
         return await asyncio.to_thread(self._updater.run)
+
+    def as_async_openai(self) -> openai.AsyncOpenAI:
+        """An ``AsyncOpenAI`` client that this ensemble answers, in this process.
+
+        Chat completions (``create``, ``parse``, streams, tools) and ``client.post("/feedback", ...)`` are as with
+        `docs/server.md`'s server; the model's name is "focalroute". Closing the client leaves the ensemble open.
+        """
+        from focalroute.serving.in_process import async_openai_client
+
+        return async_openai_client(self, _here)
 
     # -- looking after it --------------------------------------------------------------------------------------------
 
@@ -458,6 +524,10 @@ class AsyncEnsemble:
         self._closed = True
         self._unclosed.detach()
         await self._resources.aclose()
+
+
+async def _here(work: Callable[[], Awaitable[R]], /) -> R:
+    return await work()
 
 
 def _on_dropped(resources: Resources) -> None:

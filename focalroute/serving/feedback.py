@@ -8,14 +8,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from focalroute.core.errors import FeedbackError, UnknownAnswer
 from focalroute.core.records import Feedback
-from focalroute.learn.reward import Label, credit, judged, outranks, unjudged
+from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
 from focalroute.observe import Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.updates import Updater
-from focalroute.store.base import Store, StoredAnswer
+from focalroute.store.base import REVISION, Store, StoredAnswer
 from focalroute.store.write_batcher import WriteBatcher
 
 _log = logging.getLogger("focalroute")
@@ -61,16 +62,16 @@ class FeedbackHandler:
             if not feedback:
                 observer.agree(*unjudged(answer))
 
-    async def submit(self, answer_id: str, *, reward: float | bool | None, label: Label | None, source: str) -> None:
+    async def submit(self, answer_id: str, *, source: str, **said: Unpack[Said]) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
-        if not isinstance(answer_id, str) or not isinstance(source, str) or not source:
+        if not isinstance(answer_id, str) or not isinstance(source, str) or not source or REVISION in source:
             raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")
         stored = self._answers.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
         if stored is None:
             raise UnknownAnswer(
                 f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
             )
-        value, key = judged(stored, reward=reward, label=label)
+        value, key = judged(stored, **said)
         feedback = Feedback(answer_id, value, key, source, time.time())
         await self._write_batcher.write((feedback,))
         if self._on_feedback is not None:

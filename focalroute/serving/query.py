@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, cast, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Wanted, structure_of
-from focalroute.core.config import MOST_SAMPLES, RESERVED_PARAMS
+from focalroute.answers.typed import TYPES, choice_text, members_of
+from focalroute.core.config import MOST_SAMPLES, check_headers, check_params
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
+from focalroute.core.spelling import did_you_mean
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Prompt = str | Sequence[Mapping[str, Any]]
+#: What makes the value of an answer a str: the other kinds, and the caller's own normal form.
+TextKind = Literal["short", "yes-no", "date", "math", "text"] | Callable[[str], str | None]
 
 #: The most a query may have of each.
 MAX_CHOICES = 1000
@@ -27,17 +35,87 @@ _LARGEST_COUNT = 10_000_000
 _MODES: tuple[str, ...] = get_args(Combine)
 
 
-class QueryOptions(TypedDict, total=False):
-    """What `make_query` takes besides the prompt, for whoever passes it on."""
+class ModelParams(TypedDict, total=False):
+    """The parameters of OpenAI's chat completions that go to every member as they are; None: not given.
 
-    choices: Sequence[str] | None
-    answer: AnswerKind | Wanted | None
+    What a service has beyond them goes into ``params``.
+    """
+
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    response_format: Mapping[str, Any] | None
+    reasoning_effort: str | None
+    verbosity: str | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    logit_bias: Mapping[str, float] | None
+    user: str | None
+    extra_body: Mapping[str, Any] | None
+    extra_headers: Mapping[str, str] | None
+
+
+class QueryOptions(ModelParams, total=False):
+    """What `make_query` takes besides the prompt, the choices and the kind of answer."""
+
+    messages: Sequence[Mapping[str, Any]] | None
+    system: str | None
     samples: int | None
+    combine: Combine
     task: str | None
     tags: Sequence[str]
     metadata: Mapping[str, Any] | None
     params: Mapping[str, Any] | None
-    combine: Combine
+
+
+class AskOptions(QueryOptions, total=False):
+    """What `AsyncEnsemble.ask` takes by keyword besides the choices and the kind of answer."""
+
+    max_usd: Decimal | float | str | None
+    deadline_s: float | None
+
+
+#: Every argument of an ask.
+ARGUMENTS = ("query", "choices", "answer", *AskOptions.__annotations__)
+#: What others call an argument -> its name here, or what to do.
+_INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(("prompt", "question", "input", "text", "content"), "query"),
+    **dict.fromkeys(("options", "labels", "candidates", "choice"), "choices"),
+    **dict.fromkeys(
+        ("schema", "response_model", "output_type", "text_format", "json_schema", "kind", "type", "output_schema"),
+        "answer",
+    ),
+    **dict.fromkeys(("timeout", "timeout_s", "deadline"), "deadline_s"),
+    **dict.fromkeys(("budget", "max_cost", "max_price", "usd", "limit"), "max_usd"),
+    **dict.fromkeys(("system_prompt", "instructions", "developer"), "system"),
+    **dict.fromkeys(("extra_params", "kwargs"), "params"),
+    **dict.fromkeys(
+        ("policy", "store", "max_rounds", "judge", "seed_"), "it is a setting of the Ensemble, not of one ask"
+    ),
+    **dict.fromkeys(("model", "models"), "the policy chooses whom to ask; leave it out"),
+    "stream": "call stream() instead of ask()",
+    "n": "samples",
+    "functions": "tools",
+}
+
+
+def shows_options(method: F) -> F:
+    """Show the options of an ask one by one in the signature, for ``help`` and for editors."""
+    signature = inspect.signature(method)
+    named = list(signature.parameters.values())[:-1]
+    defaults = {"combine": "choose", "tags": ()}
+    for name, annotation in QueryOptions.__annotations__.items():
+        shown = getattr(annotation, "__forward_arg__", annotation)
+        default = defaults.get(name)
+        named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
+    method.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return method
 
 
 def new_id() -> str:
@@ -46,9 +124,11 @@ def new_id() -> str:
 
 
 def make_query(
-    prompt: Prompt,
+    prompt: Prompt | None = None,
     *,
-    choices: Sequence[str] | None = None,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    system: str | None = None,
+    choices: Iterable[object] | None = None,
     answer: AnswerKind | Wanted | None = None,
     samples: int | None = None,
     task: str | None = None,
@@ -56,43 +136,49 @@ def make_query(
     metadata: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     combine: Combine = "choose",
+    **model_params: Unpack[ModelParams],
 ) -> Query:
     """Check the arguments of an ask.
 
     Raises:
         ConfigError: something is wrong with an argument; the message names it.
     """
+    params = _merged(params, model_params)
     if choices is not None and answer is not None:
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
+    members = members_of(answer)
+    if members is not None:
+        choices, answer = members, None
+    if isinstance(answer, type):
+        answer = "text" if answer is str else TYPES.get(answer, answer)
     structure = structure_of(answer)
     if answer is not None and structure is None:
         normaliser(cast("AnswerKind", answer))
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
-    if (samples or 1) > 1 and (structure is not None or "tools" in (params or ())):
+    if (samples or 1) > 1 and (structure is not None or "tools" in params):
         raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if combine not in _MODES:
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
-    if params is not None and not isinstance(params, Mapping):
-        raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
-    reserved = RESERVED_PARAMS & set(params or ())
-    if reserved:
-        raise ConfigError(f"params: {min(reserved)}: is set by focalroute; remove it")
-    messages = _messages(prompt)
-    if not isinstance(prompt, str):
-        _require_json("query", [dict(message) for message in messages])
+    if (prompt is None) == (messages is None):
+        raise ConfigError("query: give the question as text, or messages=; one of them")
+    asked = _messages(prompt if messages is None else messages, system)
+    if messages is not None or not isinstance(prompt, str):
+        _require_json("query", [dict(message) for message in asked])
     if params:
-        _require_json("params", dict(params))
+        _require_json("params", params)
         _check_counts(params)
+    texts, values = (None, None) if choices is None else _choices(choices)
     query = Query(
         id=new_id(),
-        messages=messages,
-        choices=None if choices is None else _choices(choices),
+        messages=asked,
+        choices=texts,
+        values=values,
         answer=structure or answer,
         samples=samples,
         task=task,
         tags=_tags(tags),
-        params=dict(params or {}),
+        params=params,
         metadata=metadata,
         combine=combine,
     )
@@ -103,21 +189,54 @@ def make_query(
     return query
 
 
-def _messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
+def _merged(params: Mapping[str, Any] | None, model_params: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters for the members: ``params``, and those given as arguments.
+
+    Raises:
+        ConfigError: one of them is unknown, given twice, or not the caller's to set.
+    """
+    unknown = next((name for name in model_params if name not in ModelParams.__annotations__), None)
+    if unknown is not None:
+        raise ConfigError(f"ask: {unknown}: unknown argument; {did_you_mean(unknown, ARGUMENTS, _INSTEAD)}")
+    if params is not None and not isinstance(params, Mapping):
+        raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
+    given = {name: value for name, value in model_params.items() if value is not None}
+    merged = {**(params or {}), **given}
+    if isinstance(merged.get("response_format"), type):
+        raise ConfigError("response_format: to have a model filled in, give answer=Model instead")
+    doubled = sorted(given.keys() & set(params or ()))
+    if doubled:
+        raise ConfigError(f"{doubled[0]}: is in params, too; give it once")
+    try:
+        merged = check_params(merged)
+        if merged.get("extra_headers") is not None:
+            merged["extra_headers"] = check_headers(merged["extra_headers"], shared=True)
+    except ValueError as error:
+        raise ConfigError(f"params: {error}") from None
+    return merged
+
+
+def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ...]:
+    messages: tuple[Any, ...] = tuple(prompt) if isinstance(prompt, Sequence) else ()
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ConfigError("query: is empty; give the question as text or as OpenAI messages")
-        return ({"role": "user", "content": prompt},)
-    messages: tuple[Any, ...] = tuple(prompt) if isinstance(prompt, Sequence) else ()
+        messages = ({"role": "user", "content": prompt},)
     if not messages or not all(map(_is_message, messages)):
         raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
-    return messages
+    if system is None:
+        return messages
+    if not isinstance(system, str) or not system.strip():
+        raise ConfigError("system: give the instruction as text, or leave it out")
+    if messages[0]["role"] in ("system", "developer"):
+        raise ConfigError("system: the messages begin with one already; give it once")
+    return ({"role": "system", "content": system}, *messages)
 
 
 def _require_json(what: str, value: object) -> None:
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only") from None
 
 
@@ -149,11 +268,13 @@ def _tags(tags: Sequence[str]) -> tuple[str, ...]:
     return listed
 
 
-def _choices(choices: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(choices, str) or not isinstance(choices, Iterable):
-        raise ConfigError("choices: give a list of strings")
-    choices = tuple(choices)
-    if not all(isinstance(choice, str) and choice.strip() for choice in choices):
+def _choices(offered: Iterable[object]) -> tuple[tuple[str, ...], tuple[object, ...]]:
+    """The choices as they are shown, and what they stand for."""
+    if isinstance(offered, str) or not isinstance(offered, Iterable):
+        raise ConfigError('choices: give a list such as ["Jupiter", "Saturn"]')
+    values = tuple(offered)
+    choices = tuple(map(choice_text, values))
+    if not all(map(str.strip, choices)):
         raise ConfigError("choices: every choice must be a non-empty string")
     if len(choices) < 2:
         raise ConfigError(f"choices: a closed question needs at least 2 choices, got {len(choices)}")
@@ -164,4 +285,4 @@ def _choices(choices: Sequence[str]) -> tuple[str, ...]:
         if choice in first:
             raise ConfigError(f"choices: must be distinct; number {first[choice]} is there more than once")
         first[choice] = number
-    return choices
+    return choices, values

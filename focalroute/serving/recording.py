@@ -12,6 +12,7 @@ from typing import Any
 
 from focalroute.answers import KINDS, candidate_key, normal_form, reply_form
 from focalroute.answers.structured import Structure
+from focalroute.answers.typed import TypedAnswer, to_number
 from focalroute.core.receipts import Answer, Call, Choice, Receipt
 from focalroute.core.records import Decision, Query, Reply, Trajectory
 from focalroute.money.cost import total
@@ -95,8 +96,18 @@ def select_answer(ask: Ask) -> Selection:
         confidence = min(election.shares.values(), default=confidence)
         value = structure.value(fused)
         return Selection(fused, value, fused, kind, confidence, election.candidate, shares=election.shares)
-    value = text if kind in ("choice", "text") else form
-    return Selection(text, value, form, kind, confidence, best)
+    return Selection(text, _value(query, best, text, form), form, kind, confidence, best)
+
+
+def _value(query: Query, best: int, text: str, form: str) -> Any:
+    """The answer alone: what the choice stands for, or the value of its kind or type."""
+    if query.values is not None:
+        return query.values[best]
+    if query.open:
+        return text
+    if isinstance(query.answer, TypedAnswer):
+        return query.answer.value(form)
+    return to_number(form) if query.answer == "number" else form
 
 
 def _kind(query: Query) -> str:
@@ -104,6 +115,8 @@ def _kind(query: Query) -> str:
         return "choice"
     if isinstance(query.answer, Structure):
         return "structured"
+    if isinstance(query.answer, TypedAnswer):
+        return query.answer.kind
     kind = query.answer or "text"
     return kind if kind in KINDS else "custom"
 

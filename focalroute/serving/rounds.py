@@ -99,7 +99,7 @@ class Rounds:
         decision = self.decision
         if decision is None:
             return None
-        now, unpaused = self._pool.available(), self._pool.unpaused()
+        now, unpaused, broken = self._pool.available(), self._pool.unpaused(), self._pool.out()
         lacks = self._pool.lacking(self._needs)
         left = [
             i
@@ -110,7 +110,7 @@ class Rounds:
             and lacks[i] is None
             and self._fits(i, ())
         ]
-        return max(left, key=lambda i: (now[i], decision.probabilities[i]), default=None)
+        return max(left, key=lambda i: (now[i], not broken[i], decision.probabilities[i]), default=None)
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
         """Whether the answer is certain, whatever the pending endpoints say."""

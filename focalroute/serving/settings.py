@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, MISSING, fields
+from dataclasses import KW_ONLY, MISSING, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
+from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, get_type_hints
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import core_schema
 
-from focalroute.core.config import FORMER_KEYS, MOST_SAMPLES, STRICT, Budget, Endpoint, raises_config_error
+from focalroute.core.config import (
+    INSTEAD,
+    MOST_SAMPLES,
+    STRICT,
+    Budget,
+    Endpoint,
+    check_http_client,
+    raises_config_error,
+)
 from focalroute.core.errors import ConfigError
-from focalroute.core.pool import load_pool
+from focalroute.core.pool import find_pool, load_pool, validate_pool
+from focalroute.core.spelling import did_you_mean
 from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
 from focalroute.serving.judge import Judge
 from focalroute.serving.telemetry import Telemetry
 
 #: Not among the keys of a pool file's [ensemble]: it has a table of its own, or is code.
-_NO_FILE_KEYS = {"endpoints", "budget", "embedder", "judge"}
+_NO_FILE_KEYS = {"endpoints", "http_client", "budget", "embedder", "judge"}
 
 P = ParamSpec("P")
 
@@ -39,11 +48,15 @@ class Settings:
     """What an ensemble is made of: the arguments of `AsyncEnsemble` and of `Ensemble`.
 
     Attributes:
-        endpoints: the pool; names must be unique.
-        policy: folder of policy bundles; None, or a folder without any yet: the cold start. Or the name of a rule such
-            as "plurality", "best-single", "cascade" (`focalroute.policy.baselines`); "./plurality" is a folder.
+        endpoints: the pool; names must be unique. Or the path of a pool file, whose other tables then count as well;
+            None: the one that ``FOCALROUTE_POOL`` names, or the ``pool.toml`` here.
+        policy: folder of policy bundles, written as a path ("policy/"); None, or a folder without any yet: the cold
+            start. Or the name of a rule such as "plurality", "best-single", "cascade" (`focalroute.policy.baselines`).
         store: file of the SQLite store; None: in memory, gone at the end. Or the address of a Redis, for a fleet:
             "redis://host:6379/0" (extra ``redis``; settings in `focalroute.store.redis.address`).
+        http_client: an ``httpx.AsyncClient`` that all calls go through but those of endpoints that say themselves how
+            they are reached (``client``, ``http_client``, ``verify``, ``cert``, ``proxy``); used as it is, and yours to
+            close. None: our own connections.
         budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
         embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
             endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
@@ -62,6 +75,8 @@ class Settings:
             time.
         early_stop: cancel members whose replies cannot change the answer any more; see `docs/reliability.md` for when
             not to.
+        cache_ttl_s: how long `ask` gives the same answer to an identical question (see `focalroute.serving.cache`); it
+            is ``cached`` then, costs nothing and teaches nothing. Kept in this process; streams are not. None: never.
         samples: how many samples stand in for log-probabilities that an endpoint does not give.
         update_every: feedbacks between two updates of the policies, learned in the background and published to
             ``policy``; None: only by `update`. Let one process of several on a store do it.
@@ -75,6 +90,8 @@ class Settings:
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives the death of the process, "full" the loss of power.
         seed: makes the sampled decisions repeatable, of asks at the same time only without ``learn_from_agreement``.
+            What the first asks of a new store are sent depends on when the checks of features end, too
+            (``focalroute pool check --learn`` makes them ahead).
         telemetry: whether spans and metrics are recorded (`docs/telemetry.md`): by the OpenTelemetry providers that the
             program has set, or by those of a `focalroute.serving.telemetry.Telemetry`.
 
@@ -82,10 +99,15 @@ class Settings:
         ConfigError: a setting is unknown, or out of bounds; the message names it.
     """
 
-    endpoints: Annotated[Iterable[Endpoint], _Unchecked]  # unchecked are those that their first users check
+    shown_as: ClassVar[str] = "Ensemble"
+
+    endpoints: Annotated[  # unchecked are those that their first users check
+        Iterable[Endpoint] | str | Path | None, _Unchecked
+    ] = None
     _: KW_ONLY
     policy: Annotated[str | Path | None, _Unchecked] = None
     store: Annotated[str | Path | None, _Unchecked] = None
+    http_client: Annotated[Any, _Unchecked] = None
     budget: Annotated[Budget | None, _Unchecked] = None
     embedder: Annotated[TextEmbedder | None, _Unchecked] = None
     max_rounds: Annotated[int, Field(ge=1, le=64)] = 3
@@ -96,6 +118,7 @@ class Settings:
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     hedge_after: Annotated[float, Field(ge=0.5, lt=1)] | None = None
     early_stop: bool = False
+    cache_ttl_s: Annotated[float, Field(gt=0)] | None = None
     samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 10
     update_every: Annotated[int, Field(ge=1)] | None = None
     probe_share: Annotated[float, Field(ge=0, le=1)] = 0.02
@@ -106,6 +129,28 @@ class Settings:
     durability: Literal["normal", "full"] = "normal"
     seed: int | None = None
     telemetry: Annotated[Telemetry | bool, _Unchecked] = False
+
+
+def over_http_client(settings: Settings) -> Settings:
+    """The same settings, with their ``http_client`` at every endpoint that is called by it: judge and embedder, too.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    client, judge = settings.http_client, settings.judge
+    if client is None:
+        return settings
+    try:
+        check_http_client(client)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    endpoints = [endpoint.over(client) for endpoint in validate_pool(settings.endpoints)]
+    if isinstance(judge, Judge) and isinstance(judge.by, Endpoint):
+        judge = replace(judge, by=judge.by.over(client))
+    embedder = settings.embedder
+    if isinstance(embedder, Endpoint):
+        embedder = embedder.over(client)
+    return replace(settings, endpoints=endpoints, judge=judge, embedder=embedder)
 
 
 def takes_settings(
@@ -126,6 +171,19 @@ def takes_settings(
     return with_signature
 
 
+def make_settings(endpoints: Iterable[Endpoint] | str | Path | None = None, *more: Any, **settings: Any) -> Settings:
+    """Make the settings of an ensemble; a pool file's, where a path is given or nothing at all.
+
+    Raises:
+        ConfigError: a setting, or the pool file, is wrong.
+    """
+    if endpoints is None:
+        endpoints = find_pool()
+    if isinstance(endpoints, str | Path) and not more:
+        return Settings(**pool_settings(endpoints, settings))
+    return Settings(endpoints, *more, **settings)
+
+
 def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an ensemble that a pool file gives, with ``overrides`` over them.
 
@@ -135,10 +193,9 @@ def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, A
     pool = load_pool(path)
     known = {field.name for field in fields(Settings)} - _NO_FILE_KEYS
     unknown = sorted(set(pool.ensemble) - known)
-    if unknown and unknown[0] in FORMER_KEYS:
-        raise ConfigError(f"{path}: ensemble: {unknown[0]} is named {FORMER_KEYS[unknown[0]]} now; rename it")
     if unknown:
-        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
+        meant = did_you_mean(unknown[0], known, INSTEAD[Settings.shown_as])
+        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; {meant}")
     settings = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **overrides}
     if "embedder" not in settings:
         settings["embedder"] = embedder_from_pool_file(pool, path)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from focalroute.core.config import Endpoint
+from focalroute.core.dollars import Dollars
 from focalroute.endpoints.rate_limits import Health
 from focalroute.money.cost import Saving, savings
 from focalroute.observe import Observer
@@ -23,10 +24,11 @@ class EndpointStats:
 
     Attributes:
         calls: calls on the store's ledger, retries and probes included; ``unpriced`` of them have no known cost.
-        cost: USD of the others.
+        cost: USD of the others; None where there are calls and none has a known cost.
         seen: answers in the window that tell whether it was right; ``labelled`` of them by feedback, the others by
             agreement.
         accuracy: its share right among them, shrunk towards its long-run one, or else the pool's mean.
+        accuracy_interval: 95 % of it.
         latency_s: its mean latency among them; None if there are none.
         breaker: "closed", "open" or "half-open".
         health: how it does now.
@@ -38,10 +40,11 @@ class EndpointStats:
     unpriced: int
     prompt_tokens: int
     completion_tokens: int
-    cost: Decimal
+    cost: Decimal | None
     seen: int
     labelled: int
     accuracy: float
+    accuracy_interval: tuple[float, float]
     latency_s: float | None
     breaker: str
     health: Health
@@ -54,7 +57,7 @@ class Stats:
 
     Attributes:
         policy_version: the version that serves now: 0 the shipped one, -1 the fallback, -2 a named policy.
-        cost: USD of all calls with a known cost.
+        cost: USD of all calls with a known cost; None where there are calls and none has one.
         endpoints: by name, in pool order.
         asks: how many asks they were for.
         if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.money.cost`); None
@@ -68,7 +71,7 @@ class Stats:
     """
 
     policy_version: int
-    cost: Decimal
+    cost: Decimal | None
     endpoints: Mapping[str, EndpointStats]
     asks: int
     if_all: Decimal | None
@@ -91,20 +94,21 @@ def stats_of(
     """Put the ledger, the window and the endpoints' health side by side."""
     totals = store.totals()
     accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
-    labelled, changes = observer.labelled(), observer.changes()
+    labelled, intervals, changes = observer.labelled(), observer.accuracy_interval(), observer.changes()
     endpoints = {}
     for i, endpoint in enumerate(pool):
         row = totals.get(endpoint.name, _NOTHING)
         endpoints[endpoint.name] = EndpointStats(
-            row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost,
-            seen=int(seen[i]), labelled=labelled[i], accuracy=float(accuracy[i]), latency_s=latency[i],
+            row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, _known_cost([row]),
+            seen=int(seen[i]), labelled=labelled[i], accuracy=float(accuracy[i]),
+            accuracy_interval=intervals[i], latency_s=latency[i],
             breaker=health[i].breaker, health=health[i], change=changes[i],
         )  # fmt: skip
     saved = savings(pool, store, accuracy)
     all_, best = saved
     return Stats(
         policy_version=version,
-        cost=sum((row.cost for row in totals.values()), Decimal(0)),
+        cost=_known_cost(totals.values()),
         asks=all_.asks,
         if_all=all_.otherwise,
         if_best_single=best.otherwise,
@@ -114,3 +118,8 @@ def stats_of(
         saved=saved,
         judge=judge,
     )
+
+
+def _known_cost(rows: Collection[LedgerSum]) -> Dollars | None:
+    calls, unpriced = sum(row.calls for row in rows), sum(row.unpriced for row in rows)
+    return None if calls and calls == unpriced else Dollars(sum((row.cost for row in rows), Decimal(0)))

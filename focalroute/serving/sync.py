@@ -6,27 +6,44 @@ import asyncio
 import atexit
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
+from focalroute.answers import AnswerKind
+from focalroute.answers.structured import Wanted
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import EnsembleClosed
 from focalroute.core.receipts import Answer
 from focalroute.serving.closing import warn_unclosed
 from focalroute.serving.ensemble import CLOSED, AsyncEnsemble
-from focalroute.serving.settings import Settings, pool_settings, takes_settings
+from focalroute.serving.query import AskOptions, Prompt, TextKind
+from focalroute.serving.settings import Settings, takes_settings
 from focalroute.serving.stats import Stats
 from focalroute.serving.streaming import AsyncAnswerStream
 
 if TYPE_CHECKING:
+    import openai
     from anyio.from_thread import BlockingPortal
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -146,6 +163,10 @@ class _Loop:
         finally:
             future.cancel()
 
+    async def awaited(self, work: Callable[[], Awaitable[R]], /) -> R:
+        """What the coroutine gives, for a caller in another event loop."""
+        return await asyncio.wrap_future(self.portal().start_task_soon(work))
+
     def _serve(self) -> None:
         async def serve() -> None:
             from anyio.from_thread import BlockingPortal
@@ -198,14 +219,58 @@ class Ensemble:
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
         """An ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
-        return cls(**pool_settings(path, settings))
+        return cls(path, **settings)
 
-    ask = _blocking(AsyncEnsemble.ask)
+    @overload
+    def ask(self, query: Prompt | None = None, *, choices: Iterable[T], **options: Unpack[AskOptions]) -> Answer[T]: ...
+
+    @overload
+    def ask(  # type: ignore[overload-overlap]  # a class is callable, too
+        self, query: Prompt | None = None, *, answer: type[T], **options: Unpack[AskOptions]
+    ) -> Answer[T]: ...
+
+    @overload
+    def ask(
+        self, query: Prompt | None = None, *, answer: Literal["number"], **options: Unpack[AskOptions]
+    ) -> Answer[float]: ...
+
+    @overload
+    def ask(
+        self, query: Prompt | None = None, *, answer: TextKind | None = None, **options: Unpack[AskOptions]
+    ) -> Answer[str]: ...
+
+    @overload
+    def ask(
+        self,
+        query: Prompt | None = None,
+        *,
+        choices: Iterable[Any] | None = None,
+        answer: AnswerKind | Wanted | None = None,
+        **options: Unpack[AskOptions],
+    ) -> Answer[Any]: ...
+
+    @wraps(AsyncEnsemble.ask)
+    def ask(self, query: Prompt | None = None, **options: Any) -> Answer[Any]:
+        """See `AsyncEnsemble.ask`."""
+        return self._run(partial(self._async.ask, query, **options))
+
     ask_many = _blocking(AsyncEnsemble.ask_many)
     stream = _streaming(AsyncEnsemble.stream)
     feedback = _blocking(AsyncEnsemble.feedback)
     update = _blocking(AsyncEnsemble.update)
     reload = _blocking(AsyncEnsemble.reload)
+
+    def as_openai(self) -> openai.OpenAI:
+        """An ``OpenAI`` client that this ensemble answers, in this process; see `AsyncEnsemble.as_async_openai`."""
+        from focalroute.serving.in_process import openai_client
+
+        return openai_client(self._async, self._run)
+
+    def as_async_openai(self) -> openai.AsyncOpenAI:
+        """An ``AsyncOpenAI`` client that this ensemble answers on its own event loop; for frameworks that take both."""
+        from focalroute.serving.in_process import async_openai_client
+
+        return async_openai_client(self._async, self._loop.awaited)
 
     def _run(self, work: Callable[[], Awaitable[R]]) -> R:
         if not self._unclosed.alive:

@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from focalroute.core.errors import FeedbackConflict, StoreError, UnknownAnswer
 from focalroute.store.accounts import Account, AccountState
 from focalroute.store.base import (
+    MOST_REVISIONS,
+    REVISION,
     BalanceDifference,
     CapabilityRow,
     FeedbackRows,
@@ -67,11 +69,15 @@ def unknown_answer(answer_id: str) -> UnknownAnswer:
 
 
 def feedback_conflict(answer_id: str, source: str) -> FeedbackConflict:
-    """Make the error for a different feedback from the same source."""
+    """Make the error for one more feedback from a source that has changed its mind too often."""
     return FeedbackConflict(
-        f"answer {answer_id!r} already has a different feedback from source {source!r}; "
-        "it stands: use another source to add to it"
+        f"answer {answer_id!r} already has {MOST_REVISIONS} different feedbacks from source {source!r}; the last stands"
     )
+
+
+def spoken_by(source: str) -> str:
+    """The source of a stored feedback, without the number of the revision."""
+    return source.partition(REVISION)[0]
 
 
 def duplicate_answer(answer_id: str) -> StoreError:

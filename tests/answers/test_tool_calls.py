@@ -30,6 +30,7 @@ ADD = {
 }
 QUESTION = "What is 17 + 25?"
 PARAMS = {"tools": [ADD]}
+BOTH = '{"a": 17, "b": 25}'
 
 
 def call(arguments: Any, name: str = "add", id: str | None = "call_1") -> dict[str, Any]:
@@ -98,11 +99,12 @@ def test_every_call_has_an_id_of_its_own() -> None:
 
 
 def test_what_was_not_offered_or_left_out_is_said() -> None:
-    one = parse_calls([call("{}")]) or ()
+    one = parse_calls([call(BOTH)]) or ()
     assert ToolOffer.of(PARAMS).refusal(one) is None
     assert ToolOffer.of(PARAMS).refusal(()) is None
     assert "not offered" in (ToolOffer.of(PARAMS).refusal(parse_calls([call("{}", name="sub")]) or ()) or "")
     assert "required" in (ToolOffer.of({**PARAMS, "tool_choice": "required"}).refusal(()) or "")
+    assert "schema" in (ToolOffer.of(PARAMS).refusal(parse_calls([call('{"a": 17}')]) or ()) or "")
     assert ToolOffer.of({}).refusal(one) is None
     assert ToolOffer.of({"tools": 17, "tool_choice": "auto"}).refusal(one) is None
 
@@ -164,17 +166,19 @@ def test_equal_calls_are_one_candidate_and_one_members_own_are_given(service: Se
 
 def test_text_and_calls_compete(service: Service, server: Server) -> None:
     said = completion("It is 42.")
-    answer = ask(service, server, calling(call("{}")), said, said)
+    answer = ask(service, server, calling(call(BOTH)), said, said)
     assert (answer.text, answer.tool_calls) == ("It is 42.", ())
     assert answer.message == {"role": "assistant", "content": "It is 42."}
-    answer = ask(service, server, calling(call("{}"), text="Let me see."), calling(call("{}")), said)
+    answer = ask(service, server, calling(call(BOTH), text="Let me see."), calling(call(BOTH)), said)
     assert (answer.text, len(answer.tool_calls)) == ("Let me see.", 1)
     assert answer.message["content"] == "Let me see."
 
 
 def test_a_number_is_not_read_out_of_arguments(service: Service, server: Server) -> None:
-    answer = ask(service, server, calling(call('{"a": 42}')), calling(call('{"a": 42}')), answer="number")
-    assert answer.value == '[{"arguments":{"a":42},"name":"add"}]'
+    answer = ask(
+        service, server, calling(call('{"a": 42, "b": 0}')), calling(call('{"a": 42, "b": 0}')), answer="number"
+    )
+    assert answer.value == '[{"arguments":{"a":42,"b":0},"name":"add"}]'
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_a_number_is_not_read_out_of_arguments(service: Service, server: Server)
 def test_calls_that_cannot_be_used_are_that_members_failure(
     service: Service, server: Server, reply: Any, params: Any, why: str
 ) -> None:
-    answer = ask(service, server, reply, calling(call("{}")), params=params)
+    answer = ask(service, server, reply, calling(call(BOTH)), params=params)
     failure = answer.replies[0].error
     assert failure is not None
     assert failure.kind == "unusable"

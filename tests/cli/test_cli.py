@@ -178,42 +178,6 @@ def test_a_chat_as_json_is_a_line_for_each_thing(pool_file: Path) -> None:
     assert json.loads(failed.stdout).keys() == {"error"}
 
 
-def test_a_pool_is_checked_without_asking_it(pool_file: Path, tmp_path: Path) -> None:
-    right = focalroute("pool", "check", str(pool_file), "--json")
-    assert right.returncode == 0, right.stderr
-    found = json.loads(right.stdout)
-    assert {(one["state"], one["listed"], one["priced"], one["capabilities"]) for one in found} == {
-        ("ok", True, True, None)
-    }
-    setting = tmp_path / "setting.toml"
-    setting.write_text(f"{pool_file.read_text()}\n[ensemble]\nattempts = 11\n")
-    assert "attempts: " in focalroute("pool", "check", str(setting)).stderr
-    wrong = tmp_path / "pool.toml"
-    gone = 'model = "m"\nbase_url = "http://127.0.0.1:1/v1"\n'
-    wrong.write_text(f'[[endpoint]]\nname = "a"\n{gone}api_key_env = "NO_SUCH_KEY"\n[[endpoint]]\nname = "b"\n{gone}')
-    result = focalroute("pool", "check", str(wrong))
-    assert result.returncode == 1
-    assert "NO_SUCH_KEY is not set" in result.stdout
-    assert "b: http://127.0.0.1:1/v1/models could not be fetched" in result.stdout
-    assert "no price: a, b" in result.stdout
-
-
-def test_a_key_that_is_refused_is_said_and_never_shown(tmp_path: Path) -> None:
-    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
-        right = request.headers.get("Authorization") == "Bearer right-key-123"
-        return json_reply({"data": [{"id": "other"}]}) if right else web.Response(status=401)
-
-    with serving(handler) as server:
-        pool = tmp_path / "pool.toml"
-        pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"\napi_key_env = "MY_KEY"\n')
-        refused = focalroute("pool", "check", str(pool), env={"MY_KEY": "wrong-key-456"})
-        taken = focalroute("pool", "check", str(pool), env={"MY_KEY": "right-key-123"})
-    assert (refused.returncode, taken.returncode) == (1, 0)
-    assert "HTTP 401: is the key right" in refused.stdout
-    assert "does not list the model 'm'" in taken.stdout
-    assert "key-" not in refused.stdout + taken.stdout + refused.stderr + taken.stderr
-
-
 def test_a_probe_measures_and_is_remembered(pool_file: Path, tmp_path: Path) -> None:
     store = str(tmp_path / "s.db")
     result = focalroute("pool", "probe", str(pool_file), "--store", store, "--json")
@@ -227,6 +191,14 @@ def test_a_probe_measures_and_is_remembered(pool_file: Path, tmp_path: Path) -> 
     assert {one["endpoint"]: float(one["cost"]) for one in paid} == {
         one["endpoint"]: float(one["cost"]) for one in found
     }
+
+
+def test_a_check_that_learns_makes_the_store_that_has_it(pool_file: Path, tmp_path: Path) -> None:
+    result = focalroute("pool", "check", str(pool_file), "--learn", "--store", str(tmp_path / "s.db"), "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert {(one["state"], one["source"]) for one in found} == {("ok", "store")}
+    assert all(one["capabilities"]["logprobs"] for one in found)
 
 
 def test_a_probe_says_who_does_not_answer(tmp_path: Path) -> None:
@@ -330,7 +302,8 @@ def test_a_pool_that_does_not_answer_is_exit_code_1(tmp_path: Path) -> None:
     path.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')
     result = focalroute("ask", "What?", "--pool", str(path))
     assert result.returncode == 1
-    assert "gone: connection" in result.stderr
+    assert result.stderr.startswith("error: check base_url: 127.0.0.1:1 could not be reached")
+    assert "(gone, m at 127.0.0.1:1: connection" in result.stderr
 
 
 def test_the_demo_compares_with_honest_baselines() -> None:

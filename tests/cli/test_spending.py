@@ -20,6 +20,7 @@ from focalroute.sim import SimulatedPool, stream
 from focalroute.store.accounts import Account
 from focalroute.store.base import PROBE, LedgerRow, Reservation
 from focalroute.store.sqlite.store import SqliteStore
+from tests.loopback import until_checked
 
 DAY = 86_400.0
 
@@ -85,6 +86,7 @@ def test_ledger_stats_receipts_and_the_service_agree_to_the_last_digit(tmp_path:
         with Ensemble(pool.endpoints, store=path, budget=Budget(usd_total=1), probe_share=0) as ensemble:
             asks = [{"query": q.text, "choices": q.choices, "tags": [q.topic]} for q in stream(20, seed=2)]
             answers = [answer for answer in ensemble.ask_many(asks) if isinstance(answer, Answer)]
+            until_checked(ensemble)
             stats = ensemble.stats()
         billed = {name: served.usd for name, served in pool.stats().items()}
     with closing(SqliteStore(path)) as store:

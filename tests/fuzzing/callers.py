@@ -15,11 +15,11 @@ from focalroute.answers.structured import structure_of
 from focalroute.core.config import Budget, parse_usd
 from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.endpoints.paid_call import unbounded
+from focalroute.openai_api.refusals import Refused
+from focalroute.openai_api.requests import parse_json, read_chat, read_feedback
 from focalroute.policy.bundle import versions
 from focalroute.policy.der import load_served
 from focalroute.policy.slot import PolicySlot
-from focalroute.server.refusals import Refused
-from focalroute.server.requests import parse_json, read_chat, read_feedback
 from focalroute.serving.query import make_query
 from tests.fuzzing import seeds
 

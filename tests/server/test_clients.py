@@ -68,8 +68,8 @@ def test_the_receipt_comes_only_on_request(client: openai.OpenAI) -> None:
         model="focalroute", messages=QUESTION, extra_body={"focalroute": {"answer": "number"}}
     )
     told = said_besides(got)
-    assert told["value"].isdigit()
-    assert told["value"] in (got.choices[0].message.content or "")
+    assert isinstance(told["value"], int)
+    assert str(told["value"]) in (got.choices[0].message.content or "")
     assert "receipt" not in told
     assert "candidates" not in told  # they are whole replies here
 
@@ -198,11 +198,9 @@ def test_many_at_once_asynchronously_and_feedback(url: str) -> None:
             )
             answers = await asyncio.gather(*asks)
             assert len({answer.id for answer in answers}) == 20
-            for told in ({"label": "42"}, {"label": "42"}):  # a repeat is no conflict
+            for told in ({"label": "42"}, {"label": "42"}, {"label_index": 0}, {"preferred": "42"}, {"score": 0.5}):
                 said = await client.post("/feedback", body={"id": answers[0].id, **told}, cast_to=dict[str, Any])
                 assert said["id"] == answers[0].id
-            with pytest.raises(openai.ConflictError, match="feedback"):
-                await client.post("/feedback", body={"id": answers[0].id, "label": "32"}, cast_to=object)
             with pytest.raises(openai.BadRequestError, match="label"):
                 await client.post("/feedback", body={"id": answers[1].id, "label": "7"}, cast_to=object)
             with pytest.raises(openai.NotFoundError, match="no answer"):

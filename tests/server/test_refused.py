@@ -78,6 +78,15 @@ def test_a_wrong_field_is_named(url: str, fields: dict[str, Any], param: str, sa
     assert len(error["message"]) < 400
 
 
+@pytest.mark.parametrize("prefix", ["", '"focalroute": {'], ids=["above", "within an object"])
+def test_a_long_name_of_a_field_is_not_sent_back_whole(url: str, prefix: str) -> None:
+    body = f'{{"model": "focalroute", "messages": [{{"role": "user", "content": "q"}}], {prefix}"{"k" * 100_000}": 1'
+    status, got = post(f"{url}/v1/chat/completions", (body + "}" * (1 + bool(prefix))).encode())
+    assert status == 400
+    assert "unknown field" in got["error"]["message"]
+    assert len(json.dumps(got)) < 500
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from focalroute import Endpoint
-from focalroute.server.requests import AnswerFormat, read_format
+from focalroute.openai_api.requests import AnswerFormat, read_format
 from tests.loopback import completion, json_reply, serving
 from tests.server.running import ask, post, served
 
@@ -90,7 +90,8 @@ def test_what_the_field_means_is_asked_and_the_answer_is_an_object_again() -> No
         return json_reply(completion("B"))
 
     with serving(says) as service:
-        endpoint = Endpoint("e", model="m", base_url=service.url, logprobs=False, n=False, structured_choice=False)
+        endpoint = Endpoint("e", model="m", base_url=service.url, logprobs=False, top_logprobs=0, n=False,
+                            structured_choice=False, stream_usage=False)  # fmt: skip
         with served([endpoint]) as url:
             body = ask("I hated it.", response_format=formatted(Review.model_json_schema()))
             status, got = post(f"{url}/v1/chat/completions", body)

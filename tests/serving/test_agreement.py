@@ -50,7 +50,7 @@ def test_feedback_takes_the_place_of_agreement(pool: SimulatedPool) -> None:
     with Ensemble(**settings(pool), probe_share=0) as ensemble:
         answers = [(ensemble.ask(q.text, choices=q.choices), q.label) for q in stream(20, seed=2)]
         for answer, label in answers:
-            ensemble.feedback(answer, label=label)
+            ensemble.feedback(answer, label_index=label)
         after = told(ensemble)
     for name, (seen, labelled, _) in after.items():
         assert seen == labelled == sum(reply.endpoint == name for answer, _ in answers for reply in answer.replies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from focalroute.core.records import Failure, Member, Outcome, Query, Reply, Round
 from focalroute.money.budget import BudgetGuard
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import Observer
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import cold
@@ -38,9 +40,11 @@ def anybody(endpoint: int, picked: tuple[int, ...]) -> bool:
     return True
 
 
-def one_round(ask: Ask, reply: Callable[[str], Reply], explore: bool = True) -> tuple[int, ...]:
+def one_round(
+    ask: Ask, reply: Callable[[str], Reply], explore: bool = True, cost_weight: float = 0.1
+) -> tuple[int, ...]:
     """Whom the ask picks, after they have replied."""
-    observation = ask.observe(0.1)
+    observation = ask.observe(cost_weight)
     decision = ask.decide(observation, order=CHEAPEST_FIRST, eligible=anybody, explore=explore)
     ask.add_round(Round(observation, decision, tuple(reply(NAMES[i]) for i in decision.picked)))
     ask.fuse()
@@ -99,6 +103,31 @@ def test_once_somebody_has_answered_it_may_stop() -> None:
     decision = ask.rounds[1].decision
     assert (decision.round, decision.must_pick) == (2, False)
     assert set(decision.order) == set(range(4)) - set(ask.rounds[0].decision.picked)
+
+
+def test_at_the_highest_cost_weight_the_cheapest_is_asked_alone_until_one_answers() -> None:
+    """That is certain, so that its probability is exact."""
+    ask = begun()
+    assert one_round(ask, lambda name: Reply(name, error=FAILED), cost_weight=HIGHEST_WEIGHT) == (3,)
+    assert one_round(ask, lambda name: Reply(name, choice=0), cost_weight=HIGHEST_WEIGHT) == (1,)
+    assert one_round(ask, lambda name: Reply(name, choice=0), cost_weight=HIGHEST_WEIGHT) == ()
+    assert [round_.decision.log_mu for round_ in ask.rounds] == [0.0, 0.0, None]
+
+
+def test_at_the_lowest_cost_weight_everybody_is_asked_without_chance() -> None:
+    """Where training has measured that weight."""
+    ask = begun()
+    assert len(one_round(ask, lambda name: Reply(name, choice=0), cost_weight=LOWEST_WEIGHT)) < len(NAMES)
+    ask = begun()
+    curve = [{"cost_weight": LOWEST_WEIGHT, "served": LOWEST_WEIGHT}]
+    ask.policy = Guarded(replace(cold(), metrics={"curve": curve}), NAMES)
+    assert sorted(one_round(ask, lambda name: Reply(name, choice=0), cost_weight=LOWEST_WEIGHT)) == [0, 1, 2, 3]
+    assert ask.rounds[0].decision.log_mu is None
+
+
+def test_the_bounds_of_the_cost_weight_leave_rules_as_they_are() -> None:
+    ask = begun(failing=True)
+    assert sorted(one_round(ask, lambda name: Reply(name, choice=0), cost_weight=LOWEST_WEIGHT)) == [0, 1, 3]
 
 
 def test_the_fallback_does_not_explore() -> None:

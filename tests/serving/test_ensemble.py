@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -36,7 +36,6 @@ from focalroute import (
     DeadlineExceeded,
     Endpoint,
     Ensemble,
-    FeedbackConflict,
     FeedbackError,
     PoolError,
     StoreError,
@@ -138,10 +137,14 @@ def test_sync_and_async_decide_alike(pool: SimulatedPool) -> None:
 
 
 def test_the_same_seed_gives_the_same_decisions(pool: SimulatedPool) -> None:
-    def run(seed: int) -> list[object]:
+    def first(seed: int, question: str, choices: Sequence[str]) -> object:
+        """The first decision, to which the latencies of earlier calls contribute nothing."""
         with Ensemble(pool.endpoints, seed=seed) as ensemble:
-            answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(12, seed=3)]
-        return [(a.choice, a.probabilities, [c.endpoint for c in a.receipt.calls]) for a in answers]
+            answer = ensemble.ask(question, choices=choices)
+        return answer.choice, answer.probabilities, [call.endpoint for call in answer.receipt.calls]
+
+    def run(seed: int) -> list[object]:
+        return [first(seed, question.text, question.choices) for question in stream(12, seed=3)]
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -159,7 +162,7 @@ def test_with_a_seed_concurrent_asks_decide_as_sequential_ones_do(pool: Simulate
 
 
 def test_a_probe_is_remembered_by_the_store(tmp_path: Path) -> None:
-    """The first ask probes what an endpoint can do; after a restart nobody is probed again."""
+    """Beside the first ask it is found out what an endpoint can do, and not again after a restart."""
     calls = []
     with SimulatedPool([SimulatedModel("one")]) as fresh:
         for _ in range(2):
@@ -183,7 +186,7 @@ def test_one_ensemble_serves_many_threads(pool: SimulatedPool) -> None:
         answers = list(threads.map(lambda q: ensemble.ask(q.text, choices=q.choices), questions))
         list(
             threads.map(
-                lambda pair: ensemble.feedback(pair[0], label=pair[1].label), zip(answers, questions, strict=True)
+                lambda pair: ensemble.feedback(pair[0], label_index=pair[1].label), zip(answers, questions, strict=True)
             )
         )
         seen = sum(endpoint.seen for endpoint in ensemble.stats().endpoints.values())
@@ -209,8 +212,8 @@ def test_a_number_is_read_out_of_free_text_and_equal_answers_are_one_candidate(p
         answer = ensemble.ask(QUESTION, answer="number")
         assert answer.choice is None
         assert len(answer.candidates) == len(answer.probabilities) <= len(answer.replies)
-        assert answer.value.lstrip("-").isdigit()
-        assert answer.value in answer.text
+        assert isinstance(answer.value, int)
+        assert str(answer.value) in answer.text
         ensemble.feedback(answer, label=42)
         with pytest.raises(BadLabel):
             ensemble.feedback(answer, label="no number here", source="other")
@@ -245,14 +248,17 @@ def test_many_queries_come_back_in_order_and_common_arguments_apply(pool: Simula
     assert all(isinstance(a, Answer) and a.receipt.tags == ("t",) for a in answers)
 
 
+def billed(pool: SimulatedPool) -> Decimal:
+    return sum((model.usd for model in pool.stats().values()), Decimal(0))
+
+
 def test_costs_are_what_the_service_billed(pool: SimulatedPool) -> None:
     with SimulatedPool() as fresh, Ensemble(fresh.endpoints, seed=0) as ensemble:
         answers = [ensemble.ask(q.text, choices=q.choices) for q in stream(40, seed=6)]
+        until(lambda: ensemble.stats().cost == billed(fresh))  # once the last probe is booked
         stats = ensemble.stats()
-        billed = sum((model.usd for model in fresh.stats().values()), Decimal(0))
-    probes = stats.cost - sum((a.cost for a in answers if a.cost is not None), Decimal(0))
-    assert stats.cost == billed
-    assert 0 <= probes < stats.cost
+    probes = (stats.cost or 0) - sum((a.cost for a in answers if a.cost is not None), Decimal(0))
+    assert 0 <= probes < (stats.cost or 0)
 
 
 # -- members that fail ------------------------------------------------------------------------------------------------
@@ -323,7 +329,7 @@ def test_a_cancelled_ask_leaves_its_costs_in_the_ledger(tmp_path: Path) -> None:
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                assert ensemble.stats().cost > 0
+                assert (ensemble.stats().cost or 0) > 0
 
     asyncio.run(run())
     store = SqliteStore(tmp_path / "s.db")
@@ -350,7 +356,7 @@ def test_when_an_ask_raises_no_member_is_left_running_and_all_is_in_the_ledger(t
             assert asyncio.all_tasks() == {asyncio.current_task()}
             kept = ensemble.stats().endpoints
             assert [kept[name].calls for name in ("quick", "slow")] == [1, 1]
-            assert kept["quick"].cost > kept["slow"].cost > 0  # given up: at half of what a call costs
+            assert (kept["quick"].cost or 0) > (kept["slow"].cost or 0) > 0  # given up: at half of what a call costs
 
     with serving(handler) as server:
         asyncio.run(run(server.url))
@@ -374,7 +380,7 @@ def test_who_only_waited_for_a_place_has_cost_nothing_and_the_endpoint_is_not_to
             assert ensemble.stats().endpoints["busy"].breaker == "closed"
             assert ensemble.stats().cost == 0
             waited.set()
-            assert (await first).cost == ensemble.stats().cost > 0
+            assert (await first).cost == (ensemble.stats().cost or 0) > 0
 
     with serving(handler) as server:
         asyncio.run(run(server))
@@ -465,7 +471,7 @@ def test_the_total_is_never_passed_and_survives_a_restart(pool: SimulatedPool, t
         with Ensemble(pool.endpoints, store=tmp_path / "s.db", budget=Budget(usd_total=limit)) as ensemble:
             asks = [{"query": q.text, "choices": q.choices} for q in stream(150, seed=8)]
             answers = ensemble.ask_many(asks, concurrency=16, return_exceptions=True)
-            assert ensemble.stats().cost <= limit
+            assert (ensemble.stats().cost or 0) <= limit
         refused = [a for a in answers if not isinstance(a, Answer)]
         assert all(isinstance(a, BudgetExceeded) for a in refused)
         return len(answers) - len(refused), len(refused)
@@ -487,7 +493,7 @@ def test_an_endpoint_of_unknown_price_may_be_allowed_and_its_cost_stays_unknown(
         answer = ensemble.ask(QUESTION, choices=CHOICES, max_usd="0.00001")
         assert answer.cost is None
         assert answer.receipt.calls[0].cost_source == "unknown"
-        assert ensemble.stats().endpoints["free"].unpriced == 2  # the probe and the call
+        until(lambda: ensemble.stats().endpoints["free"].unpriced == 2)  # the check and the call
 
 
 def test_a_tag_that_is_used_up_is_refused_while_others_go_on(pool: SimulatedPool) -> None:
@@ -552,7 +558,7 @@ def test_what_a_failed_call_may_have_cost_stands_and_what_it_surely_did_not_is_f
                 ensemble.ask(QUESTION, answer="number")
             billed, stats = pool.stats()["only"].usd, ensemble.stats()
             assert (billed > 0) is estimated
-            assert billed < stats.cost if estimated else stats.cost == 0
+            assert billed < (stats.cost or 0) if estimated else stats.cost == 0
             assert stats.endpoints["only"].calls == 1
 
 
@@ -632,16 +638,19 @@ def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_alo
     assert (row.trajectory.features == steps.features).all()
 
 
-def test_an_identical_repeat_is_a_no_op_and_a_different_one_a_conflict(pool: SimulatedPool) -> None:
+def test_an_identical_repeat_is_a_no_op_and_a_different_one_replaces_it(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         ensemble.feedback(answer, label="42")
-        ensemble.feedback(answer.id, label=1)
+        ensemble.feedback(answer.id, label_index=1)
         seen = [e.seen for e in ensemble.stats().endpoints.values()]
-        with pytest.raises(FeedbackConflict):
-            ensemble.feedback(answer, label="44")
+        accuracy = [e.accuracy for e in ensemble.stats().endpoints.values()]
+        ensemble.feedback(answer, label="44")
+        assert [e.accuracy for e in ensemble.stats().endpoints.values()] != accuracy
+        ensemble.feedback(answer, label="42")
         ensemble.feedback(answer, reward=0.5, source="judge")
         assert [e.seen for e in ensemble.stats().endpoints.values()] == seen
+        assert [e.accuracy for e in ensemble.stats().endpoints.values()] == accuracy
 
 
 def test_a_users_word_replaces_a_judges_and_not_the_other_way_round(pool: SimulatedPool) -> None:
@@ -781,7 +790,7 @@ def taught(ensemble: Ensemble, n: int, seed: int = 12) -> None:
     answers = ensemble.ask_many([{"query": q.text, "choices": q.choices} for q in questions], concurrency=8)
     for answer, question in zip(answers, questions, strict=True):
         assert isinstance(answer, Answer)
-        ensemble.feedback(answer, label=question.label)
+        ensemble.feedback(answer, label_index=question.label)
 
 
 def test_an_update_is_learned_published_and_served(pool: SimulatedPool, tmp_path: Path) -> None:

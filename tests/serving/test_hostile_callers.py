@@ -35,7 +35,15 @@ def test_counts_of_tokens_and_replies_are_whole_and_positive(name: str, count: A
         make_query("?", params={name: count})
 
 
-@pytest.mark.parametrize("amount", ["1e-400000000", "1e3000000", "1e400", "1_000", "9" * 65, Decimal("1e-25"), "nan"])
+def repr_or_huge(amount: Any) -> str:
+    return "huge" if isinstance(amount, int) else repr(amount)[:20]
+
+
+@pytest.mark.parametrize(
+    "amount",
+    ["1e-400000000", "1e3000000", "1e400", "1_000", "9" * 65, 10**5000, Decimal("1e-25"), "nan"],
+    ids=repr_or_huge,
+)
 def test_an_amount_of_a_size_that_no_money_has_is_refused(amount: Any) -> None:
     """It made answers of 400 MB, and an untyped overflow."""
     with pytest.raises(ConfigError, match="usd_total") as refused:
@@ -92,6 +100,21 @@ def test_under_a_limit_what_nothing_bounds_is_refused_before_anything_is_paid(
 
     asyncio.run(ask())
     assert sum(stats.calls for stats in simulated_pool.stats().values()) == 0
+
+
+def test_what_is_nested_too_deep_to_be_sent_is_refused(simulated_pool: SimulatedPool) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    async def ask() -> None:
+        async with AsyncEnsemble(simulated_pool.endpoints) as ensemble:
+            with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
+                await ensemble.ask("What is 1 + 1?", params={"logit_bias": deep})
+            with pytest.raises(ConfigError, match="query: cannot be sent as JSON"):
+                await ensemble.ask([{"role": "user", "content": "What is 1 + 1?", "name": deep}])
+
+    asyncio.run(ask())
 
 
 def test_a_closed_ensemble_is_an_error_of_the_tree(simulated_pool: SimulatedPool) -> None:

@@ -23,7 +23,7 @@ from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_re
 from focalroute.sim.prose import GRADES
 from focalroute.store.base import JUDGE
 from focalroute.store.sqlite.store import SqliteStore
-from tests.loopback import Server, completion, json_reply, serving, until
+from tests.loopback import Server, completion, json_reply, serving, until, until_checked
 
 BRIEFS = list(prose_requests(12, seed=4))
 
@@ -79,11 +79,12 @@ def test_what_it_costs_stands_apart_from_the_asks(endpoints: tuple[Endpoint, ...
     with Ensemble(writers, judge=Judge(grader, share=1.0), store=store, seed=0) as ensemble:
         answers = [ensemble.ask(brief.request, combine="pick", tags=["mine"]) for brief in BRIEFS[:3]]
         until(lambda: judged(ensemble) == 3)
+        until_checked(ensemble)
         stats = ensemble.stats()
         assert stats.judge is not None
         assert (stats.judge.calls, stats.judge.failed, stats.judge.left_out) == (3, 0, 0)
         asks = sum((answer.cost or Decimal(0) for answer in answers), Decimal(0))
-        probing = stats.cost - asks - stats.judge.cost  # what the judge can do is found out once
+        probing = (stats.cost or 0) - asks - stats.judge.cost  # what the judge can do is found out once
         assert stats.judge.cost > 0
         assert probing > 0
         assert stats.asks == 3

@@ -49,7 +49,7 @@ def taught(ensemble: Ensemble, n: int, seed: int = 1) -> list[Answer]:
     answers = []
     for question in stream(n, seed=seed):
         answers.append(ensemble.ask(question.text, choices=question.choices))
-        ensemble.feedback(answers[-1], label=question.label)
+        ensemble.feedback(answers[-1], label_index=question.label)
     return answers
 
 
@@ -235,6 +235,10 @@ def test_nothing_that_a_rule_decided_is_learned_from_as_if_a_net_had(pool: Simul
         ("knn", 'training log.*"./knn"'),
         ("best-single-train", '"best-single"'),
         ("oracle", "known only afterwards"),
+        ("majority", "did you mean 'plurality'"),
+        ("rl-focal", "is replayed only"),
+        ("der", "has to be trained"),
+        ("policies", 'there are best-single.*"./policies"'),
     ],
 )
 def test_a_name_nearly_right_is_no_new_folder(
@@ -254,7 +258,7 @@ def test_a_folder_stays_a_folder(
     ask_everybody(tmp_path / "plurality")
     ask_everybody(tmp_path / "pluralty")
     served = []
-    for policy in (Path("plurality"), "./plurality", "pluralty", "policies", "./random", "mean/", "plurality"):
+    for policy in (Path("plurality"), "./plurality", "pluralty", "policies/", "./random", "mean/", "plurality"):
         with Ensemble(pool.endpoints, policy=policy) as ensemble:
             served.append((ensemble.stats().policy, ensemble.stats().policy_version))
     assert served == [(None, 1)] * 3 + [(None, 0)] * 3 + [("plurality", BASELINE_VERSION)]

@@ -469,7 +469,7 @@ def test_what_cannot_be_synthesised_is_said_before_anybody_is_asked(three: dict[
         with pytest.raises(ConfigError, match="name it with synthesiser="):
             ensemble.stream("?", combine="synthesise")
         with pytest.raises(ConfigError, match="combine: unknown mode 'vote'"):
-            ensemble.ask("?", combine="vote")  # type: ignore[arg-type]
+            ensemble.ask("?", combine="vote")  # type: ignore[call-overload]
         kinds: list[dict[str, Any]] = [{"choices": ["a", "b"]}, {"answer": "number"}, {"params": {"tools": []}}]
         for closed in kinds:
             with pytest.raises(ConfigError, match="combine: only open text"):

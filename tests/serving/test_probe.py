@@ -241,7 +241,7 @@ def test_a_newcomer_is_tried_and_then_asked_without_being_told(tmp_path: Path) -
             with Ensemble(endpoints, policy=policy, store=store, explore=False, seed=0, probe_share=share) as ensemble:
                 for q in questions[of]:
                     answer = ensemble.ask(q.text, choices=q.choices)
-                    ensemble.feedback(answer, label=q.label)
+                    ensemble.feedback(answer, label_index=q.label)
                     hit.append("new" in [call.endpoint for call in answer.receipt.calls])
             return hit
 

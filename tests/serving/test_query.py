@@ -57,12 +57,12 @@ def test_a_message_content_is_text_or_parts(content: Any) -> None:
         (["only"], "at least 2 choices, got 1"),
         (["a", "b", "a"], "distinct; number 1 is there more than once"),
         (["a", " a"], "distinct"),
-        ("abc", "give a list of strings"),
-        (5, "give a list of strings"),
+        ("abc", "give a list such as"),
+        (5, "give a list such as"),
         (["a", ""], "non-empty string"),
         (["a", "  "], "non-empty string"),
-        (["a", 2], "non-empty string"),
-        (["a", None], "non-empty string"),
+        (["a", b"b"], "got bytes"),
+        (["a", None], "got NoneType"),
     ],
 )
 def test_choices_are_two_or_more_distinct_texts(choices: Any, says: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from focalroute.core.errors import FeedbackConflict, StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.base import Store, StoredAnswer, StoredProbe
+from focalroute.store.base import MOST_REVISIONS, Store, StoredAnswer, StoredProbe
 from focalroute.store.sqlite.store import SqliteStore
 from tests.store.engines import Engine
 from tests.store.made import answer, edit, judge, on_thread, trajectory
@@ -81,19 +81,34 @@ def test_a_late_listener_hears_nothing_twice_of_another_process(engine: Engine) 
     assert second == ["b/user", "c/user"]
 
 
-def test_an_identical_repeat_is_done_but_not_heard_again(engine: Engine) -> None:
-    """A lost acknowledgement may be retried; a different reward or label may not."""
+def test_an_identical_repeat_is_done_but_not_heard_again_and_a_different_one_replaces_it(engine: Engine) -> None:
+    """A lost acknowledgement may be retried; of second thoughts the latest counts, and all are kept."""
     heard: Heard = []
     with closing(engine.open()) as store:
         store.subscribe(listener(heard), last=5)
         store.write(answer("x")).result(10)
         for _ in range(3):
             store.write(judge("x", 1, label="key0")).result(10)
-        for different in (judge("x", -1.0, label="key0"), judge("x", 1.0), judge("x", 1.0, label="key1")):
-            with pytest.raises(FeedbackConflict, match="'user'"):
-                store.write(different).result(10)
         store.write(judge("x", -1.0, source="judge")).result(10)
-    assert heard == ["x/user", "x/judge"]
+        thoughts = [judge("x", -1.0, label="key1"), judge("x", 1.0, label="key0")]
+        for different in thoughts:
+            store.write(different).result(10)
+            store.write(different).result(10)
+        ((_, kept),) = store.recent(9)
+        assert [(one.source, one.label) for one in kept[1:]] == [("judge", None), ("user", "key1"), ("user", "key0")]
+        assert store.verify() == ()
+    assert heard == ["x/user", "x/judge", "x/user", "x/user"]
+
+
+def test_a_source_changes_its_mind_a_hundred_times_at_the_most(engine: Engine) -> None:
+    with closing(engine.open()) as store:
+        store.write(answer("x")).result(10)
+        for n in range(MOST_REVISIONS):
+            store.write(judge("x", n / 100)).result(10)
+        store.write(judge("x", (MOST_REVISIONS - 1) / 100)).result(10)
+        with pytest.raises(FeedbackConflict, match="100 different feedbacks from source 'user'"):
+            store.write(judge("x", -1.0)).result(10)
+        store.write(judge("x", -1.0, source="user2")).result(10)
 
 
 def test_the_feedback_of_a_failed_call_is_not_heard(engine: Engine) -> None:
@@ -151,9 +166,8 @@ def test_feedback_may_be_for_the_answer_of_another_process(engine: Engine) -> No
         assert other.answer("x") == answer("x")
         other.write(judge("x")).result(10)
         assert there == ["x/user"]
-        with pytest.raises(FeedbackConflict):
-            store.write(judge("x", -1.0)).result(10)
-        assert here == ["x/user"]
+        store.write(judge("x", -1.0)).result(10)
+        assert here == ["x/user", "x/user"]
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from focalroute.core.errors import ConfigError, FeedbackConflict, StoreError, UnknownAnswer
+from focalroute.core.errors import ConfigError, StoreError, UnknownAnswer
 from focalroute.core.records import Usage
 from focalroute.store import open_store, require_existing
 from focalroute.store.accounts import Account
@@ -246,10 +246,8 @@ def test_a_refused_call_leaves_nothing(where: str) -> None:
     with closing(open_store(where)) as store:
         store.write(answer("x"), judge("x")).result(10)
         refused: list[tuple[str, list[Row], type[Exception]]] = [
-            ("conflict", [bill(), judge("x", -1.0)], FeedbackConflict),
             ("unknown", [bill(), judge("nobody")], UnknownAnswer),
             ("twin", [bill(), answer("x")], StoreError),
-            ("said", [judge("said"), judge("said", 0.5)], FeedbackConflict),
         ]
         for name, rows, error in refused:
             with pytest.raises(error):
@@ -280,14 +278,14 @@ def test_what_is_sent_twice_is_done_once_and_answered_alike(where: str) -> None:
         return [type(refusal(reply)) for reply in connection.run(commands)]
 
     first = send()
-    assert first == [type(None), type(None), FeedbackConflict, StoreError, type(None), UnknownAnswer]
+    assert first == [type(None), type(None), type(None), StoreError, type(None), UnknownAnswer]
     assert send() == first
     ahead = connection.command(*connection.script_command("write", (), ("w", 9)))
     assert ahead == [b"early"]
     connection.drop()
     with closing(open_store(where)) as store:
-        assert store.totals()["a"].calls == 3
-        assert [(row.id, len(said)) for row, said in store.recent(9)] == [("x", 1)]
+        assert store.totals()["a"].calls == 4
+        assert [(row.id, len(said)) for row, said in store.recent(9)] == [("x", 2)]
 
 
 def test_old_rows_are_dropped_and_the_sums_stay(where: str) -> None:

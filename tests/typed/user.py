@@ -6,7 +6,9 @@ A line that both have to reject says so to each; a remark that is not needed is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from decimal import Decimal
+from enum import Enum
 from typing import Literal, assert_type
 
 from pydantic import BaseModel
@@ -14,6 +16,7 @@ from pydantic import BaseModel
 import focalroute
 from focalroute import (
     Answer,
+    Answers,
     AnswerStream,
     AsyncEnsemble,
     Budget,
@@ -32,6 +35,13 @@ from focalroute import (
 )
 
 
+class Priority(Enum):
+    """What is to be chosen."""
+
+    LOW = 1
+    HIGH = 2
+
+
 class Ticket(BaseModel):
     """What is to be filled in."""
 
@@ -42,10 +52,11 @@ class Ticket(BaseModel):
 def right(endpoint: Endpoint) -> None:
     """All that the quickstart does."""
     budget = Budget(max_usd_per_ask="0.01", usd_total=5, usd_per_period={"day": Decimal(1)})
+    Ensemble("pool.toml", policy="policy/").close()
     with Ensemble([endpoint], store="focalroute.db", budget=budget, judge=Judge(endpoint, share=0.1)) as ensemble:
         assert_type(ensemble, Ensemble)
         answer = ensemble.ask("?", choices=["a", "b"], tags=["team"], max_usd="0.01", params={"temperature": 0})
-        assert_type(answer, Answer)
+        assert_type(answer, Answer[str])
         assert_type(answer.text, str)
         assert_type(answer.cost, Decimal | None)
         assert_type(answer.receipt, Receipt)
@@ -54,12 +65,21 @@ def right(endpoint: Endpoint) -> None:
         assert_type(answer.replies[0].error, Failure | None)
         assert_type(answer.replies[0].usage, Usage | None)
         assert_type(ensemble.stats().endpoints, Mapping[str, EndpointStats])
-        ensemble.ask("?", answer=Ticket, combine="pick")
+        assert_type(ensemble.ask("?", answer=Ticket, combine="pick"), Answer[Ticket])
+        assert_type(ensemble.ask("?", answer=int).value, int)
+        assert_type(ensemble.ask("?", answer=Decimal).value, Decimal)
+        assert_type(ensemble.ask("?", answer=date).value, date)
+        assert_type(ensemble.ask("?", answer=Priority).value, Priority)
+        assert_type(ensemble.ask("?", answer=list[Ticket]).value, list[Ticket])
+        assert_type(ensemble.ask("?", answer="number").value, float)
+        assert_type(ensemble.ask("?", answer="short").value, str)
+        assert_type(ensemble.ask("?", choices=[1, 2, 3]).value, int)
+        assert_type(ensemble.ask("?", choices=Priority).value, Priority)
         ensemble.ask([{"role": "user", "content": "?"}], answer="number", samples=3)
         ensemble.ask("?", answer=lambda text: text.strip() or None)
         ensemble.feedback(answer, label="a")
         ensemble.feedback(answer.id, reward=1.0, source="review")
-        assert_type(ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}]), list[Answer | BaseException])
+        assert_type(ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}]), Answers)
         assert_type(ensemble.update().status, Literal["published", "rejected", "insufficient"])
         with ensemble.stream("?") as stream:
             assert_type(stream, AnswerStream)
@@ -70,8 +90,8 @@ def right(endpoint: Endpoint) -> None:
 async def right_with_await(pool: list[Endpoint]) -> None:
     """The same with await."""
     async with AsyncEnsemble(pool, policy="cascade", update_every=None) as ensemble:
-        answer = await ensemble.ask("?")
-        assert_type(answer, Answer)
+        answer = await ensemble.ask("?", system="Be brief.", temperature=0, seed=1, tools=[])
+        assert_type(answer, Answer[str])
         await ensemble.feedback(answer, reward=True)
         async with ensemble.stream("?") as stream:
             async for piece in stream:
@@ -93,14 +113,14 @@ def failing(ensemble: Ensemble) -> None:
 def wrong(ensemble: Ensemble, asynchronous: AsyncEnsemble) -> None:
     """What has to be rejected."""
     focalroute.Ensembles  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
-    Endpoint("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Endpoint("a", model="b", dialect="klingon")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Budget(usd_in_total=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    Ensemble("pool.toml")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Ensemble(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Ensemble([], max_rounds="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    ensemble.ask("?", choice=["a"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    ensemble.ask("?", combine="vote")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    ensemble.ask(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ensemble.ask("?", choice=["a"])  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    ensemble.ask("?", combine="vote")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    ensemble.ask(42)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    ensemble.ask("?", temperatur=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     ensemble.feedback(ensemble.ask("?"), reward="good")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     asynchronous.ask("?").text  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
     ensemble.ask("?").text = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]

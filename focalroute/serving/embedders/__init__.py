@@ -186,8 +186,8 @@ def _service(table: dict[str, Any]) -> Endpoint:
     named: dict[str, Any] = {"name": "embedder", **table}
     if "input_usd_per_1m" in named:
         named.setdefault("output_usd_per_1m", 0)  # nothing is generated
-    if "client" in named:
-        raise ConfigError("client: a pool file cannot hold one; give base_url")
+    for key in sorted({"client", "api_key"} & named.keys()):
+        raise ConfigError(f"{key}: a pool file cannot hold one; give base_url, and the key's variable in api_key_env")
     endpoint = Endpoint(**named)
     if endpoint.base_url is None:
         raise ConfigError("base_url: give it and a model, or onnx and tokenizer")

@@ -11,7 +11,6 @@ import functools
 import json
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +24,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import FocalrouteError
+from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Decision, Failure, Feedback, Query, Reply
 from focalroute.money.cost import total
@@ -294,7 +293,11 @@ def _error_type(failure: Failure) -> str:
 def _key(endpoint: Endpoint) -> str | None:
     if endpoint.client is not None:
         return str(getattr(endpoint.client, "api_key", ""))
-    return os.environ.get(endpoint.api_key_env, "").strip() if endpoint.api_key_env else None
+    try:
+        key = endpoint.key()
+    except ConfigError:  # its variable was unset since
+        return None
+    return None if key is None else key.get_secret_value()
 
 
 def _texts(query: Query) -> list[str]:

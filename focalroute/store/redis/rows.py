@@ -23,7 +23,7 @@ from focalroute.store.base import (
     StoredProbe,
 )
 from focalroute.store.codec import pack, read_answer, write_answer, write_probe, write_tags
-from focalroute.store.engine import duplicate_answer, feedback_conflict, unknown_answer
+from focalroute.store.engine import duplicate_answer, feedback_conflict, spoken_by, unknown_answer
 from focalroute.store.redis.connection import FIXED, Keys
 
 _LARGEST = 2**63 - 1  # what Redis adds up
@@ -213,7 +213,7 @@ class AnswerHash:
             if name.startswith(b"said:"):
                 entry, at, verdict = value.split(b"\n", 2)
                 reward, label = json.loads(verdict)
-                found.append((entry, Feedback(answer_id, reward, label, name[5:].decode(), float(at))))
+                found.append((entry, Feedback(answer_id, reward, label, spoken_by(name[5:].decode()), float(at))))
         return sorted(found, key=lambda one: entry_order(one[0]))
 
 

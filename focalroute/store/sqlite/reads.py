@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,7 @@ from focalroute.store.base import (
     StoredAnswer,
 )
 from focalroute.store.codec import read_answer
-from focalroute.store.engine import difference_of, unless_damaged
+from focalroute.store.engine import difference_of, spoken_by, unless_damaged
 from focalroute.store.sqlite.checksums import Check, checks, checksum, head
 from focalroute.store.sqlite.database import fresh_schema
 from focalroute.store.sqlite.writes import find_differences
@@ -94,7 +94,7 @@ def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part
             "ON f.answer_id = a.id WHERE a.seq BETWEEN ? AND ? ORDER BY f.seq"
         )
         for row in db.execute(query, (rows[-1][0], rows[0][0])):
-            feedback.setdefault(row[0], []).append(Feedback(*row))
+            feedback.setdefault(row[0], []).append(_feedback(row))
     return rows, feedback
 
 
@@ -133,7 +133,12 @@ def feedback_after(db: sqlite3.Connection, position: _Position) -> tuple[Feedbac
 
 
 def _with_answers(rows: Iterable[Any]) -> FeedbackRows:
-    return [(answer, Feedback(*row[:5])) for row in rows for answer in _readable(row[6:])]
+    return [(answer, _feedback(row[:5])) for row in rows for answer in _readable(row[6:])]
+
+
+def _feedback(row: Sequence[Any]) -> Feedback:
+    answer_id, reward, label, source, created_at = row
+    return Feedback(answer_id, reward, label, spoken_by(source), created_at)
 
 
 # -- endpoints -----------------------------------------------------------------------------------------------------

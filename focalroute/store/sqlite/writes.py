@@ -25,6 +25,8 @@ from focalroute.core.records import Feedback
 from focalroute.store.accounts import AHEAD_S, GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
 from focalroute.store.base import (
     DOUBT,
+    MOST_REVISIONS,
+    REVISION,
     BalanceDifference,
     CapabilityRow,
     HealthRow,
@@ -57,7 +59,7 @@ def insert(db: sqlite3.Connection, row: Row, chain: Chain) -> None:
 
     Raises:
         UnknownAnswer: feedback for an answer that is not there.
-        FeedbackConflict: the answer has a different feedback from this source.
+        FeedbackConflict: the answer has too many feedbacks from this source.
         StoreError: an answer with this id is there already.
     """
     if isinstance(row, StoredAnswer):
@@ -107,7 +109,23 @@ def _insert_answer(db: sqlite3.Connection, row: StoredAnswer, chain: Chain) -> N
 
 def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> None:
     """Insert it in one statement, if it is the first from its source: the reference tells whether the answer exists."""
-    values = (row.answer_id, row.source, float(row.reward), row.label, float(row.created_at))
+    if _try_feedback(db, row, row.source, chain):
+        return
+    chain.touch()
+    said = db.execute(
+        "SELECT reward, label FROM feedback WHERE answer_id = ? AND (source = ? OR instr(source, ?) = 1) ORDER BY seq",
+        (row.answer_id, row.source, row.source + REVISION),
+    ).fetchall()
+    if said[-1] == (row.reward, row.label):
+        return
+    if len(said) == MOST_REVISIONS:
+        raise feedback_conflict(row.answer_id, row.source)
+    _try_feedback(db, row, f"{row.source}{REVISION}{len(said)}", chain)
+
+
+def _try_feedback(db: sqlite3.Connection, row: Feedback, source: str, chain: Chain) -> bool:
+    """Insert it unless this source has said something of the answer; whether it was inserted."""
+    values = (row.answer_id, source, float(row.reward), row.label, float(row.created_at))
     crc = checksum(values)
     try:
         inserted = db.execute(
@@ -121,11 +139,7 @@ def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> Non
         raise unknown_answer(row.answer_id) from None
     if inserted.rowcount:
         chain.add(crc)
-        return
-    chain.touch()
-    query = "SELECT reward, label FROM feedback WHERE answer_id = ? AND source = ?"
-    if db.execute(query, (row.answer_id, row.source)).fetchone() != (row.reward, row.label):
-        raise feedback_conflict(row.answer_id, row.source)
+    return bool(inserted.rowcount)
 
 
 def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> None:

@@ -29,8 +29,19 @@ local function key_of(row)
     return KEYS[tonumber(row[1])]
 end
 
+-- How often a source has said something of an answer, and what it said last: what that replaces is kept.
+local function spoken(key, source)
+    local count, last = 0, nil
+    local kept = redis.call('HGET', key, 'said:' .. source)
+    while kept do
+        count, last = count + 1, string.match(kept, '^[^\n]*\n[^\n]*\n(.*)$')
+        kept = redis.call('HGET', key, 'said:' .. source .. '\30' .. count)
+    end
+    return count, last
+end
+
 local function refusal()
-    local made, said, backed = {}, {}, {}
+    local made, backed = {}, {}
     for _, row in ipairs(rows) do
         local id = row[2]
         if row.kind == 'answer' then
@@ -44,15 +55,10 @@ local function refusal()
             if not made[id] and redis.call('EXISTS', key_of(row)) == 0 then
                 return {'unknown', id}
             end
-            local earlier = said[id .. '\n' .. source]
-            if not earlier then
-                local kept = redis.call('HGET', key_of(row), 'said:' .. source)
-                earlier = kept and string.match(kept, '^[^\n]*\n[^\n]*\n(.*)$')
-            end
-            if earlier and earlier ~= verdict then
+            local count, last = spoken(key_of(row), source)
+            if not again and count >= 100 and last ~= verdict then
                 return {'conflict', id, source}
             end
-            said[id .. '\n' .. source] = verdict
         elseif row.kind == 'probe' then
             local name = id .. '\n' .. row[3]
             if not made[id] and redis.call('EXISTS', key_of(row)) == 0 then
@@ -81,8 +87,10 @@ function apply.answer(row)
 end
 
 function apply.feedback(row)
-    local key, field = key_of(row), 'said:' .. row[3]
-    if redis.call('HEXISTS', key, field) == 0 then
+    local key, source = key_of(row), row[3]
+    local count, last = spoken(key, source)
+    if last ~= row[4] then
+        local field = 'said:' .. source .. (count > 0 and '\30' .. count or '')
         local entry = redis.call('XADD', feedback, '*', 'id', row[2], 'source', row[3], 'said', row[4], 'at', row[5])
         redis.call('HSET', key, field, entry .. '\n' .. row[5] .. '\n' .. row[4])
     end

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any, Protocol
 
 from focalroute.core.receipts import Answer
-from focalroute.server.requests import MODEL, ChatRequest
+from focalroute.core.records import Usage
+from focalroute.openai_api.requests import MODEL, ChatRequest, FeedbackRequest
 
 _CUT = ("length", "content_filter")
 
@@ -69,6 +72,39 @@ class Chunks:
         return json.dumps({**self._head, "choices": [choice], **usage, **rest}, default=str)
 
 
+def feedback_taken(request: FeedbackRequest) -> dict[str, Any]:
+    """What is answered to feedback that was taken."""
+    return {"object": "feedback", "id": completion_id(request.answer_id), "source": request.source}
+
+
+#: The last event of a streamed reply.
+DONE = "[DONE]"
+
+
+class _Pieces(Protocol):
+    """A streamed answer, see `focalroute.serving.streaming.AsyncAnswerStream`."""
+
+    id: str
+
+    @property
+    def answer(self) -> Answer: ...
+
+    async def next_piece(self) -> str | None: ...
+
+
+async def events(request: ChatRequest, stream: _Pieces, first: str | None) -> AsyncGenerator[str]:
+    """All events of a streamed reply; ``first`` is the answer's first piece, None: it has no text."""
+    chunks = Chunks(request, completion_id(stream.id), int(time.time()))
+    yield chunks.role()
+    piece = first
+    while piece is not None:
+        yield chunks.piece(request.content_of(piece))
+        piece = await stream.next_piece()
+    for event in chunks.end(stream.answer):
+        yield event
+    yield DONE
+
+
 def _finish_reason(answer: Answer) -> str:
     if answer.tool_calls:
         return "tool_calls"
@@ -80,17 +116,13 @@ def _finish_reason(answer: Answer) -> str:
 
 def _usage(answer: Answer) -> dict[str, Any]:
     """Add up the usage and cost of all calls; the cost as OpenRouter has it: in USD, null where it is not known."""
-    calls = list(answer.receipt.calls)
-    if answer.receipt.synthesis is not None:
-        calls.append(answer.receipt.synthesis)
-    usages = [call.usage for call in calls if call.usage is not None]
-    prompt, completion = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
+    usage = answer.usage or Usage(0, 0)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in usages)},
-        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in usages)},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "cost": None if answer.cost is None else float(answer.cost),
     }
 
@@ -100,7 +132,7 @@ def _extras(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     extras: dict[str, Any] = {
         "answer_id": answer.id,
         "confidence": answer.confidence,
-        "cost_usd": None if answer.cost is None else f"{answer.cost:f}",
+        "cost_usd": None if answer.cost is None else str(answer.cost),
         "members": [call.endpoint for call in answer.receipt.calls],
         "degraded": list(answer.degraded),
         "durable": answer.durable,
@@ -108,7 +140,8 @@ def _extras(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     if request.options["choices"] is not None:
         extras |= {"choice": answer.choice, "candidates": answer.candidates, "probabilities": answer.probabilities}
     elif request.options["answer"] is not None:
-        extras["value"] = answer.value
+        value = answer.value
+        extras["value"] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
     if request.receipt:
         extras["receipt"] = json.loads(answer.receipt.to_json())
     return extras

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.errors import ConfigError
 from focalroute.endpoints.elicit.messages import append_text
-from focalroute.server.refusals import Refused
+from focalroute.openai_api.refusals import Refused
 
 #: The one model that is served.
 MODEL = "focalroute"
@@ -22,6 +22,7 @@ _LONGEST_S = 600.0
 _MOST_MESSAGES = 10_000
 MOST_VALUES = 100_000  # of a body's JSON: others wait while as many texts and keys are parsed
 _DEEPEST = 100  # that values may be nested
+_LONGEST_NAME = 100  # of a field, as an error shows it
 _LONGEST_INTEGER = 400  # characters: parsing takes time that grows with their square
 
 #: Sent on to every endpoint; nothing else is: it might cost more than a budget reserves, or concern the service alone.
@@ -130,12 +131,20 @@ class FeedbackRequest(BaseModel):
     id: Annotated[str, Field(min_length=1, max_length=200)]
     reward: float | bool | None = None
     label: Any = None
+    label_index: int | None = None
+    preferred: Any = None
+    score: float | None = None
     source: Annotated[str, Field(min_length=1, max_length=200)] = "user"
 
     @property
     def answer_id(self) -> str:
         """The answer's id, without what makes it a completion's."""
         return self.id.removeprefix("chatcmpl-")
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The other arguments of ``feedback``."""
+        return self.model_dump(exclude={"id"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +292,13 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
         raise Refused(400, "the body must be a JSON object")
     unknown = next((name for name in body if name not in model.model_fields), None)
     if unknown is not None:  # the first will do: pydantic would describe each of 100,000
+        unknown = unknown[:_LONGEST_NAME]
         raise Refused(400, f"{unknown}: {_explained('extra_forbidden', '', unknown)}", param=unknown)
     try:
         return model.model_validate(body), body
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(map(str, problem["loc"]))
+        param = ".".join(map(str, problem["loc"]))[:_LONGEST_NAME]
         why = _explained(problem["type"], problem["msg"], param)
         raise Refused(400, f"{param}: {why}", param=param) from None
 

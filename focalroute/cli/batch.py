@@ -1,0 +1,210 @@
+"""``focalroute batch``: a file of questions in, a file of answers out; what was interrupted can be resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
+from focalroute.core.dollars import Dollars, dollars
+from focalroute.core.errors import ConfigError, FocalrouteError
+from focalroute.core.progress import progress_bar
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from focalroute.core.config import Budget
+    from focalroute.core.receipts import Answer
+
+
+def batch(
+    questions: Annotated[
+        Path, typer.Argument(help="A .jsonl file: on each line a question as text, or an object of ask's arguments.")
+    ],
+    out: Annotated[Path, typer.Argument(help="The .jsonl file of answers to write.")],
+    pool: PoolOption = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
+    max_usd: Annotated[str | None, typer.Option(help="What the whole file may cost, USD.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Ask what has no answer in the file yet.")] = False,
+    store: StoreOption = None,
+    policy: PolicyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a pool a file of questions; answers are written as they come, each with the index of its line.
+
+    Exit code 1 if a question failed; --resume asks it again.
+    """
+    from focalroute.core.config import parse_usd
+    from focalroute.core.pool import find_pool, load_pool
+
+    pool = pool or find_pool()
+    asked = _read(questions)
+    with _Answers(out, [one.digest for one in asked], resume=resume) as answers:
+        settings = given(store=store, policy=policy)
+        before, tag = len(answers.done), f"batch-{secrets.token_hex(8)}"
+        if max_usd is not None:
+            left = parse_usd(max_usd, "max_usd") - answers.usd
+            if left <= 0:
+                raise ConfigError(f"max_usd: {out} has cost {dollars(answers.usd)} already; allow more")
+            settings["budget"] = _with_limit(load_pool(pool).budget, tag, left)
+        to_ask = [one for one in asked if one.index not in answers.done]
+        with progress_bar("asking", len(to_ask), shown=not as_json) as advance:
+            failed = asyncio.run(_ask(pool, settings, to_ask, answers, advance, (concurrency, tag)))
+    result = {"out": str(out), "before": before, "asked": len(to_ask), "failed": len(failed)}
+    if as_json:
+        print(json.dumps({**result, "usd": None if answers.unpriced else str(answers.usd)}))
+    else:
+        cost = dollars(None if answers.unpriced else answers.usd)
+        print(f"{len(to_ask) - len(failed)} answered, {len(failed)} failed, {cost} in all; {out}")
+        for message in sorted(set(failed))[:3]:
+            print(f"  {message}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    index: int
+    arguments: Mapping[str, Any]
+    digest: str
+
+
+def _read(path: Path) -> list[_Line]:
+    """Read and check every question before any is paid for.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is not a question.
+    """
+    from focalroute.serving.ensemble import AsyncEnsemble
+
+    known = set(inspect.signature(AsyncEnsemble.ask).parameters) - {"self"}
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    found: list[_Line] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError:
+            raise ConfigError(f"{path}:{number}: is not JSON; write a text in quotes, or an object") from None
+        arguments = {"query": value} if isinstance(value, str | list) else value
+        if not isinstance(arguments, dict) or not {"query", "messages"} & set(arguments):
+            raise ConfigError(f'{path}:{number}: query: required; write a text, or {{"query": "...", ...}}')
+        if unknown := sorted(set(arguments) - known):
+            raise ConfigError(f"{path}:{number}: {unknown[0]}: unknown key; known are {', '.join(sorted(known))}")
+        found.append(_Line(len(found), arguments, hashlib.sha256(line.strip()).hexdigest()[:16]))
+    return found
+
+
+def _with_limit(budget: Budget | None, tag: str, usd: Decimal) -> Budget:
+    """The pool file's budget, and a limit for this run's tag."""
+    from focalroute.core.config import Budget
+
+    budget = budget or Budget()
+    return replace(budget, usd_per_tag={**budget.usd_per_tag, tag: usd})
+
+
+class _Answers:
+    """The file of answers: a line is written once its question is answered, or has failed.
+
+    Attributes:
+        done: the indices of the questions that are answered.
+        usd: USD of all answers in the file, ``unpriced`` of which have an unknown cost.
+
+    Raises:
+        ConfigError: it is there and not to be resumed, is of other questions, or cannot be written.
+    """
+
+    def __init__(self, path: Path, digests: list[str], *, resume: bool) -> None:
+        if path.exists() and not resume:
+            raise ConfigError(f"{path}: is there already; give --resume to go on with it, or another name")
+        self._path, self._digests = path, digests
+        self.done: set[int] = set()
+        self.usd, self.unpriced = Decimal(0), 0
+        kept = self._kept() if path.exists() else []
+        try:
+            beside = path.with_name(path.name + ".part")
+            beside.write_bytes(b"".join(kept))  # without those that failed, and a half line at its end
+            beside.replace(path)
+            self._file: BinaryIO = path.open("ab")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def _kept(self) -> list[bytes]:
+        kept = []
+        for line in self._path.read_bytes().splitlines(keepends=True):
+            try:
+                told = json.loads(line)
+                index, digest, failed = told["index"], told["question"], "error" in told
+            except (ValueError, KeyError, TypeError):
+                if line.endswith(b"\n"):
+                    raise ConfigError(f"{self._path}: is not a file of answers; give another name") from None
+                continue  # a process that died may have left half a line
+            if not 0 <= index < len(self._digests) or self._digests[index] != digest:
+                raise ConfigError(f"{self._path}: answers another file of questions; give another name")
+            if not failed:
+                kept.append(line)
+                self._count(index, told["cost"])
+        return kept
+
+    def _count(self, index: int, cost: str | None) -> None:
+        self.done.add(index)
+        self.usd = Dollars(self.usd + Decimal(cost or 0))
+        self.unpriced += cost is None
+
+    def put(self, line: _Line, told: Mapping[str, Any]) -> None:
+        row = {"index": line.index, "question": line.digest, **told}
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
+        if "error" not in told:
+            self._count(line.index, told["cost"])
+
+    def __enter__(self) -> _Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+async def _ask(
+    pool: Path,
+    settings: dict[str, Any],
+    lines: list[_Line],
+    answers: _Answers,
+    advance: Callable[[int], object],
+    how: tuple[int, str],
+) -> list[str]:
+    """Ask all of them; returns what went wrong with those that failed."""
+    from focalroute.serving.concurrency import run_together
+    from focalroute.serving.ensemble import AsyncEnsemble
+
+    concurrency, tag = how
+    waiting, failed = iter(lines), list[str]()
+
+    async def work() -> None:
+        for line in waiting:
+            try:
+                tags = (*line.arguments.get("tags", ()), tag)
+                answer: Answer = await ensemble.ask(**{**line.arguments, "tags": tags})
+                answers.put(line, answer.to_dict())
+            except FocalrouteError as error:
+                failed.append(f"{type(error).__name__}: {error}")
+                answers.put(line, {"error": failed[-1]})
+            advance(1)
+
+    async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
+        await run_together(work() for _ in range(concurrency))
+    return failed

@@ -1,0 +1,158 @@
+"""``focalroute init``: a first pool file from the keys in the environment, checked, and a first answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from focalroute.cli import JsonOption
+from focalroute.core.dollars import dollars
+from focalroute.core.errors import ConfigError
+from focalroute.core.services import SERVICES, find_service
+
+_MOST_LOCAL = 8
+_QUESTION = "What is 17 + 25?"
+
+
+#: Services whose keys are looked for, each with a few models to begin with; those that it does not list are left out.
+_MODELS: Mapping[str, tuple[str, ...]] = {
+    "openai": ("gpt-4o-mini", "gpt-4o"),
+    "openrouter": ("openai/gpt-4o-mini", "meta-llama/llama-3.3-70b-instruct", "qwen/qwen-2.5-72b-instruct"),
+    "together": ("meta-llama/Llama-3.3-70B-Instruct-Turbo", "Qwen/Qwen2.5-72B-Instruct-Turbo"),
+    "deepinfra": ("meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen2.5-72B-Instruct"),
+}
+
+
+def init(
+    pool: Annotated[Path, typer.Option(help="The pool file to write.")] = Path("pool.toml"),
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="SERVICE/MODEL to take, such as together/Qwen/Qwen3-8B; may be given again."),
+    ] = None,
+    local: Annotated[str | None, typer.Option(help="Address of a server of your own; its models are taken.")] = None,
+    usd_total: Annotated[str | None, typer.Option(help="What may be spent in all, USD.")] = None,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Whether to ask a first question.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a first pool file from the keys in the environment, check it, and ask it a first question.
+
+    In a terminal it asks for what is not given: which models, a server of your own, a budget.
+    """
+    from focalroute.cli.pool_check import check_pool
+    from focalroute.core.pool import load_pool
+    from focalroute.serving.sync import Ensemble
+
+    if pool.exists():
+        raise ConfigError(f"{pool}: is there already; give another --pool")
+    found = [name for name in _MODELS if os.environ.get(SERVICES[name].api_key_env or "")]
+    if sys.stdin.isatty() and not as_json:
+        model, local, usd_total = _questions(found, model, local, usd_total)
+    tables = [*_hosted(found, model), *_local(local)]
+    if not tables:
+        keys = ", ".join(SERVICES[name].api_key_env or "" for name in _MODELS)
+        raise ConfigError(f"model: set a key ({keys}) or give --local; focalroute demo needs neither")
+    _write(pool, tables, usd_total)
+    checked = check_pool(load_pool(pool).endpoints)
+    problems = [f"{one.endpoint}: {one.remedy} ({one.detail})" for one in checked if one.state != "ok"]
+    answer = None
+    if ask and not problems:
+        with Ensemble.from_toml(pool, store=None) as ensemble:
+            answer = ensemble.ask(_QUESTION, answer="number")
+    if as_json:
+        said = None if answer is None else answer.to_dict()
+        names = [one.endpoint for one in checked]
+        print(json.dumps({"pool": str(pool), "endpoints": names, "problems": problems, "answer": said}, indent=2))
+    else:
+        print(f"{pool}: {len(checked)} endpoints: {', '.join(one.endpoint for one in checked)}")
+        for problem in problems:
+            print(f"  {problem}")
+        if answer is not None:
+            print(f"{_QUESTION} {answer.value} (confidence {answer.confidence:.2f}, {dollars(answer.cost)})")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _questions(
+    found: list[str], model: list[str] | None, local: str | None, usd_total: str | None
+) -> tuple[list[str] | None, str | None, str | None]:
+    """Ask for what is not given; an empty line takes what is offered."""
+    if model is None:
+        offered = " ".join(f"{name}/{one}" for name in found for one in _MODELS[name])
+        model = typer.prompt("Models (SERVICE/MODEL ...)", default=offered).split()
+    if local is None:
+        local = typer.prompt("Address of a server of your own", default="") or None
+    if usd_total is None:
+        usd_total = typer.prompt("What may be spent in all, USD", default="1") or None
+    return model, local, usd_total
+
+
+def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, str]]:
+    """The endpoints of hosted services: those wanted, else of each key that is set the models that are listed."""
+    for text in wanted if wanted is not None else [f"{name}/" for name in found]:
+        name, _, model = text.partition("/")
+        try:
+            service = find_service(name)
+        except ValueError as error:
+            raise ConfigError(f"model: {text!r}: give SERVICE/MODEL; {error}") from None
+        if service.base_url is None:
+            raise ConfigError(f"model: {text!r}: write base_url into the file by hand, such as {service.example}")
+        table = {"service": name}
+        if model:
+            yield {"model": model, **table}
+            continue
+        listed = _listed(table)
+        yield from ({"model": one, **table} for one in _MODELS.get(name, ()) if not listed or one in listed)
+
+
+def _local(base_url: str | None) -> Iterator[dict[str, str]]:
+    """The models that a server of one's own lists."""
+    if base_url is None:
+        return
+    listed = _listed({"base_url": base_url})
+    if not listed:
+        raise ConfigError(f"local: {base_url}/models lists no model; is the address right, and the server up?")
+    for model in listed[:_MOST_LOCAL]:
+        yield {"model": model, "base_url": base_url}
+
+
+def _listed(table: Mapping[str, str]) -> list[str]:
+    """The models that a service lists; none where it gives no list."""
+    from focalroute.core.config import Endpoint
+    from focalroute.money.prices import NotListed, fetch_models
+
+    try:
+        settings: dict[str, Any] = {"model": "any", **table}
+        told: Any = fetch_models(Endpoint("listed", **settings))
+    except NotListed:
+        return []
+    models = told.get("data") if isinstance(told, Mapping) else told
+    return [str(one["id"]) for one in models or () if isinstance(one, Mapping) and "id" in one]
+
+
+def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> None:
+    """Write the pool file, with prices where there is a list of them. Only a server of one's own is free."""
+    from focalroute.core.config import parse_usd
+    from focalroute.core.pool import load_pool
+    from focalroute.money.prices import listed_prices, write_prices
+
+    budget = "" if usd_total is None else f"\n[budget]\nusd_total = {parse_usd(usd_total, 'usd_total'):f}\n"
+    names: Counter[str] = Counter()
+    text = ""
+    for table in tables:
+        name = table["model"].rsplit("/", 1)[-1].lower()
+        names[name] += 1
+        values = {"name": name if names[name] == 1 else f"{name}-{names[name]}", **table}
+        text += "[[endpoint]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        text += "\n" if "service" in table else "input_usd_per_1m = 0\noutput_usd_per_1m = 0\n\n"
+    pool.write_text(text, "utf-8")
+    write_prices(pool, listed_prices(load_pool(pool).endpoints))
+    if budget and any(endpoint.price is None for endpoint in load_pool(pool).endpoints):
+        budget += "allow_unpriced = true # what an endpoint without a price costs is not counted: give each its price\n"
+    pool.write_text(pool.read_text("utf-8") + budget, "utf-8")

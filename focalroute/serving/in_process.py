@@ -1,0 +1,161 @@
+"""OpenAI clients whose requests an ensemble answers within this process: real clients on a transport of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from focalroute.core.errors import FocalrouteError
+from focalroute.openai_api.refusals import Refused, refusal_of
+from focalroute.openai_api.replies import completion, completion_id, events, feedback_taken
+from focalroute.openai_api.requests import parse_json, read_chat, read_feedback
+
+if TYPE_CHECKING:
+    import openai
+
+    from focalroute.serving.ensemble import AsyncEnsemble
+    from focalroute.serving.streaming import AsyncAnswerStream
+
+_CLIENT: dict[str, Any] = {
+    "base_url": "http://focalroute.invalid/v1",  # never looked up
+    "api_key": "unused",
+    "max_retries": 0,  # the ensemble has its own
+}
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs a coroutine function where the ensemble lives, and waits for it."""
+
+    def __call__(self, work: Callable[[], Awaitable[T]], /) -> T:
+        """Run it."""
+        ...
+
+
+class RunAsync(Protocol):
+    """Runs a coroutine function where the ensemble lives."""
+
+    def __call__(self, work: Callable[[], Awaitable[T]], /) -> Awaitable[T]:
+        """Run it."""
+        ...
+
+
+def openai_client(ensemble: AsyncEnsemble, run: Run) -> openai.OpenAI:
+    """Make a client for code without ``await``."""
+    import openai
+
+    httpx = _http_library()
+
+    class _Stream(httpx.SyncByteStream):  # type: ignore[name-defined,misc]
+        def __init__(self, body: AsyncGenerator[bytes]) -> None:
+            self._body = body
+
+        def __iter__(self) -> Iterator[bytes]:
+            while piece := run(partial(anext, self._body, b"")):
+                yield piece
+
+        def close(self) -> None:
+            run(self._body.aclose)
+
+    class _Transport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
+        def handle_request(self, request: Any) -> Any:
+            reply = run(partial(_reply, ensemble, request.url.path, request.read()))
+            body = reply.body if isinstance(reply.body, bytes) else _Stream(reply.body)
+            return _response(httpx, reply, body)
+
+    return openai.OpenAI(http_client=httpx.Client(transport=_Transport(), trust_env=False), **_CLIENT)
+
+
+def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncOpenAI:
+    """Make a client for code with ``await``."""
+    import openai
+
+    httpx = _http_library()
+
+    class _Stream(httpx.AsyncByteStream):  # type: ignore[name-defined,misc]
+        def __init__(self, body: AsyncGenerator[bytes]) -> None:
+            self._body = body
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while piece := await run(partial(anext, self._body, b"")):
+                yield piece
+
+        async def aclose(self) -> None:
+            await run(self._body.aclose)
+
+    class _Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
+        async def handle_async_request(self, request: Any) -> Any:
+            reply = await run(partial(_reply, ensemble, request.url.path, await request.aread()))
+            body = reply.body if isinstance(reply.body, bytes) else _Stream(reply.body)
+            return _response(httpx, reply, body)
+
+    return openai.AsyncOpenAI(http_client=httpx.AsyncClient(transport=_Transport(), trust_env=False), **_CLIENT)
+
+
+def _http_library() -> Any:
+    """The one that the installed openai uses: httpx, or httpx2 from 3.0 on."""
+    import openai
+
+    return import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    body: bytes | AsyncGenerator[bytes]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def _response(httpx: Any, reply: _Reply, body: Any) -> Any:
+    return httpx.Response(reply.status, headers=reply.headers, **{"content" if body is reply.body else "stream": body})
+
+
+async def _reply(ensemble: AsyncEnsemble, path: str, body: bytes) -> _Reply:
+    """Answer a request as `focalroute.server` does."""
+    try:
+        match path:
+            case "/v1/chat/completions":
+                return await _chat_completion(ensemble, body)
+            case "/v1/feedback":
+                feedback = read_feedback(parse_json(body))
+                await ensemble.feedback(feedback.answer_id, **feedback.said)
+                return _json(200, feedback_taken(feedback))
+        raise Refused(404, f"an ensemble answers chat completions and feedback, not {path}", code="not_found")
+    except FocalrouteError as error:
+        refused = refusal_of(error)
+    except Refused as error:
+        refused = error
+    return _json(refused.status, refused.body, **refused.headers)
+
+
+async def _chat_completion(ensemble: AsyncEnsemble, body: bytes) -> _Reply:
+    chat = read_chat(parse_json(body), None)
+    if not chat.stream:
+        answer = await ensemble.ask(chat.query, **chat.options)
+        return _json(200, completion(chat, answer), **{"x-request-id": completion_id(answer.id)})
+    stream = ensemble.stream(chat.query, **chat.options)
+    try:
+        first = await stream.next_piece()
+    except BaseException:
+        await stream.aclose()
+        raise
+    return _Reply(200, _lines(stream, events(chat, stream, first)), {"content-type": "text/event-stream"})
+
+
+async def _lines(stream: AsyncAnswerStream, told: AsyncIterator[str]) -> AsyncGenerator[bytes]:
+    try:
+        async for event in told:
+            yield f"data: {event}\n\n".encode()
+    except FocalrouteError as error:
+        yield f"data: {json.dumps(refusal_of(error).body)}\n\n".encode()
+    finally:
+        await stream.aclose()
+
+
+def _json(status: int, body: Any, **headers: str) -> _Reply:
+    return _Reply(status, json.dumps(body, default=str).encode(), {"content-type": "application/json", **headers})

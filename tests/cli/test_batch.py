@@ -1,0 +1,134 @@
+"""``focalroute batch``, and the options of ``ask``, as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from focalroute.cli.app import main
+from focalroute.sim import SimulatedPool
+from focalroute.sim.process import pool_toml
+from tests.loopback import completion, json_reply, serving
+
+QUESTIONS: list[Any] = ["What is 17 + 25?", {"query": "What is 6 * 7?", "choices": ["42", "43"]}, "What is 2 + 2?"]
+
+
+@pytest.fixture(scope="module")
+def pool_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("batch") / "pool.toml"
+    with SimulatedPool() as pool:
+        path.write_text(pool_toml(pool.endpoints))
+        yield path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the questions."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["focalroute", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    code = ended.value.code
+    return code if isinstance(code, int) else int(bool(code))
+
+
+def answers(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_every_question_has_its_line_and_a_run_goes_on_where_it_stopped(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run that died, half a line and one that failed are asked again; the others are not."""
+    batch = ("batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--json")
+    assert run(monkeypatch, *batch) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["before"], told["asked"], told["failed"]) == (0, 3, 0)
+    out = folder / "out.jsonl"
+    rows = sorted(answers(out), key=lambda row: row["index"])
+    assert [row["index"] for row in rows] == [0, 1, 2]
+    assert rows[1]["text"] in ("42", "43")
+    assert float(told["usd"]) == pytest.approx(sum(float(row["cost"]) for row in rows))
+    failed = {"index": 2, "question": rows[2]["question"], "error": "PoolError: ..."}
+    out.write_text(f'{json.dumps(rows[0])}\n{json.dumps(failed)}\n{{"index": 1, "que')
+    assert run(monkeypatch, *batch) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert run(monkeypatch, *batch, "--resume") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["before"], told["asked"]) == (1, 2)
+    again = sorted(answers(out), key=lambda row: row["index"])
+    assert [row["id"] == rows[row["index"]]["id"] for row in again] == [True, False, False]
+
+
+def test_the_whole_file_costs_no_more_than_it_may(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "in.jsonl").write_text('"What is 17 + 25?"\n' * 200)
+    batch = ("batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--max-usd", "0.0002", "--concurrency", 2)
+    assert run(monkeypatch, *batch) == 1
+    rows = answers(folder / "out.jsonl")
+    assert len(rows) == 200
+    assert 0 < sum(float(row.get("cost", 0)) for row in rows) <= 0.0002
+    assert {row["error"].split(":")[0] for row in rows if "error" in row} == {"BudgetExceeded"}
+    assert "BudgetExceeded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("What is 17 + 25?", "in.jsonl:2: is not JSON"),
+        ('{"prompt": "What?"}', "in.jsonl:2: query: required"),
+        ('{"query": "What?", "choice": ["a"]}', "in.jsonl:2: choice: unknown key"),
+    ],
+)
+def test_a_wrong_line_is_named_before_anything_is_paid(
+    pool_file: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    says: str,
+) -> None:
+    (folder / "in.jsonl").write_text(f'"What is 17 + 25?"\n{line}\n')
+    assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file) == 2
+    assert says in capsys.readouterr().err
+    assert not (folder / "out.jsonl").exists()
+
+
+def test_answers_to_other_questions_are_left_alone(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, says in (('{"index": 0, "question": "0"}\n', "another file"), ("notes\n", "not a file of answers")):
+        (folder / "out.jsonl").write_text(text)
+        assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--resume") == 2
+        assert says in capsys.readouterr().err
+        assert (folder / "out.jsonl").read_text() == text
+
+
+def test_ask_takes_a_system_message_and_parameters_and_says_who_said_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def handler(_: Any, __: Any) -> Any:
+        return json_reply(completion("forty\ntwo"))
+
+    with serving(handler) as server:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"\n')
+        asked = ("ask", "What?", "--pool", pool, "--system", "Be short.", "-v")
+        assert run(monkeypatch, *asked, "--param", "temperature=0", "--param", "user=me") == 0
+        sent = server.received[-1].body
+    assert sent["messages"][0] == {"role": "system", "content": "Be short."}
+    assert (sent["temperature"], sent["user"]) == (0, "me")
+    assert "round 1: e: forty two, unknown" in capsys.readouterr().err
+    assert run(monkeypatch, *asked, "--param", "temperature") == 2
+    assert "give NAME=VALUE" in capsys.readouterr().err

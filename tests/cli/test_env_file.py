@@ -1,0 +1,49 @@
+"""The command line reads the keys of a ``.env``, and nothing else of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from focalroute.cli.app import main
+from focalroute.cli.env_file import read_env_file
+from focalroute.core.errors import ConfigError
+
+
+def test_keys_and_our_settings_are_taken_and_what_is_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"SET_KEY": "before"})
+    (tmp_path / ".env").write_text(
+        "# keys\n\nexport ONE_API_KEY='a b'\nTWO_TOKEN = \"c#d\"\nTHREE_KEY=e # mine\nSET_KEY=after\n"
+        "FOCALROUTE_POOL=p.toml\nHTTPS_PROXY=http://evil\nSSL_CERT_FILE=evil.pem\nPATH=/evil\n"
+    )
+    read_env_file(tmp_path / ".env")
+    expected = {"ONE_API_KEY": "a b", "TWO_TOKEN": "c#d", "THREE_KEY": "e", "FOCALROUTE_POOL": "p.toml"}
+    assert os.environ == {"SET_KEY": "before", **expected}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"ONE_KEY=a\nsk-secret-word\n", "line 2: write NAME=value"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"A=b\n" * 20_000, "larger than 64 KiB"),
+    ],
+)
+def test_a_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / ".env").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"\.env: .*{says}") as raised:
+        read_env_file(tmp_path / ".env")
+    assert "secret" not in str(raised.value)
+
+
+def test_the_command_line_reads_the_one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["focalroute", "--version"])
+    (tmp_path / ".env").write_text("STUMBLE_KEY=x\n")
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["STUMBLE_KEY"] == "x"

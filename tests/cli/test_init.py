@@ -1,0 +1,75 @@
+"""``focalroute init``, as a person calls it who has a server of his own, a key, or neither."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from focalroute.core.pool import load_pool
+from focalroute.sim import SimulatedPool
+from tests.cli.test_batch import run
+
+KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "TOGETHER_API_KEY", "DEEPINFRA_API_KEY")
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[str]:
+    with SimulatedPool() as pool:
+        yield f"http://127.0.0.1:{pool.port}/vllm/v1"
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for key in KEYS:
+        monkeypatch.delenv(key, raising=False)
+
+
+def test_a_server_of_ones_own_becomes_a_pool_that_is_checked_and_asked(
+    local: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "init", "--local", local, "--usd-total", "0.5", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    pool = load_pool("pool.toml")
+    assert told["endpoints"] == [endpoint.name for endpoint in pool.endpoints]
+    assert len(pool.endpoints) == 6
+    assert pool.budget is not None
+    assert not pool.budget.allow_unpriced
+    assert told["answer"]["text"]
+    assert told["problems"] == []
+    assert run(monkeypatch, "init", "--local", local) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_what_cannot_be_asked_is_said(
+    local: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "init") == 2
+    assert "OPENAI_API_KEY" in capsys.readouterr().err
+    assert run(monkeypatch, "init", "--model", "nobody/model") == 2
+    assert "give SERVICE/MODEL; service: unknown 'nobody'" in capsys.readouterr().err
+    assert run(monkeypatch, "init", "--model", "azure/gpt-5") == 2
+    assert "such as https://RESOURCE.openai.azure.com" in capsys.readouterr().err
+    assert run(monkeypatch, "init", "--local", "http://127.0.0.1:9/v1") == 2
+    assert "lists no model" in capsys.readouterr().err
+    assert not Path("pool.toml").exists()
+    assert run(monkeypatch, "init", "--model", "openai/gpt-4o-mini", "--no-ask") == 1  # its key is not set
+    assert "set OPENAI_API_KEY to a key that api.openai.com accepts" in capsys.readouterr().out
+    (endpoint,) = load_pool("pool.toml").endpoints
+    assert (endpoint.service, endpoint.model, endpoint.spoken) == ("openai", "gpt-4o-mini", "openai")
+
+
+def test_in_a_terminal_it_asks_three_questions(
+    local: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = iter(["", local, ""])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.prompt", lambda _, default: next(said) or default)
+    assert run(monkeypatch, "init", "--no-ask") == 0
+    assert "6 endpoints" in capsys.readouterr().out
+    budget = load_pool("pool.toml").budget
+    assert budget is not None
+    assert budget.usd_total == 1

@@ -1,0 +1,94 @@
+"""A cache of answers: what is identical, for how long, and that a hit costs and teaches nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from focalroute import AsyncEnsemble, ConfigError, Ensemble
+from focalroute.sim import SimulatedPool
+from tests.loopback import until_checked
+
+QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44"]
+
+
+class Sum(BaseModel):
+    total: int
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    with SimulatedPool() as made:
+        yield made
+
+
+def calls(ensemble: Ensemble) -> int:
+    return sum(endpoint.calls for endpoint in ensemble.stats().endpoints.values())
+
+
+def test_an_identical_question_has_the_same_answer_for_nothing(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, cache_ttl_s=60, probe_share=0) as ensemble:
+        first = ensemble.ask(QUESTION, choices=CHOICES, metadata={"n": 1})
+        until_checked(ensemble)
+        ensemble.feedback(first, label="42")
+        paid, seen = calls(ensemble), [one.seen for one in ensemble.stats().endpoints.values()]
+        again = ensemble.ask(QUESTION, choices=CHOICES, metadata={"n": 2})
+        ensemble.feedback(again, label="42")
+        assert (again.id, again.text, again.receipt) == (first.id, first.text, first.receipt)
+        assert (first.cached, again.cached) == (False, True)
+        assert again.cost == 0
+        assert again.metadata == {"n": 2}
+        assert repr(again).endswith("cached)")
+        assert calls(ensemble) == paid
+        assert [one.seen for one in ensemble.stats().endpoints.values()] == seen
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"query": "What is 17 + 26?"},
+        {"choices": ["32", "42"]},
+        {"choices": [32, 42, 44]},
+        {"choices": None, "answer": "number"},
+        {"choices": None, "answer": Sum},
+        {"choices": None, "answer": int},
+        {"choices": None, "answer": list[int]},
+        {"params": {"temperature": 1}},
+        {"tags": ["acme"]},
+    ],
+)
+def test_any_other_question_is_asked(pool: SimulatedPool, other: dict[str, Any]) -> None:
+    with Ensemble(pool.endpoints, cache_ttl_s=60) as ensemble:
+        ensemble.ask(QUESTION, choices=CHOICES)
+        asked = {"query": QUESTION, "choices": CHOICES, **other}
+        assert not ensemble.ask(**asked).cached
+        assert ensemble.ask(**asked).cached
+
+
+def test_it_is_off_by_default_and_ends_in_time(pool: SimulatedPool) -> None:
+    async def main() -> None:
+        async with AsyncEnsemble(pool.endpoints, cache_ttl_s=0.2) as ensemble:
+            await ensemble.ask(QUESTION, choices=CHOICES)
+            await asyncio.sleep(0.25)
+            assert not (await ensemble.ask(QUESTION, choices=CHOICES)).cached
+
+    asyncio.run(main())
+    with Ensemble(pool.endpoints) as ensemble:
+        assert not [one for one in (ensemble.ask(QUESTION, choices=CHOICES) for _ in range(2)) if one.cached]
+    with pytest.raises(ConfigError, match="cache_ttl_s"):
+        Ensemble(pool.endpoints, cache_ttl_s=0)
+
+
+def test_what_is_kept_is_bounded(pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used goes first."""
+    monkeypatch.setattr("focalroute.serving.cache._MOST_CHARACTERS", 12_000)
+    with Ensemble(pool.endpoints, cache_ttl_s=60) as ensemble:
+
+        def cached(number: int) -> bool:
+            return ensemble.ask(f"What is 17 + {number}?", choices=CHOICES).cached
+
+        assert [cached(number) for number in (1, 2, 1, 3, 1, 2)] == [False, False, True, False, True, False]

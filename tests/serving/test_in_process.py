@@ -1,0 +1,142 @@
+"""Real OpenAI clients that an ensemble answers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel
+
+from focalroute import AsyncEnsemble, Ensemble
+from focalroute.sim import SimulatedPool
+
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 17 + 25?"}]
+
+
+class Sum(BaseModel):
+    total: Literal["32", "42"]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SimulatedPool]:
+    with SimulatedPool() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ensemble(pool: SimulatedPool) -> Iterator[Ensemble]:
+    with Ensemble(pool.endpoints, policy="plurality", seed=0) as made:
+        yield made
+
+
+def own(reply: BaseModel) -> dict[str, Any]:
+    """What a reply holds besides what OpenAI's API knows."""
+    return dict((reply.model_extra or {})["focalroute"])
+
+
+def test_a_completion_with_its_receipt_and_feedback(ensemble: Ensemble) -> None:
+    with ensemble.as_openai() as client:
+        wishes = {"choices": ["32", "42"], "receipt": True}
+        reply = client.chat.completions.create(
+            model="focalroute", messages=QUESTION, temperature=0, extra_body={"focalroute": wishes}
+        )
+        assert reply.choices[0].message.content in ("32", "42")
+        assert len(own(reply)["receipt"]["calls"]) == 6
+        assert reply._request_id == reply.id
+        told = client.post("/feedback", body={"id": reply.id, "label": "42"}, cast_to=dict[str, Any])
+        assert told["id"] == reply.id
+    ensemble.feedback(own(reply)["answer_id"], label="42")  # it stays open, and this is a repeat
+
+
+@pytest.mark.parametrize(
+    "said", [{"reward": 1.0}, {"label": "42"}, {"label_index": 1}, {"preferred": "42"}, {"score": 0.5}]
+)
+def test_feedback_is_taken_in_every_form_that_the_server_takes(ensemble: Ensemble, said: dict[str, Any]) -> None:
+    with ensemble.as_openai() as client:
+        reply = client.chat.completions.create(
+            model="focalroute", messages=QUESTION, extra_body={"focalroute": {"choices": ["32", "42"]}}
+        )
+        told = client.post("/feedback", body={"id": reply.id, **said, "source": "test"}, cast_to=dict[str, Any])
+    assert told == {"object": "feedback", "id": reply.id, "source": "test"}
+
+
+def test_parsed_and_streamed(ensemble: Ensemble) -> None:
+    client = ensemble.as_openai()
+    parsed = client.chat.completions.parse(model="focalroute", messages=QUESTION, response_format=Sum)
+    assert isinstance(parsed.choices[0].message.parsed, Sum)
+    thinking: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 17 + 25? Think aloud."}]
+    chunks = client.chat.completions.create(
+        model="focalroute", messages=thinking, stream=True, extra_body={"focalroute": {"combine": "pick"}}
+    )
+    pieces = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
+    assert len(pieces) > 1
+
+
+def test_a_stream_that_is_left_is_given_up(ensemble: Ensemble) -> None:
+    with ensemble.as_openai() as client:
+        body = {"focalroute": {"combine": "pick"}}
+        with client.chat.completions.create(
+            model="focalroute", messages=QUESTION, stream=True, extra_body=body
+        ) as chunks:
+            next(iter(chunks))
+        assert ensemble.ask("What is 17 + 25?", answer="number").text
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [
+        ({"model": "gpt-5"}, openai.NotFoundError, "only 'focalroute'"),
+        ({"temperature": 7}, openai.BadRequestError, "temperature"),
+        ({"stream": True, "extra_body": {"focalroute": {"max_usd": "1e-9"}}}, openai.APIStatusError, "affordable"),
+    ],
+)
+def test_errors_are_those_of_the_openai_library(
+    ensemble: Ensemble, asked: dict[str, Any], error: type[openai.APIStatusError], says: str
+) -> None:
+    create: Any = ensemble.as_openai().chat.completions.create
+    with pytest.raises(error, match=says):
+        create(**{"model": "focalroute", "messages": QUESTION, **asked})
+
+
+def test_what_an_ensemble_cannot_do_is_said(ensemble: Ensemble) -> None:
+    with pytest.raises(openai.NotFoundError, match="chat completions"):
+        ensemble.as_openai().embeddings.create(model="focalroute", input="text")
+
+
+@pytest.mark.parametrize("face", [Ensemble, AsyncEnsemble])
+def test_many_at_once_asynchronously(pool: SimulatedPool, face: type[Ensemble] | type[AsyncEnsemble]) -> None:
+    """Of an `AsyncEnsemble` in its own loop, of an `Ensemble` across to its thread's."""
+
+    async def run(client: openai.AsyncOpenAI) -> None:
+        create = client.chat.completions.create
+        whole = await asyncio.gather(*(create(model="focalroute", messages=QUESTION) for _ in range(8)))
+        assert len({one.id for one in whole}) == 8
+        events = [one async for one in await create(model="focalroute", messages=QUESTION, stream=True)]
+        assert own(events[-1])["members"]
+
+    async def main() -> None:
+        async with AsyncEnsemble(pool.endpoints) as made:
+            await run(made.as_async_openai())
+
+    if face is AsyncEnsemble:
+        asyncio.run(main())
+    else:
+        with Ensemble(pool.endpoints) as made:
+            asyncio.run(run(made.as_async_openai()))
+
+
+def test_tools_are_called(ensemble: Ensemble) -> None:
+    integer = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a", "b"]}
+    add: Any = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    reply = ensemble.as_openai().chat.completions.create(model="focalroute", messages=QUESTION, tools=[add])
+    calls = reply.choices[0].message.tool_calls
+    assert calls is not None
+    call = calls[0]
+    assert call.type == "function"
+    assert set(json.loads(call.function.arguments).values()) == {17, 25}

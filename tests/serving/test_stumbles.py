@@ -1,0 +1,424 @@
+"""What people type who know other libraries: it works, or one line says what to type; and nobody was asked."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from aiohttp import web
+from pydantic import BaseModel
+
+from focalroute import Answer, BadLabel, Budget, BudgetExceeded, ConfigError, Endpoint, Ensemble, FeedbackError
+from focalroute.sim import SimulatedPool
+from focalroute.sim.process import pool_toml
+from tests.conftest import StartPool
+from tests.loopback import Server, completion, json_reply, serving, sse
+
+QUESTION = "What is 17 + 25?"
+KEY = "sk-typed0KEY1never2to3be4seen"
+#: As a user writes them who runs no type checker.
+endpoint_class: Any = Endpoint
+budget_class: Any = Budget
+ensemble_class: Any = Ensemble
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@dataclass
+class Town:
+    name: str
+
+
+@pytest.fixture
+def pool(start_pool: StartPool) -> SimulatedPool:
+    return start_pool()
+
+
+@pytest.fixture
+def ensemble(pool: SimulatedPool) -> Any:
+    with Ensemble(pool.endpoints, policy="plurality") as made:
+        yield made
+
+
+# -- an argument of ask that is not there ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ({"temprature": 0}, "did you mean 'temperature'?"),
+        ({"max_token": 5}, "did you mean 'max_tokens'?"),
+        ({"timeout": 5}, "did you mean 'deadline_s'?"),
+        ({"deadline": 5}, "did you mean 'deadline_s'?"),
+        ({"budget": 1}, "did you mean 'max_usd'?"),
+        ({"max_cost": 1}, "did you mean 'max_usd'?"),
+        ({"n": 3}, "did you mean 'samples'?"),
+        ({"choice": ["a", "b"]}, "did you mean 'choices'?"),
+        ({"options": ["a", "b"]}, "did you mean 'choices'?"),
+        ({"response_model": Person}, "did you mean 'answer'?"),
+        ({"schema": Person}, "did you mean 'answer'?"),
+        ({"system_prompt": "x"}, "did you mean 'system'?"),
+        ({"extra_params": {}}, "did you mean 'params'?"),
+        ({"functions": []}, "did you mean 'tools'?"),
+        ({"model": "gpt-4o"}, "the policy chooses whom to ask"),
+        ({"policy": "cascade"}, "it is a setting of the Ensemble"),
+        ({"stream": True}, "call stream() instead of ask()"),
+        ({"qqq": 1}, "use one of answer, choices, "),
+        ({"response_format": Person}, "give answer=Model instead"),
+        ({"temperature": 0, "params": {"temperature": 1}}, "temperature: is in params, too"),
+        ({"system": ""}, "system: give the instruction as text"),
+        ({"messages": [{"role": "user", "content": "?"}]}, "messages=; one of them"),
+        ({"answer": "nubmer"}, "did you mean 'number'?"),
+        ({"answer": "integer"}, "did you mean 'number'?"),
+        ({"answer": "boolean"}, "did you mean 'yes-no'?"),
+        ({"answer": "json"}, "give a pydantic model or a JSON schema"),
+        ({"answer": Colour, "choices": ["a", "b"]}, "give one of them"),
+        ({"choices": "a,b"}, 'give a list such as ["Jupiter"'),
+        ({"choices": ["a", None]}, "choices: give strings, numbers"),
+        ({"choices": [1, "1"]}, "choices: must be distinct"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_not_there_is_named_before_anybody_is_asked(
+    pool: SimulatedPool, ensemble: Ensemble, typed: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        ensemble.ask(QUESTION, **typed)
+    assert not any(stats.calls for stats in ensemble.stats().endpoints.values())
+
+
+def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
+    with pytest.raises(ConfigError, match="query: give the question as text, or messages="):
+        ensemble.ask()
+    with pytest.raises(ConfigError, match=r"query: give a string, or a list of messages"):
+        ensemble.ask({"role": "user", "content": QUESTION})  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="the messages begin with one already"):
+        ensemble.ask([{"role": "system", "content": "a"}, {"role": "user", "content": "?"}], system="b")
+
+
+# -- a setting that is not there ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda e: ensemble_class(e, polcy="mean"), "Ensemble: polcy: unknown key; did you mean 'policy'?"),
+        (lambda e: ensemble_class(e, timeout=5), "did you mean 'deadline_s'?"),
+        (lambda e: ensemble_class(e, max_retries=5), "did you mean 'attempts'?"),
+        (lambda e: ensemble_class(e, temperature=0), "give it to ask()"),
+        (lambda e: ensemble_class(e, usd_total=5), "give budget=Budget(usd_total=...)"),
+        (lambda e: ensemble_class(e, budget=5), "give a Budget, such as Budget(usd_total=20), got int"),
+        (lambda e: ensemble_class(*e[:2]), "give settings by keyword"),
+        (lambda e: ensemble_class(e[0]), "endpoints: give a list of Endpoint objects or a pool file, got Endpoint"),
+        (lambda e: ensemble_class(["gpt-4o"]), 'got str; write Endpoint("name", model="...", base_url="...")'),
+        (lambda e: ensemble_class([{"name": "a"}]), 'got dict; write Endpoint("name"'),
+        (lambda e: ensemble_class("nowhere.toml"), "nowhere.toml: cannot be read: No such file"),
+        (lambda e: ensemble_class(), "FOCALROUTE_POOL is not set, and there is no pool.toml here"),
+        (lambda e: ensemble_class(e, policy="majority"), "did you mean 'plurality'?"),
+        (lambda e: ensemble_class(e, policy="all"), "did you mean 'plurality'?"),
+        (lambda e: ensemble_class(e, policy="cheapest"), "did you mean 'cascade'?"),
+        (lambda e: ensemble_class(e, policy="best"), "did you mean 'best-single'?"),
+        (lambda e: ensemble_class(e, policy="rl-focal"), "is replayed only, by `focalroute eval"),
+        (lambda e: ensemble_class(e, policy="der"), "has to be trained: `focalroute eval --live"),
+        (lambda e: ensemble_class(e, policy="policy"), 'for a new folder of that name give "./policy"'),
+        (lambda e: endpoint_class("a", model="m", url="http://h/v1"), "url: unknown key; did you mean 'base_url'?"),
+        (lambda e: endpoint_class("a", model="m", api_base="http://h/v1"), "did you mean 'base_url'?"),
+        (
+            lambda e: endpoint_class("a", model="m", temperature=0),
+            'give it in params, such as params={"temperature": 0',
+        ),
+        (lambda e: endpoint_class("a", model="m", timeout=5), "did you mean 'timeout_s'?"),
+        (lambda e: endpoint_class("a", model="m", api_key_env=KEY), "never the key itself"),
+        (lambda e: endpoint_class("a", model="m", api_key="two\nlines"), "name its variable in api_key_env"),
+        (lambda e: endpoint_class("a", "m"), "Endpoint: give settings by keyword"),
+        (lambda e: budget_class(5), "Budget: give settings by keyword"),
+        (lambda e: budget_class(max_usd=5), "did you mean 'max_usd_per_ask'?"),
+        (lambda e: budget_class(usd_per_day=5), "did you mean 'usd_per_period'?"),
+    ],
+)
+def test_a_setting_that_is_not_there_is_named(
+    pool: SimulatedPool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., object],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOCALROUTE_POOL", raising=False)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        make(pool.endpoints)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('baseurl = "http://h/v1"', "did you mean 'base_url'?"),
+        (f'api_key = "{KEY}"', "a file must not hold a key; name its variable in api_key_env"),
+        ('[ensemble]\npolcy = "mean"', "did you mean 'policy'?"),
+        ("[budget]\nusd_per_day = 5", "did you mean 'usd_per_period'?"),
+    ],
+)
+def test_a_key_of_a_pool_file_that_is_not_there_is_named(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text(f'[[endpoint]]\nname = "a"\nmodel = "m"\n{line}\n')
+    with pytest.raises(ConfigError, match=re.escape(says)) as raised:
+        Ensemble(path)
+    assert KEY not in str(raised.value)
+
+
+# -- what works --------------------------------------------------------------------------------------------------------
+
+
+def test_openais_parameters_and_a_system_message_go_to_every_member() -> None:
+    async def reply(request: web.Request, body: Any) -> web.StreamResponse:
+        if body.get("stream"):
+            return await sse(
+                request, {"choices": [{"index": 0, "delta": {"content": "42"}, "finish_reason": "stop"}]}, "[DONE]"
+            )
+        return json_reply(completion("42"))
+
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    with serving(reply) as server, Ensemble([endpoint(server)]) as ensemble:
+        ensemble.ask(messages=[{"role": "user", "content": "?"}], system="Be brief.", temperature=0, max_tokens=5)
+        ensemble.ask("?", seed=1, stop=["x"], tools=tools, top_p=None, params={"top_k": 3})
+        with ensemble.stream("?", temperature=0.5) as stream:
+            assert "".join(stream)
+    first, second, third = (received.body for received in server.received)
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    assert (first["temperature"], first["max_tokens"]) == (0, 5)
+    assert (second["seed"], second["stop"], second["tools"], second["top_k"]) == (1, ["x"], tools, 3)
+    assert "top_p" not in second
+    assert third["temperature"] == 0.5
+
+
+def endpoint(server: Server, **settings: Any) -> Endpoint:
+    able: dict[str, Any] = {
+        "logprobs": False,
+        "top_logprobs": 0,
+        "n": False,
+        "structured_choice": False,
+        "stream_usage": False,
+    }
+    return Endpoint("only", model="m", base_url=server.url, **able, **settings)
+
+
+def test_a_key_that_was_given_is_sent_and_written_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def reply(request: web.Request, body: Any) -> web.StreamResponse:
+        if body["messages"][0]["content"] == "fail":
+            return json_reply({"error": {"message": f"wrong key {KEY}"}}, status=401)
+        return json_reply(completion("42"))
+
+    with serving(reply) as server:
+        only = endpoint(server, api_key=KEY)
+        with Ensemble([only], store=tmp_path / "s.db") as ensemble:
+            answer = ensemble.ask("?")
+            with pytest.raises(Exception, match="every asked endpoint failed") as raised:
+                ensemble.ask("fail")
+            shown = [repr(only), repr(answer), answer.receipt.to_json(), str(raised.value), caplog.text]
+            assert not any(KEY in text for text in shown)
+        assert server.received[0].headers["Authorization"] == f"Bearer {KEY}"
+    assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_pool_file_is_found_by_its_path_by_its_variable_or_here(
+    pool: SimulatedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pool.toml").write_text(f'{pool_toml(pool.endpoints)}\n[ensemble]\npolicy = "mean"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOCALROUTE_POOL", raising=False)
+    for made in (Ensemble(), Ensemble("pool.toml"), Ensemble(tmp_path / "pool.toml", policy="mean")):
+        with made:
+            assert made.stats().policy == "mean"
+    (tmp_path / "pool.toml").rename(tmp_path / "other.toml")
+    monkeypatch.setenv("FOCALROUTE_POOL", str(tmp_path / "other.toml"))
+    with Ensemble(policy="plurality") as made:
+        assert made.stats().policy == "plurality"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply", "value", "label"),
+    [
+        ("number", "It is 42.", 42, 42),
+        ("number", "It is 0.5.", 0.5, Decimal("0.5")),
+        (int, "It is 1,042.", 1042, 1042),
+        (float, "It is 3/4.", 0.75, 0.75),
+        (Decimal, "It costs $0.10.", Decimal("0.1"), Decimal("0.10")),
+        (bool, "Yes, it is.", True, True),
+        (date, "On March 3rd, 2024.", date(2024, 3, 3), date(2024, 3, 3)),
+        (str, "Hello.", "Hello.", "Hello."),
+        (Person, '{"name": "Ann", "age": 5}', Person(name="Ann", age=5), {"name": "Ann", "age": 5}),
+        (list[Person], '[{"name": "Ann", "age": 5}]', [Person(name="Ann", age=5)], [Person(name="Ann", age=5)]),
+        (Town, '{"name": "Rome"}', Town("Rome"), Town("Rome")),
+        (dict[str, int], '{"a": 1}', {"a": 1}, {"a": 1}),
+        (Colour, "B", Colour.BLUE, Colour.BLUE),
+        (Level, "A", Level.LOW, Level.LOW),
+        (Literal[7, 8], "B", 8, 8),
+    ],
+    ids=str,
+)
+def test_the_answer_is_of_the_type_asked_for_and_so_may_its_label_be(
+    answer: Any, reply: str, value: Any, label: Any
+) -> None:
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion(reply))
+
+    with serving(say) as server, Ensemble([endpoint(server)]) as ensemble:
+        given = ensemble.ask("?", answer=answer)
+        assert (given.value, type(given.value)) == (value, type(value))
+        ensemble.feedback(given, label=label)
+        assert ensemble.stats().endpoints["only"].accuracy > 0.5
+
+
+@pytest.mark.parametrize(("answer", "reply"), [(int, "It is 2.5."), (date, "In March 2024."), (bool, "It depends.")])
+def test_a_reply_without_a_value_of_the_type_is_not_usable(answer: type, reply: str) -> None:
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion(reply))
+
+    with (
+        serving(say) as server,
+        Ensemble([endpoint(server)]) as ensemble,
+        pytest.raises(Exception, match="the reply holds no answer of the kind asked for"),
+    ):
+        ensemble.ask("?", answer=answer)
+
+
+@pytest.mark.parametrize(
+    "choices", [[32, 42], [True, False], Colour, list(Level), [date(2024, 1, 1), date(2025, 1, 1)]]
+)
+def test_choices_may_be_other_values_than_texts(ensemble: Ensemble, choices: Any) -> None:
+    answer = ensemble.ask(QUESTION, choices=choices)
+    assert answer.choice is not None
+    assert answer.value is list(choices)[answer.choice]
+    ensemble.feedback(answer, label=answer.value)
+    assert ensemble.stats().endpoints["almanac-12b"].seen == 1
+
+
+def test_a_structured_reply_that_is_not_valid_is_asked_for_once_more() -> None:
+    replies = ["Ann is five.", '{"name": "Ann", "age": "five"}', '{"name": "Ann", "age": 5}']
+
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion(replies.pop(0)))
+
+    with serving(say) as server, Ensemble([endpoint(server)], attempts=1) as ensemble:
+        with pytest.raises(Exception, match="no JSON that is valid against the schema"):
+            ensemble.ask("Who?", answer=Person)
+        replies.insert(0, '{"name": "Ann", "age": "five"}')
+        answer = ensemble.ask("Who?", answer=Person)
+        assert answer.value == Person(name="Ann", age=5)
+        assert len(answer.receipt.calls) == 1
+    *_, repair = (received.body["messages"] for received in server.received)
+    assert [message["role"] for message in repair] == ["user", "assistant", "user"]
+    assert "age: Input should be a valid integer" in repair[-1]["content"]
+
+
+def test_a_tool_is_called_as_its_schema_says() -> None:
+    tool = {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    }
+    arguments = ['{"a": 1}', '{"a": "one"}']
+
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments.pop(0)}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return json_reply(completion(choices=[{"index": 0, "message": message, "finish_reason": "tool_calls"}]))
+
+    with serving(say) as server, Ensemble([endpoint(server)]) as ensemble:
+        assert ensemble.ask("?", tools=[{"type": "function", "function": tool}]).tool_calls
+        with pytest.raises(Exception, match="a tool with arguments that its schema does not allow"):
+            ensemble.ask("?", tools=[{"type": "function", "function": tool}])
+
+
+# -- feedback ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "says"),
+    [
+        ({}, FeedbackError, "give one of reward, label, label_index, preferred and score"),
+        ({"reward": 1, "label": "1"}, FeedbackError, "give one of"),
+        ({"reward": 5}, FeedbackError, "must be a number in [-1, 1]"),
+        ({"score": 4}, FeedbackError, "score: must be a number in [0, 1]; got 4"),
+        ({"label": 0}, BadLabel, "give one of them, or its label_index"),
+        ({"label_index": 3}, BadLabel, "label_index: 3 is not among the 3 choices"),
+        ({"preferred": "4"}, BadLabel, "not among the choices"),
+    ],
+    ids=str,
+)
+def test_feedback_that_cannot_be_taken_says_why(
+    ensemble: Ensemble, said: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        ensemble.feedback(ensemble.ask(QUESTION, choices=["1", "2", "3"]), **said)
+
+
+def accuracies(ensemble: Ensemble, answer: Answer) -> dict[int | None, float]:
+    """The accuracy of the endpoints that gave each candidate."""
+    stats = ensemble.stats().endpoints
+    return {call.candidate: stats[call.endpoint].accuracy for call in reversed(answer.receipt.calls)}
+
+
+def test_a_label_is_matched_by_its_value_and_an_index_is_said_to_be_one(ensemble: Ensemble) -> None:
+    answer = ensemble.ask("Which?", choices=["1", "2", "3"])
+    ensemble.feedback(answer, label=2)
+    by_value = accuracies(ensemble, answer)
+    ensemble.feedback(answer, label_index=1)
+    assert accuracies(ensemble, answer) == by_value
+
+
+def test_second_thoughts_replace_the_first_and_a_grade_lies_between(pool: SimulatedPool) -> None:
+    seen = []
+    with Ensemble(pool.endpoints[:1]) as ensemble:
+        answer = ensemble.ask(QUESTION, choices=["1", "2"])
+        for said in ({"reward": 1}, {"reward": -1}, {"score": 0.75}, {"reward": 0.5}, {"reward": True}):
+            ensemble.feedback(answer, **said)
+            (stats,) = ensemble.stats().endpoints.values()
+            seen.append(stats.accuracy)
+        assert stats.seen == 1
+    assert seen[0] == seen[4] > seen[2] == seen[3] > seen[1]
+
+
+def test_a_preference_tells_of_two_candidates_only() -> None:
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion({"a": "1", "b": "1", "c": "2", "d": "3"}[body["model"]]))
+
+    able = {"logprobs": False, "n": False, "structured_choice": False}
+    with serving(say) as server:
+        pool = [Endpoint(name, model=name, base_url=server.url, **able) for name in "abcd"]  # type: ignore[arg-type]
+        with Ensemble(pool, policy="plurality", learn_from_agreement=False) as ensemble:
+            answer = ensemble.ask("?", choices=["1", "2", "3"])
+            ensemble.feedback(answer, preferred="2")
+            stats = ensemble.stats().endpoints
+            assert [stats[name].seen for name in "abcd"] == [1, 1, 1, 0]
+            assert stats["c"].accuracy > stats["a"].accuracy
+            ensemble.feedback(answer, preferred=1)
+            stats = ensemble.stats().endpoints
+            assert stats["c"].accuracy < stats["a"].accuracy
+
+
+def test_a_budget_that_is_too_small_says_what_was_spent_and_what_it_takes(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, budget=Budget(usd_total="0.0000001")) as ensemble:
+        with pytest.raises(BudgetExceeded, match=r"\$0\.00 are spent .* has to reserve \$0\.\d") as raised:
+            ensemble.ask(QUESTION)
+        assert raised.value.needed is not None
+        assert raised.value.needed > raised.value.limit
