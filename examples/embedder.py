@@ -26,7 +26,7 @@ with SimulatedPool(experts) as pool:
         with Ensemble(members, embedder=embedder, seed=0) as ensemble:
             for question in stream(40, seed=1):
                 answer = ensemble.ask(question.text, choices=question.choices)
-                ensemble.feedback(answer, label=question.label)
+                ensemble.feedback(answer, label=question.answer)
         asked = " and ".join(call.endpoint for call in answer.receipt.calls)
         print(f"asked {asked}; ${answer.cost:f}, of which ${answer.receipt.embedding:f} for reading the question")
         for shortfall in answer.degraded:

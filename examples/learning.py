@@ -13,7 +13,7 @@ with (
 ):
     for question in stream(300, seed=2):
         answer = ensemble.ask(question.text, choices=question.choices)
-        ensemble.feedback(answer, label=question.label)
+        ensemble.feedback(answer, label=question.answer)
     report = ensemble.update()
     print(f"{report.status}: version {report.version}; {report.reason}")
     print(f"now serving version {ensemble.ask('What is 17 + 25?', answer='number').receipt.policy_version}")

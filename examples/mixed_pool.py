@@ -24,6 +24,6 @@ with SimulatedPool(models, dialects=dialects) as pool:  # type: ignore[arg-type]
                 right += answer.choice == question.label
                 calls += sum(call.endpoint not in OWN for call in answer.receipt.calls)
                 usd += answer.cost or 0
-                ensemble.feedback(answer, label=question.label)
+                ensemble.feedback(answer, label=question.answer)
         name = policy or "learned"
         print(f"{name:11} {right / 0.5:.0f} % right, {calls / 0.5:.0f} % of questions left the house, ${usd:.6f}")

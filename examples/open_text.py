@@ -16,7 +16,7 @@ with (
     quality: dict[str, list[float]] = {"choose": [], "pick": [], "synthesise": []}
     for request in prose_requests(30, seed=3, axes=["truthful"]):
         for mode, seen in quality.items():
-            answer = ensemble.ask(request.request, combine=mode)  # type: ignore[arg-type]
+            answer = ensemble.ask(request.request, combine=mode)  # type: ignore[call-overload]
             seen.append(request.quality(answer.text))  # a simulated request knows what is right in a text
             ensemble.feedback(answer, reward=2 * seen[-1] - 1)  # graded, in [-1, 1]
     for mode, seen in quality.items():

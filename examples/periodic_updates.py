@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as name, SimulatedPool() as pool:
             right, versions = 0, set()
             for question in stream(160, seed=day):
                 answer = ensemble.ask(question.text, choices=question.choices)
-                ensemble.feedback(answer, label=question.label)
+                ensemble.feedback(answer, label=question.answer)
                 right += answer.choice == question.label
                 versions.add(answer.receipt.policy_version)
             print(f"day {day + 1}: {right / 1.6:.0f} % right, by version {', '.join(map(str, sorted(versions)))}")

@@ -19,7 +19,7 @@ with tempfile.TemporaryDirectory() as folder, SimulatedPool(relay_models()) as p
     for policy in ("sequential-round-robin", "self-correction", folder):
         with Ensemble(pool.endpoints, policy=policy, max_rounds=3, explore=False) as ensemble:
             answers = [ensemble.ask(question.text, answer="number") for question in test]
-        right = sum(answer.value == question.answer for answer, question in zip(answers, test, strict=True))
+        right = sum(str(answer.value) == question.answer for answer, question in zip(answers, test, strict=True))
         cost = sum(answer.cost or 0 for answer in answers)
         routes = Counter(" > ".join(call.endpoint for call in answer.receipt.calls) for answer in answers)
         print(f"{'DER' if policy == folder else policy}: {right} of {len(test)} right for ${cost:.6f}; mostly by")

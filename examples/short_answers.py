@@ -25,7 +25,7 @@ with SimulatedPool(models) as pool:
             right = 0
             for question in questions:
                 answer = ensemble.ask(question.text, answer="number", samples=samples)
-                right += answer.value == question.answer
+                right += str(answer.value) == question.answer
                 ensemble.feedback(answer, label=question.answer)
             print(f"{samples} samples: {right} of {len(questions)} right, ${ensemble.stats().cost:.6f}")
     shares = answer.replies[0].shares or ()

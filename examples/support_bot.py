@@ -36,10 +36,10 @@ with SimulatedPool() as pool, Ensemble(pool.endpoints, budget=budget, seed=0) as
             continue
         answered += 1
         right += said == asked.answer
-        bot.feedback(answer_id, label=asked.label)  # a customer's click, the next day
+        bot.feedback(answer_id, label=asked.answer)  # a customer's click, the next day
     stats = bot.stats()
-    mean = stats.cost / max(answered, 1)
+    mean = (stats.cost or Decimal(0)) / max(answered, 1)
     print(f"{answered} answered, {right} of them right without a person, {len(refused)} refused: {refused[-1]}")
-    print(f"${stats.cost:.6f} in all, ${mean.quantize(Decimal('0.000001'))} a question")
+    print(f"${stats.cost:.6f} in all, ${mean:.6f} a question")
     for name, endpoint in stats.endpoints.items():
         print(f"  {name}: {endpoint.calls} calls, ${endpoint.cost:.6f}")

@@ -74,7 +74,7 @@ class Live:
         ) as ensemble:
             for question in questions:
                 await self._one(ensemble, question)
-            self.ledger_usd = float(ensemble.stats().cost)
+            self.ledger_usd = float(ensemble.stats().cost or 0)
 
     def played(self) -> ReplayResult:
         """In the form that strategies are compared in."""
@@ -93,7 +93,7 @@ class Live:
         self.failed_calls += sum(not reply.ok for reply in answer.replies)
         self.version = answer.receipt.policy_version
         if self.feedback == "label":
-            await ensemble.feedback(answer, label=question.label)
+            await ensemble.feedback(answer, label=question.answer)
         else:
             await ensemble.feedback(answer, reward=bool(right))
 

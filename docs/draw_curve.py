@@ -1,0 +1,59 @@
+"""Draws the README's picture from the first table of docs/results.md: ``python docs/draw_curve.py``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot as plt
+
+__all__ = ["draw", "points"]
+
+DOCS = Path(__file__).resolve().parent
+#: Of the table's first column, mmlupro12 cut once: what stands for it in the picture.
+_BASELINES = {
+    "best-single-hindsight": "best single model, chosen in hindsight",
+    "cascade": "cascade",
+    "random": "a model at random",
+    "knn": "nearest neighbours",
+    "plurality": "plurality of all twelve",
+    "log-linear-online": "log-linear fusion of all twelve",
+}
+_LEFT = {"plurality", "log-linear-online"}  # their names stand to the left of their points
+
+
+def points() -> dict[str, tuple[float, float]]:
+    """Accuracy and cost of every method on mmlupro12, as the table has them."""
+    rows = re.findall(r"^\| ([\w ,.-]+?) \| \**([\d.]+) @ ([\d.]+)", (DOCS / "results.md").read_text("utf-8"), re.M)
+    found: dict[str, tuple[float, float]] = {}
+    for name, accuracy, cost in rows:
+        found.setdefault(name, (float(accuracy), float(cost)))  # the first table's
+    return found
+
+
+def draw(path: Path) -> None:
+    """Write the picture as SVG."""
+    found = points()
+    plt.rcParams |= {"svg.hashsalt": "focalroute", "font.size": 10, "svg.fonttype": "path"}
+    figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+    ours = sorted((cost, 100 * right) for name, (right, cost) in found.items() if name.startswith("focalroute"))
+    axes.plot(*zip(*ours, strict=True), "o-", color="#d1495b", label="focalroute")
+    axes.annotate("focalroute", ours[-1], (8, -2), textcoords="offset points", color="#d1495b", weight="bold")
+    for name, shown in _BASELINES.items():
+        right, cost = found[name]
+        axes.plot(cost, 100 * right, "o", color="#54708c")
+        left = name in _LEFT
+        place, side = (-8, "right") if left else (8, "left")
+        axes.annotate(shown, (cost, 100 * right), (place, -9), textcoords="offset points", ha=side, color="#54708c")
+    axes.set(xlim=(0, 1.05), ylim=(45, 69), xlabel="cost (1 = asking all twelve models)", ylabel="right answers, %")
+    axes.set_title("12 recorded models on 2,064 questions of MMLU-Pro", loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
+if __name__ == "__main__":
+    draw(DOCS / "figures" / "cost-curve.svg")
