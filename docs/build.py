@@ -21,7 +21,7 @@ __all__ = ["build", "navigation", "pages"]
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
 REPOSITORY = "https://github.com/focalroute/focalroute"
-_LINK = re.compile(r"\]\(((?:\.\./|docs/)?)([\w./-]+)(#[\w-]+)?\)")
+_LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 _FOREIGN = re.compile(r'<script src="https?://[^>]*></script>')
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -32,7 +32,10 @@ def pages() -> dict[str, str]:
     Raises:
         SystemExit: a link leads to a file that is not there.
     """
-    found = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    found = {
+        path.relative_to(ROOT / "docs").as_posix(): path.read_text("utf-8")
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+    }
     found["index.md"] = (ROOT / "README.md").read_text("utf-8")
     found = {name: _linked(text, name) for name, text in found.items()}
     found["examples.md"] += _examples()
@@ -42,7 +45,7 @@ def pages() -> dict[str, str]:
 def navigation() -> set[str]:
     """The pages that mkdocs.yml names."""
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
-    return set(re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE))
+    return set(re.findall(r": ([\w/-]+\.md)$", nav, re.MULTILINE))
 
 
 def build(folder: Path) -> Path:
@@ -60,7 +63,8 @@ def build(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "docs").mkdir(parents=True)
     for name, text in texts.items():
-        (folder / "docs" / name).write_text(text, "utf-8")
+        (path := folder / "docs" / name).parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
     shutil.copy(ROOT / "mkdocs.yml", folder)
     shutil.copy(ROOT / "docs" / "site.css", folder / "docs")
     shutil.copytree(FIGURES, folder / "docs" / "figures")
@@ -70,7 +74,7 @@ def build(folder: Path) -> Path:
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     site = folder / "site"
-    for page in site.glob("*.html"):  # a shim of the offline plugin would be fetched from elsewhere
+    for page in site.rglob("*.html"):  # a shim of the offline plugin would be fetched from elsewhere
         page.write_text(_FOREIGN.sub("", page.read_text("utf-8")), "utf-8")
     return site
 
@@ -84,20 +88,20 @@ def _linked(text: str, page: str) -> str:
 
 def _turned(link: re.Match[str], page: str) -> str:
     """A link of the repository as one of the site."""
-    prefix, target, anchor = link[1], link[2], link[3] or ""
-    path = (ROOT if page == "index.md" else ROOT / "docs") / f"{prefix}{target}"
+    target, anchor = link[1], link[2] or ""
+    path = (ROOT if page == "index.md" else (ROOT / "docs" / page).parent) / target
     if not path.exists():
         sys.exit(f"{page}: {link[0]} leads nowhere")
     path = Path(os.path.normpath(path))
-    if path.parent == ROOT / "docs" and path.suffix == ".md":
-        return f"]({path.name}{anchor})"
-    if path.parent == FIGURES:
-        return f"](figures/{path.name})"
-    if path == ROOT / "examples":
-        return "](examples.md)"
-    if path.parent == ROOT / "examples" and path.suffix == ".py":
-        return f"](examples.md#{path.stem})"
-    return f"]({REPOSITORY}/{'tree' if path.is_dir() else 'blob'}/main/{path.relative_to(ROOT)}{anchor})"
+    if path.parent == FIGURES or (path.suffix == ".md" and path.is_relative_to(ROOT / "docs")):
+        place = path.relative_to(ROOT / "docs").as_posix()
+    elif path == ROOT / "examples":
+        place = "examples.md"
+    elif path.parent == ROOT / "examples" and path.suffix == ".py":
+        place, anchor = "examples.md", f"#{path.stem}"
+    else:
+        return f"]({REPOSITORY}/{'tree' if path.is_dir() else 'blob'}/main/{path.relative_to(ROOT)}{anchor})"
+    return f"]({os.path.relpath(place, Path(page).parent)}{anchor})"
 
 
 def _examples() -> str:

@@ -1,4 +1,4 @@
-"""Draws the README's picture from the first table of docs/results.md: ``python docs/draw_curve.py``."""
+"""Draws the README's picture from the first table of docs/results/quality.md: ``python docs/draw_curve.py``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _LEFT = {"plurality", "log-linear-online"}  # their names stand to the left of t
 
 def points() -> dict[str, tuple[float, float]]:
     """Accuracy and cost of every method on mmlupro12, as the table has them."""
-    rows = re.findall(r"^\| ([\w ,.-]+?) \| \**([\d.]+) @ ([\d.]+)", (DOCS / "results.md").read_text("utf-8"), re.M)
+    page = (DOCS / "results" / "quality.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([\w ,.-]+?) \| \**([\d.]+) @ ([\d.]+)", page, re.M)
     found: dict[str, tuple[float, float]] = {}
     for name, accuracy, cost in rows:
         found.setdefault(name, (float(accuracy), float(cost)))  # the first table's

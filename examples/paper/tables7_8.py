@@ -81,7 +81,7 @@ def main() -> None:
             found = train_on(benchmark.table, benchmark.parts.train, settings=asked.offline())
             seconds = time.process_time() - began
             size = sum(array.size for net in (found.decider, found.fusion) for array in parameters(net).values())
-            rows.append(["focalroute", f"{size:,}", f"{seconds:.1f}", "see performance.md"])
+            rows.append(["focalroute", f"{size:,}", f"{seconds:.1f}", "see speed.md"])
         rows.append(["published: RL-Focal", "17,000", "6,120", "14"])
         show(f"{benchmark.name}", ["", "parameters", "training, s of CPU", "a decision, ms"], rows)
     show("Prices, USD per million tokens", ["model", "published (DeepInfra)", "in the library (Together)"], prices())

@@ -1,6 +1,6 @@
 """httpx's transport API over aiohttp's connections: httpx's requests, responses and errors, at ten times its rate.
 
-httpx's own connection pool takes time quadratic in the calls under way; `docs/performance.md` compares the choices.
+httpx's own connection pool takes time quadratic in the calls under way; `docs/results/speed.md` compares the choices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All benchmarks of speed, each in a process of its own: ``python -m tests.benchmarks [--json FILE] [NAME ...]``.
 
-Prints Markdown for docs/performance.md: what was aimed at and what was reached, then every table. ``--long`` makes the
-runs that take most of an hour: a million asks. Nothing fails because of a number; a benchmark that breaks does.
+Prints Markdown for docs/results/speed.md: what was aimed at and what was reached, then every table. ``--long`` makes
+the runs that take most of an hour: a million asks. Nothing fails because of a number; a benchmark that breaks does.
 """
 
 from __future__ import annotations

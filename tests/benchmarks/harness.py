@@ -173,7 +173,7 @@ def show(found: Section, *, as_json: bool) -> None:
 
 
 def markdown(section: Section) -> str:
-    """A section as it goes into docs/performance.md."""
+    """A section as it goes into docs/results/speed.md."""
     parts = [f"### {section.title}"]
     if section.targets:
         rows = [(t.what, t.aim, t.measured, t.floor or "-", "yes" if t.met else "**no**") for t in section.targets]

@@ -1,4 +1,4 @@
-"""What a fleet costs its Redis and its learner, in seconds of processor time: what `docs/scale.md` reckons with.
+"""Measures the CPU time a fleet costs its Redis and its learner, for docs/results/speed.md.
 
 ``python -m tests.benchmarks.scale`` writes asks of 12 and of 200 endpoints with their bills and feedback, reserves
 under a budget, lets idle workers look for news, publishes and fetches bundles, and updates, all on one Redis of its

@@ -50,7 +50,7 @@ _TITLED = re.compile(r'^```\w+ title="([\w.-]+)"\n(.*?)^```$', re.MULTILINE | re
 
 def pages() -> list[Path]:
     """The README and every page of the docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def run_page(page: Path, folder: Path, port: int, environment: Mapping[str, str]) -> list[str]:

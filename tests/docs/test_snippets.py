@@ -31,7 +31,7 @@ def pool() -> Iterator[SimulatedPool]:
 
 
 @pytest.mark.filterwarnings("ignore:an Ensemble was never closed:ResourceWarning")  # a page may show how one is made
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_blocks_of_a_page_run(
     page: Path, pool: SimulatedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
