@@ -64,7 +64,7 @@ def test_the_api_reference_has_what_is_exported(site: Path) -> None:
 
 
 def test_a_page_without_a_place_fails_the_build(tmp_path: Path) -> None:
-    for part in ("docs", "examples", "README.md", "mkdocs.yml", "focalroute", "LICENSE"):
+    for part in ("docs", "examples", "README.md", "SECURITY.md", "mkdocs.yml", "focalroute", "LICENSE"):
         (tmp_path / part).symlink_to(ROOT / part)
     (tmp_path / "docs").unlink()
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
@@ -105,9 +105,9 @@ def rows_of(text: str, column: str) -> list[str]:
     return cells
 
 
-@pytest.mark.parametrize("column", ["where", "function"])
-def test_the_functions_beside_the_equations_are_there(column: str) -> None:
-    cells = rows_of((ROOT / "docs" / "how-it-works.md").read_text("utf-8"), column)
+@pytest.mark.parametrize(("page", "column"), [("how-it-works.md", "where"), ("equations.md", "function")])
+def test_the_functions_beside_the_equations_are_there(page: str, column: str) -> None:
+    cells = rows_of((ROOT / "docs" / page).read_text("utf-8"), column)
     assert len(cells) >= 9
     for cell in cells:
         names = re.findall(r"`([\w.]+)`", cell)
