@@ -19,11 +19,12 @@ test: lint tests ## lint, types, tests, doctests, examples
 tests: $(READY) ## of those, the tests, doctests and examples
 	$(PYTEST)
 
-lint: $(READY) ## ruff, mypy and pyright
+lint: $(READY) ## ruff, mypy, pyright and the language of pages and docstrings
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
 	$(BIN)/pyright -p tests/typed --pythonpath $(BIN)/python
+	$(BIN)/python -m tests.language
 
 docs: $(READY) ## the docs as a site, in build/site; it can be read from the disk
 	@$(BIN)/python docs/build.py

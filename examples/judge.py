@@ -1,4 +1,4 @@
-"""Nobody gives feedback: a judge endpoint grades every other answer in the background, and that is learned from."""
+"""Without users' feedback: a judge endpoint grades every other answer in the background, and that is learned from."""
 
 from focalroute import Ensemble, Judge
 from focalroute.sim import SimulatedModel, SimulatedPool, prose_requests

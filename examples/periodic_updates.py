@@ -14,7 +14,7 @@ UPDATE = [sys.executable, "-m", "focalroute", "update", "--json"]
 
 
 def update(store: Path, policy: Path) -> None:
-    """What cron would run: focalroute update --store ... --policy ... --json."""
+    """Run what cron would: focalroute update --store ... --policy ... --json."""
     command = [*UPDATE, "--store", str(store), "--policy", str(policy), "--seed", "0"]
     report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(f"  {report['status']}: version {report['version']}; {report['reason']}")

@@ -15,7 +15,7 @@ budget = Budget(
 
 
 def reply(bot: Ensemble, customer: str, question: str, choices: tuple[str, ...]) -> tuple[str, str | None]:
-    """What to say, and the answer's id for feedback; None where a person has to take over."""
+    """Return the reply, and the answer's id for feedback; None where a person has to take over."""
     try:
         answer = bot.ask(question, choices=choices, tags=[customer], deadline_s=5)
     except BudgetExceeded as error:

@@ -5,7 +5,7 @@ python -m examples.paper.appendix_g [--seeds 5] [--keep FOLDER]
 Everything is trained on the log as it is; then, on the test part, at random queries,
 - noisy: every member's scores are shuffled over the choices, each member's by itself;
 - adversarial: the best member of the training part exchanges what it believes most with what it believes least.
-Labels go on being told, so that whoever learns as it goes can notice.
+Labels go on being told, so that online learners can notice.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _moved(output: Output, to: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Ou
 
 
 def player(benchmark: Benchmark, name: str, seed: int) -> Callable[[LogTable], ReplayResult]:
-    """What plays the test part of any log as it was trained on the benchmark's own."""
+    """Return a player of the test part of any log, trained on the benchmark's own."""
     if name == _OURS:
         return partial(benchmark.served, seed, _TARGET)
     training = benchmark.training(seed)

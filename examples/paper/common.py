@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: options, logs, runs that are kept, means with standard errors, figures."""
+"""Shares among the scripts of this folder: options, logs, runs that are kept, means with standard errors, figures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _QUICK = Shape((2, 3), train=30, test=20)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a script was told.
+    """The options of a script.
 
     Attributes:
         seeds: how many runs.
@@ -228,7 +228,7 @@ class Benchmark:
 
 
 def rl_focal_name(**changed: Any) -> str:
-    """What RL-Focal is kept as: the same where a change is none."""
+    """Return the name under which RL-Focal is kept; unchanged settings do not show in it."""
     published = RlFocalSettings()
     said = [
         f"{name}={getattr(value, '__name__', value)}"
@@ -315,7 +315,7 @@ def accuracy(runs: Sequence[ReplayResult]) -> str:
 
 
 def cost(runs: Sequence[ReplayResult], everybody: float) -> str:
-    """What was paid, relative to asking everybody."""
+    """Return the cost relative to asking every endpoint."""
     return f"{statistics.fmean(float(run.usd.sum()) for run in runs) / everybody:.3f}"
 
 

@@ -106,7 +106,7 @@ def _line(name: str, task: str, choices: int, label: int, logits: NDArray[np.flo
 
 
 def simulated_log(seed: int, folder: Path, count: int = 3000) -> LogTable:
-    """So many questions of `focalroute.sim.stream` as `focalroute.sim.default_models` answer them, one letter each."""
+    """Return n questions of `focalroute.sim.stream` as `focalroute.sim.default_models` answer them, one letter each."""
     models = default_models(seed)
     unique = {question.id: question for question in stream(count, seed)}
     lines = []

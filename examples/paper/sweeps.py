@@ -28,7 +28,7 @@ PUBLISHED: dict[str, dict[float, str]] = {
 
 
 def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[ReplayResult]) -> list[str]:
-    """What came of one setting."""
+    """Return the row of one setting."""
     calls = mean_se([run.asked.sum(axis=1).mean() for run in runs], scale=1)
     published = PUBLISHED.get(name, {}).get(value, "")
     return [f"{value:g}", accuracy(runs), cost(runs, benchmark.everybody), calls, published]

@@ -31,7 +31,7 @@ def members_of(benchmark: Benchmark) -> list[list[str]]:
 
 
 def ways_of(benchmark: Benchmark) -> dict[str, list[ReplayResult]]:
-    """What is set beside the members."""
+    """Return the methods to compare with the members."""
     names = [name for name in _BASELINES if any(benchmark.table.texts) or name != "query-weights"]
     names += [] if "der" in benchmark.options.without else ["der"]
     ways = {name: benchmark.runs(name) for name in names}

@@ -3,7 +3,7 @@
 python -m examples.paper.table6 [--requests 900] [--seeds 5]
 
 Requests of three kinds come mixed, over real HTTP: for advice, for something unsafe, for facts. Each has five points; a
-reply is worth the share of them it has right, on its own kind's axis. Whoever answers, the same three members with the
+reply is worth the share of them it has right, on its own kind's axis. In every row the same three members with the
 same draws are asked; the Decider picks one for each request (``combine="pick"``) and hears one graded reward, of the
 reply that was given, or what a judge endpoint makes of it. It is told neither the kind nor who is good at what.
 

@@ -47,7 +47,7 @@ def pairs(asked: Options) -> None:
 
 
 def more_agents(benchmark: Benchmark, member: int, samples: int, seed: int) -> ReplayResult:
-    """The plurality of so many samples of one endpoint, ties to the first drawn."""
+    """The plurality of n samples of one endpoint, ties to the first drawn."""
     table, test = benchmark.table, benchmark.parts.test
     rng = np.random.default_rng(seed)
     worth = np.zeros(len(test))

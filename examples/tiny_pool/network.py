@@ -65,7 +65,7 @@ class Llama(nn.Module):  # type: ignore[misc]
         return self.states(tokens)[-1]
 
     def states(self, tokens: Any, blocks: int | None = None) -> list[Any]:
-        """What stands behind each of the first ``blocks`` (all by default), each in the form that ``forward`` gives."""
+        """Return the states after each of the first ``blocks`` (all by default), as ``forward`` gives them."""
         x = self.embedding(tokens)
         turns = _turns(tokens.shape[1], self.shape.width // self.shape.heads)
         found = []

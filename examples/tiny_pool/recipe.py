@@ -35,7 +35,7 @@ class Recipe:
     Attributes:
         mix: topic -> how often, relative to the others, a question of it is learned from.
         steps: of training, with ``batch`` questions each (twice as many where they are alone), never seen again.
-        alone: so many of them at first without choices: what answers a question is learned, and which letter it has
+        alone: this many of them at first without choices: what answers a question is learned, and which letter it has
             only after that.
         seed: of the weights at the start and of the questions.
         usd_per_1m: price of a million tokens, in or out: by size.

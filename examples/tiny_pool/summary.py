@@ -1,4 +1,4 @@
-"""What came of all seeds, as Markdown tables and figures."""
+"""Summarises all seeds as Markdown tables and figures."""
 
 from __future__ import annotations
 

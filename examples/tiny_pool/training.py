@@ -125,7 +125,7 @@ def right(model: Llama) -> dict[str, float]:
 
 
 def _first_loss(model: Llama, batch: _Batch) -> Any:
-    """What there is to learn of the question alone; the choices, most of the text, are not read."""
+    """Return the loss of the question alone; the choices, most of the text, are not read."""
     return _guessed(model, model.states(batch.ids[:, : int(batch.asked.max()) + 1], _early(model))[-1], batch)
 
 
@@ -151,7 +151,7 @@ def _guessed(model: Llama, hidden: Any, batch: _Batch) -> Any:
 
 
 def _early(model: Llama) -> int:
-    """After so many blocks the answer is to be known: the choices can read only what stands before their own block."""
+    """The answer is to be known after this many blocks: choices can read only what stands before their own block."""
     return max(len(model.blocks) - _LATER, 1)
 
 

@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
 
 
 def prompt(question: Question) -> str:
-    """What focalroute sends."""
+    """Return the prompt that focalroute sends."""
     query = make_query(question.text, choices=question.choices)
     return str(plan(query, NONE).request.messages[0]["content"])
 

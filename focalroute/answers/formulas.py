@@ -118,7 +118,7 @@ class _StatementParser(ExpressionParser):
         return [self._inequality(quotients, relations)]
 
     def _names_unknown(self, stop: int) -> int:
-        """How many tokens say "x in", or "x =" and "(x, y) =" of a set, tuple or interval, which are no equations."""
+        """How many tokens say "x in", or "x =" and "(x, y) =" of a set, tuple or interval, which are not equations."""
         named = self._closed_at(self._at) + 1 - self._at if self._next() == "(" else 1
         if self._next(named) == "\\in":
             return named + 1
@@ -128,7 +128,7 @@ class _StatementParser(ExpressionParser):
         return named + 1 if equals and self._tokens[opening] in OPENING and self._brackets(opening, stop) else 0
 
     def _equation(self, sides: list[Quotient], tokens: list[str]) -> str:
-        """What is left alone on one side equals the other; else all on one side, solved if it is simple."""
+        """Read an equation: a lone variable equals the other side; else all on one side, solved if simple."""
         text, algebra = self._algebra.text, self._algebra
         left = tokens[: tokens.index("=")]
         if len(sides) > 2 or _is_name(left):

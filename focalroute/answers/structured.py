@@ -113,7 +113,7 @@ class Structure:
         return {"type": "json_schema", "json_schema": {"name": name, "strict": strict, "schema": schema}}
 
     def problem(self, text: str) -> str:
-        """Explain to who wrote it why there is no valid answer in a reply."""
+        """Tell the member why its reply has no valid answer."""
         for value in () if self._adapter is None else _values(text[:_MAX_LENGTH]):
             try:
                 self._adapter.validate_json(canonical(value))  # type: ignore[union-attr]
@@ -208,7 +208,7 @@ def checked_label(label: Any, value: object) -> Any:
         return type(value).model_validate(label)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors(include_input=False))
-        raise BadLabel(f"label: is no valid {type(value).__name__} ({where})") from None
+        raise BadLabel(f"label: is not a valid {type(value).__name__} ({where})") from None
 
 
 def label_form(label: object) -> str:

@@ -62,7 +62,7 @@ class ToolOffer:
 
 @lru_cache(maxsize=256)
 def _checker(schema: str) -> Callable[[object], bool]:
-    """What checks arguments; anything goes where a schema is not supported, or nothing is installed to check with."""
+    """Return a validator for a tool's arguments; it accepts everything if the schema or the library is unsupported."""
     from focalroute.answers.json_schema import validator
 
     try:

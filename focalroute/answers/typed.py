@@ -48,7 +48,7 @@ class TypedAnswer:
     value: Callable[[str], Any]
 
     def __call__(self, text: str) -> str | None:
-        """Return the normal form of the kind; None: there is none, or it is no value of the type."""
+        """Return the normal form; None without one, or if it is not a value of the type."""
         form = KINDS[self.kind](text)
         try:
             return None if form is None or self.value(form) is None else form

@@ -105,7 +105,7 @@ def collect(
         list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
     ] = None,
     answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this many questions, from the first on.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
     max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the log already.")] = False,
@@ -173,7 +173,7 @@ def evaluate(
         Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
     ] = "label",
     feedback_share: Annotated[float, typer.Option(help="Share of the queries of which anything is revealed.")] = 1.0,
-    feedback_delay: Annotated[int, typer.Option(min=0, help="It is revealed so many queries later.")] = 0,
+    feedback_delay: Annotated[int, typer.Option(min=0, help="It is revealed this many queries later.")] = 0,
     feedback_noise: Annotated[float, typer.Option(help="Share of what is revealed that is wrong.")] = 0.0,
     feedback_bias: Annotated[
         Literal["none", "negative"], typer.Option(help="negative: it is of wrong answers five times as often.")
@@ -243,7 +243,7 @@ def report(
     policy: Annotated[
         str | None, typer.Option(help="Folder of policy bundles: shows what its updates did, as well.")
     ] = None,
-    last: Annotated[int, typer.Option(min=1, help="Of a store: so many of the latest answers.")] = 10_000,
+    last: Annotated[int, typer.Option(min=1, help="Of a store: how many of the latest answers.")] = 10_000,
     out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
     as_json: JsonOption = False,

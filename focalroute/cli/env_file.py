@@ -18,7 +18,7 @@ def read_env_file(path: Path) -> None:
     """Set the variables that hold keys or are ours, as far as they are not set already; nothing without a file.
 
     Raises:
-        ConfigError: it cannot be read, is larger than 64 KiB, or a line is no ``NAME=value``.
+        ConfigError: it cannot be read, is larger than 64 KiB, or a line is not ``NAME=value``.
     """
     if not path.is_file():
         return

@@ -29,7 +29,7 @@ def compare(
 ) -> None:
     """Estimate what two policies would have been worth on answers that were decided with exploration and rewarded.
 
-    Nobody is asked: the answers are weighed by the probabilities that were stored with them.
+    No endpoint is asked: the answers are weighed by the probabilities that were stored with them.
     """
     from focalroute.evaluate.offpolicy import compare_command
 

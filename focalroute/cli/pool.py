@@ -31,7 +31,7 @@ def check(
     """Check that a pool can be asked, without asking it: addresses, keys, models, prices, and what to do about each.
 
     Nothing is paid: each service is asked for its list of models. Exit code 1 if an endpoint cannot be asked, or its
-    service does not list its model; what a service does not say is unknown, which is no failure.
+    service does not list its model; what a service does not say counts as unknown, not as a failure.
     """
     from focalroute.cli.pool_check import check_command
 

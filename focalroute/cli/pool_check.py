@@ -42,7 +42,7 @@ State = Literal["ok", "key", "refused", "unlisted", "unreachable", "no address",
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """What one service says to one key.
+    """A service's response to a key.
 
     Attributes:
         accepted: whether it takes the key; None: it does not say.
@@ -193,7 +193,7 @@ def _without_list(endpoint: Endpoint, error: NotListed) -> _Service:
 
 
 def _hint(endpoint: Endpoint, status: int | None) -> str:
-    """What to do about such an answer; None: there was none."""
+    """Return what to do about such a response; None without one."""
     return located(Failure("connection" if status is None else "status", "", status=status), endpoint).hint
 
 
@@ -241,7 +241,7 @@ def _is_listed(endpoint: Endpoint, service: _Service) -> bool | None:
 
 
 def _unless_failed(one: Checked, detail: str) -> Checked:
-    """What a check found, or why a probe failed that it had expected to succeed."""
+    """Return what a check found, or why a probe failed that it expected to succeed."""
     return dataclasses.replace(one, state="failed", detail=detail) if detail and one.state == "ok" else one
 
 
@@ -356,7 +356,7 @@ def _show_probed(found: Sequence[Probed]) -> None:
 
 
 def _can(able: Capabilities | None) -> str:
-    """What it can do, in words; empty if that is not known."""
+    """Describe its capabilities in words; empty if unknown."""
     if able is None:
         return ""
     words = {

@@ -176,7 +176,7 @@ def _check_host(host: str) -> None:
     if not _HOST.fullmatch(host) or ".." in host:
         raise ValueError(f"the host {named} is not plain ASCII letters, digits, dots and hyphens; write its xn-- form")
     if _NUMBER.fullmatch(host.rstrip(".").rsplit(".", 1)[-1]):
-        raise ValueError(f"the host {named} is no IPv4 address as it is usually written, such as 127.0.0.1")
+        raise ValueError(f"the host {named} is not an IPv4 address in its usual form, such as 127.0.0.1")
 
 
 def _proxy_url(url: str) -> str:
@@ -367,7 +367,7 @@ class Endpoint:
         cached_input_usd_per_1m: USD per million cached prompt tokens; None: same as the others.
         prices_as_of: when the prices were looked up (`focalroute pool prices` writes it); None: not known to age.
         prices_from: where they were looked up, "listing" or a price library and its version (written there, too);
-            None: whoever wrote them down knows.
+            None: unknown.
         dialect: how the service deviates from OpenAI; "auto" goes by the host.
         timeout_s: for one call.
         max_concurrency: calls under way at a time, in each event loop; None: no limit but what 429 teaches.
@@ -541,7 +541,7 @@ class Endpoint:
 @raises_config_error
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """What may be spent, in USD.
+    """The limits on spending, in USD.
 
     All limits but ``max_usd_per_ask`` are kept in the store: exact for all processes that share it, across restarts and
     deaths. A call is reserved at the most it can cost and settled at what it did cost; what was reserved by a process

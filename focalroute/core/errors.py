@@ -140,7 +140,7 @@ class CallFailed(FocalrouteError):
     Attributes:
         usage: what the failed call consumed all the same, where the service said so.
         free: whether it surely cost nothing: it never got there, or the service refused it. A status from 500 on or 408
-            is no such refusal: a model may have worked behind the gateway that gave up.
+            is not such a refusal: a model may have worked behind the gateway that gave up.
     """
 
     def __init__(self, failure: Failure, usage: Usage | None = None, *, free: bool = False) -> None:

@@ -68,7 +68,7 @@ class Choice:
     Attributes:
         considered: the endpoints that could be asked then: not asked yet, not failing, affordable.
         picked: those that were; none: it stopped.
-        probability: of this set under the policy; None where it was not sampled (greedy, or nobody was left).
+        probability: of this set under the policy; None where it was not sampled (greedy, or none was left).
     """
 
     round: int

@@ -45,12 +45,12 @@ CostSource = Literal["provider", "price", "listing", "library", "reserved", "unk
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked. Its repr holds nothing of the prompt.
+    """One query. Its repr holds nothing of the prompt.
 
     Attributes:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
-        values: what the choices stand for, where they are no texts; aligned with them.
+        values: what the choices stand for, where they are not texts; aligned with them.
         answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
             normal form (None: no answer in it); a `focalroute.answers.structured.Structure` is one.
         samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
@@ -164,7 +164,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one member gave back.
+    """One member's reply.
 
     Attributes:
         text: the reply's text, None on failure; of several samples the first, to a free-form question the first that
@@ -183,7 +183,7 @@ class Reply:
             share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
             reply.
         samples: how many ``shares`` were counted from.
-        form: the normal form of the answer in ``text`` to a free-form question; None where nobody has looked for it.
+        form: the normal form of the answer in ``text`` to a free-form question; None where it was not looked for.
         reasoning: what the model thought before it answered, as far as its service tells; None: nothing of it.
     """
 
@@ -222,7 +222,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the Decider sees before one decision (named slices, see `focalroute.observe.layout`).
+    """The Decider's input before one decision (named slices, see `focalroute.observe.layout`).
 
     Attributes:
         context: float32 (Dc,).
@@ -235,7 +235,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the Fusion sees.
+    """The Fusion's input.
 
     Attributes:
         members: float32 (K, m, Fm): candidate k seen through member j.
@@ -254,8 +254,8 @@ class Decision:
 
     Attributes:
         round: 1-based.
-        must_pick: whether nobody was no option: in round 1, and as long as nobody has answered.
-        order: the endpoints that could be picked while nobody was (not asked, breaker closed, affordable), in the order
+        must_pick: whether one had to be picked: in round 1, and until one has answered.
+        order: the endpoints that could be picked while none was (not asked, breaker closed, affordable), in the order
             in which their heads were visited; none: the STOP was forced.
         eligible: per visited head, whether it still could be picked beside those picked before it.
         probabilities: p_i of every endpoint after clipping, pool order.
@@ -312,7 +312,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What somebody says of an answer.
+    """Feedback on an answer.
 
     Attributes:
         reward: in [-1, 1]; given, or derived from the label.
@@ -334,7 +334,7 @@ class Feedback:
 
     @property
     def preference(self) -> tuple[str, str] | None:
-        """The keys of the better and of the worse of two candidates; None: it is no preference."""
+        """The keys of the better and of the worse of two candidates; None: it is not a preference."""
         better, than, worse = (self.label or "").partition(_THAN)
         return (better, worse) if than else None
 
@@ -385,7 +385,7 @@ class Masses:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one answered query taught about its members: a row of the window.
+    """The outcome of one answered query for its members: a row of the window.
 
     Attributes:
         answer_id: the answer it belongs to; a later outcome with the same id replaces it.
@@ -393,7 +393,7 @@ class Outcome:
         right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward; absent where nothing is known.
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
         features: of the query's text, as on `Trajectory`; None: not kept.
-        masses: what members' probabilities were; None where nobody gave any, or the right choice is not known.
+        masses: what members' probabilities were; None where none gave any, or the right choice is not known.
         embedder: as on `Trajectory`.
         posterior: of the answer that was given; None: it has none of its own.
         correct: how right that answer was, in [0, 1].

@@ -1,4 +1,4 @@
-"""What a name that nobody knows was probably meant to be."""
+"""Suggests the closest known name for an unknown one."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """What comes of a body, as it comes."""
+    """A response body as a stream."""
 
     def __init__(self, response: ClientResponse) -> None:
         self._response = response

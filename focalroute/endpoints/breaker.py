@@ -38,7 +38,7 @@ class Latencies:
         self._since += 1
 
     def quantile(self, share: float, fewest: int = _FEWEST) -> float | None:
-        """The latency that this share of calls does not pass; None before so many calls were answered."""
+        """The latency that this share of calls does not pass; None before enough calls were answered."""
         if len(self._kept) < fewest:
             return None
         if self._since >= _RENEWED_EVERY or 2 * len(self._sorted) < len(self._kept):
@@ -146,7 +146,7 @@ class Breaker:
     def leave(self, in_flight: InFlightCall, failure: Failure | None, *, blameless: bool = False) -> None:
         """A call ended, with ``failure`` or well; ``blameless``: it says nothing of the endpoint.
 
-        A reply that cannot be used, or that we gave up, is no fault; nor is a request that was refused for what it
+        A reply that cannot be used, or that we gave up, is not a fault; nor is a request that was refused for what it
         asks, where others have been taken: one caller's parameters must not shut the endpoint for everybody.
         """
         self._in_flight.pop(in_flight, None)

@@ -1,4 +1,4 @@
-"""What the calls of one ask share: their context, the streamed answer, and the one retry layer.
+"""Shares one ask's context, streamed answer and single retry layer among its calls.
 
 Nothing else in focalroute repeats a call.
 """
@@ -56,7 +56,7 @@ _LONGEST_ASKED_S = 60.0  # of a service's Retry-After; a longer one ends the ret
 
 @dataclass(slots=True)
 class CallContext:
-    """What all calls of one ask share.
+    """The context that all calls of one ask share.
 
     Attributes:
         deadline: in the running loop's time.
@@ -86,7 +86,7 @@ async def call_with_retries(
     closed: Callable[[], bool],
     worth: Callable[[float], bool] = lambda _: True,
 ) -> T:
-    """What a call gives, repeated: at most ``attempts`` in all, within the terms, and not once it is ``closed``.
+    """Make a call and repeat it: at most ``attempts`` in all, within the terms, and not once it is ``closed``.
 
     Args:
         worth: told how many seconds a repetition would have to wait; whether it is worth that.
@@ -135,7 +135,7 @@ def _repeats(
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """What the service asked for, else exponential with full jitter. Seconds.
+    """Return the wait in seconds: the service's own, else exponential with full jitter.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """

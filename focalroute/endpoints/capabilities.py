@@ -1,4 +1,4 @@
-"""What an endpoint can do: measured with tiny calls, failing closed, or declared in the pool file."""
+"""The capabilities of an endpoint: measured with tiny calls, failing closed, or declared in the pool file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _IMAGES = frozenset(("image_url", "input_image", "image"))
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an endpoint can do.
+    """The capabilities of an endpoint.
 
     Attributes:
         logprobs: whether credible log-probabilities come back.
@@ -85,7 +85,7 @@ DEAREST = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice
 
 
 def declared(endpoint: Endpoint) -> Capabilities | None:
-    """What the pool file says, if it says everything; then no check is needed."""
+    """Return the pool file's declarations if they are complete; then no check is needed."""
     values = _declared_values(endpoint)
     if len(values) < len(_DECLARED):
         return None
@@ -93,7 +93,7 @@ def declared(endpoint: Endpoint) -> Capabilities | None:
 
 
 def override(endpoint: Endpoint, measured: Capabilities) -> Capabilities:
-    """What was measured, corrected by what the pool file says."""
+    """Return the measured capabilities, corrected by the pool file."""
     return replace(measured, **_declared_values(endpoint))
 
 
@@ -110,7 +110,7 @@ def _declared_values(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def required_features(query: Query) -> frozenset[Feature]:
-    """What a query needs. A structured answer (``answer=``) needs nothing: it can be asked for in words."""
+    """Return the features that a query needs. A structured answer (``answer=``) needs none."""
     params, wanted = query.params, query.params.get("response_format")
     found: set[Feature] = set()
     if params.get("tools") or params.get("functions"):
@@ -262,7 +262,7 @@ _WITHOUT: Mapping[str, dict[str, Any]] = {
 
 
 def without(able: Capabilities, failure: Failure) -> Capabilities | None:
-    """What is left of capabilities after a refusal of one; None: it is about something else."""
+    """Return the capabilities left after a refusal of one; None if it concerns something else."""
     lost = replace(able, **_WITHOUT.get(failure.lacks or "", {}))
     return None if lost == able else lost
 
@@ -273,7 +273,7 @@ def refuses(failure: Failure) -> bool:
 
 
 def _measured(scored: Completion | None, sampled: Completion | None, held: Completion | None, top: int) -> Capabilities:
-    """What the replies to each request show; None: it was refused."""
+    """Return what the replies to each request show; None if it was refused."""
     several = sampled is not None and len(sampled.choices) > 1
     return Capabilities(*_scored(scored, top), several, _was_held(held), stream_usage=False)
 

@@ -1,4 +1,4 @@
-"""What to do about a failed call, and where it happened."""
+"""Says what to do about a failed call, and where it happened."""
 
 from __future__ import annotations
 

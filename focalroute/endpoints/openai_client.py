@@ -32,7 +32,7 @@ _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol
 
 
 def cap_field(base_url: str) -> CapField:
-    """What a service calls the most tokens of a reply."""
+    """Return the service's name for the most tokens of a reply."""
     host = urlsplit(base_url).hostname or ""
     own = any(host == known or host.endswith("." + known) for known in _OPENAI_HOSTS)
     return "max_completion_tokens" if own else "max_tokens"
@@ -81,7 +81,7 @@ def unsent(error: BaseException) -> CallFailed:
 
 
 def _innermost(error: BaseException) -> str:
-    """What lies beneath it: a name that was not found, a certificate that is not believed."""
+    """Return the root cause, such as a name that was not found or an untrusted certificate."""
     for _ in range(8):
         error = error.__cause__ or error.__context__ or error
     return type(error).__name__

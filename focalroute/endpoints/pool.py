@@ -72,7 +72,7 @@ class Pool:
         return tuple([member.throttle.ready or member.throttle.triable for member in self._members])
 
     def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
-        """What each endpoint is known to lack of what is needed; None: nothing."""
+        """Return the needed features that each endpoint is known to lack; None if none."""
         wanted = sorted(needed)
         return tuple([next((feature for feature in wanted if member.lacks(feature)), None) for member in self._members])
 
@@ -145,7 +145,7 @@ class Pool:
     def call_context(
         self, query: Query, ask_budget: AskBudget, deadline: float, stream_sink: StreamSink | None = None
     ) -> CallContext:
-        """What all calls of one ask share (see `CallContext`); ``deadline`` is in the running loop's time."""
+        """Return the context that all calls of one ask share (see `CallContext`); ``deadline`` is in loop time."""
         return CallContext(query, ask_budget, deadline, self._rules.attempts - 1, stream_sink)
 
     async def ask(

@@ -1,4 +1,4 @@
-"""What an endpoint's replies and refusals taught: fields that it does not take, and the room its thinking needs."""
+"""Learns from an endpoint's replies and refusals: unsupported fields, and the room that thinking needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPTIONAL = frozenset(
 
 
 class Quirks:
-    """What is known of how one endpoint is to be asked.
+    """The known quirks of one endpoint.
 
     Attributes:
         thinks: whether the model thinks before it answers.

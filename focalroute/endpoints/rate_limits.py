@@ -55,7 +55,7 @@ class Health:
 
 
 class Rolling:
-    """What was used in the last minute, exactly: no 60 seconds hold more than ``most``.
+    """The exact use in the last minute: no 60 seconds hold more than ``most``.
 
     One use alone may be larger than ``most``; it waits until it is alone.
     """
@@ -190,7 +190,7 @@ class Throttle:
         return gate is not None and gate.under_way + len(gate.waiting) >= _CROWDED * self.limit
 
     def _earliest(self, tokens: float, now: float) -> float:
-        """When a call of so many tokens may go; the lock is held."""
+        """When a call of ``tokens`` may go; the lock is held."""
         return max(rate.earliest(amount, now) for rate, amount in self._uses(tokens))
 
     def _uses(self, tokens: float) -> Iterable[tuple[Rolling, float]]:
@@ -252,7 +252,7 @@ class Throttle:
                     rate.correct(entry, real[rate])
 
     def leave(self, admitted: AdmittedCall, tokens: int | None, failure: Failure | None) -> None:
-        """The call ended: with so many tokens used (None: unknown), well or not."""
+        """The call ended: with this many tokens used (None: unknown), well or not."""
         if admitted.uses and tokens is not None:
             self._correct(admitted, {self._tokens: float(tokens)})
         if admitted.trial:

@@ -89,7 +89,7 @@ class RaceAllowance:
 class RoundCalls:
     """Asks the members of one round.
 
-    Nobody waits for a member that hangs. As long as none has answered, one that is silent for much longer than usual,
+    No ask waits for a silent member. As long as none has answered, one that is silent for much longer than usual,
     or that its service makes wait for so long, is raced by one more endpoint; once one has answered, it is given up.
     Where nothing is known of what is usual, one more is asked when half of the time is gone, and again after half of
     the rest, or as soon as that one fails. With ``hedge_after`` a

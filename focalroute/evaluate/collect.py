@@ -139,12 +139,12 @@ _IN_VAIN = 10  # questions in a row of which every call failed: there is no poin
 
 @dataclass(slots=True)
 class Collected:
-    """What came of it.
+    """The result of collecting.
 
     Attributes:
         before: questions whose lines were there at the start; ``asked``: those that were asked now.
         usd: what was paid now, as far as it is known; trying out what an endpoint can do is part of it.
-        right: by endpoint, how many of its answers were right; ``answered``: of so many; ``failed``: its failed calls.
+        right: by endpoint, how many of its answers were right; ``answered``: of how many; ``failed``: its failed calls.
         stopped: why it ended before the last question; None if it did not.
     """
 
@@ -287,7 +287,7 @@ class _Writing:
                 self.collected.right[name] += output["answer"] == question.label
 
     def ended(self, *shares: _Ended) -> Collected:
-        """What came of it, now that those who asked have ended."""
+        """Return the result, now that the workers have ended."""
         self.collected.usd += sum((one.usd for one in shares), Decimal(0))
         self.collected.stopped = next((one.stopped for one in shares if one.stopped is not None), None)
         return self.collected
@@ -313,7 +313,7 @@ async def _ask_all(
 
 @dataclass(slots=True)
 class _Asking:
-    """What the workers share.
+    """The state that the workers share.
 
     Attributes:
         left: USD at the start; None: no limit. ``promised``: the most that the questions under way can cost.
@@ -389,7 +389,7 @@ def collect_command(
 
     Args:
         dataset: see `read_dataset`; ``columns`` are of the form FIELD=COLUMN.
-        limit: only the first so many questions.
+        limit: only this many questions from the start.
         engine: see `focalroute.evaluate.job_engine.open_engine`.
 
     Raises:

@@ -102,7 +102,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every object of a ``.jsonl`` file (or ``.gz`` of one), and where it stands.
 
     Raises:
-        ConfigError: it cannot be read, or a line is no object.
+        ConfigError: it cannot be read, or a line is not an object.
     """
     return _of_file(path, _json_rows)
 
@@ -136,7 +136,7 @@ def _json_rows(file: IO[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_rows(file: IO[str]) -> Iterator[tuple[int, Any]]:
-    """Rows by the names in the first one; an empty cell is no value."""
+    """Rows by the names in the first one; an empty cell is not a value."""
     reader = csv.DictReader(file)
     for row in reader:
         if None in row:

@@ -1,4 +1,4 @@
-"""What a page draws of an evaluation, computed from what was played, and the page, from the evaluation's JSON."""
+"""Computes the figures of an evaluation's page, and makes the page from the evaluation's JSON."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Row(Score):
 
 @dataclass(frozen=True, slots=True)
 class EvalFile:
-    """What `focalroute eval --json` writes, as far as a page needs it."""
+    """The part of `focalroute eval --json` that a page needs."""
 
     log: str
     n_train: int
@@ -198,10 +198,10 @@ def read_eval(found: object, name: str) -> EvalFile:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise ConfigError(
-            f"{name}: is no report of focalroute eval: {where}: {first['msg']}; give the file that --json wrote"
+            f"{name}: is not a report of focalroute eval: {where}: {first['msg']}; give the file that --json wrote"
         ) from None
     if not report.focalroute or not 0 <= (report.figures.shown if report.figures else 0) < len(report.focalroute):
-        raise ConfigError(f"{name}: is no report of focalroute eval: it has no operating point of focalroute")
+        raise ConfigError(f"{name}: is not a report of focalroute eval: it has no operating point of focalroute")
     return report
 
 
@@ -284,7 +284,7 @@ def _curve(report: EvalFile) -> Section:
 
 
 def _played(report: EvalFile, figures: Figures) -> dict[str, Section]:
-    """What is drawn of what was played, row by row."""
+    """Return the figures of the played rows."""
     return {
         "over-time": _over_time(report, figures.over_time),
         "errors": _errors(report, figures),

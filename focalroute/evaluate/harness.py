@@ -27,7 +27,7 @@ _CHARACTERS = 4  # of a token, roughly: the files do not say how many there were
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was imported.
+    """The result of an import.
 
     Attributes:
         questions: lines of the log.
@@ -69,7 +69,7 @@ class _Question:
         return {**asked, "outputs": self.outputs}
 
     def add(self, model: str, sample: _Sample, output: Mapping[str, Any]) -> None:
-        """What one more model said to the same question."""
+        """Add another model's answer to the same question."""
         if sample != self.sample or len({sample.digest, self.sample.digest} - {None}) > 1:
             raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
         if model in self.outputs:
@@ -160,7 +160,7 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
 def _likelihoods(responses: object) -> list[float]:
     """One for each choice; numbers, or texts of them as some versions write."""
     if not isinstance(responses, list) or len(responses) < 2:
-        raise ConfigError("filtered_resps: give the log-likelihoods of at least two choices; it is no such task")
+        raise ConfigError("filtered_resps: give the log-likelihoods of at least two choices")
     found = []
     for response in responses:
         pair = response if isinstance(response, list) else [response]
@@ -169,7 +169,7 @@ def _likelihoods(responses: object) -> list[float]:
         except (IndexError, TypeError, ValueError):
             raise ConfigError("filtered_resps: give [log-likelihood, greedy] for each choice") from None
         if math.isnan(value) or value > 1e-6:
-            raise ConfigError(f"filtered_resps: {value} is no log-likelihood")
+            raise ConfigError(f"filtered_resps: {value} is not a log-likelihood")
         found.append(value)
     if max(found) == -math.inf:
         raise ConfigError("filtered_resps: every choice is impossible")

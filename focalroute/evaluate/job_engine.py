@@ -1,7 +1,7 @@
 """Where independent jobs run: one after the other in this process, or at the same time as tasks of Ray.
 
-A job is a function of what all jobs share, of one input, and of a function that tells whoever waits something on the
-way. It gives the same wherever it runs. The only module that imports ray.
+A job is a function of what all jobs share, of one input, and of a function that reports progress. It gives the same
+wherever it runs. The only module that imports ray.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 
 
 class Engine:
-    """What runs jobs; `open_engine` makes it.
+    """Runs jobs; `open_engine` makes it.
 
     Args:
         ray: Ray, connected; None: jobs run in this process, one after the other.
@@ -130,7 +130,7 @@ def _address(where: str) -> str:
 
 @contextmanager
 def _ray(address: str) -> Iterator[Any]:
-    """Ray, connected; it prints nothing, tells nobody outside anything, and opens no page."""
+    """Ray, connected; it prints nothing, reports nothing, and opens no page."""
     cluster: Any = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == "local" else {}
     with _environment({**_QUIET, **(_private() if address == "local" else {})}):
         try:
@@ -151,7 +151,7 @@ def _ray(address: str) -> Iterator[Any]:
 
 @cache  # Ray reads it once in a process
 def _private() -> Mapping[str, str]:
-    """What keeps a cluster of this process to itself: Ray would listen on every interface of a Linux machine.
+    """Return settings that keep a cluster private: Ray would listen on every interface of a Linux machine.
 
     Who has imported Ray before has decided.
     """

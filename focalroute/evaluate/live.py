@@ -133,7 +133,7 @@ def play_all(
 
 
 def environment_of(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery], ask: Asker) -> LiveEnvironment:
-    """What endpoints reply to these queries, asked as training needs it."""
+    """Return the replies of endpoints to these queries, asked as training needs them."""
     features = np.stack([text_features(live.query.text, QUERY) for live in queries])
     return LiveEnvironment(features, [endpoint.name for endpoint in endpoints], ask)
 
@@ -184,7 +184,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class LiveReport:
-    """What a live evaluation found.
+    """The result of a live evaluation.
 
     Attributes:
         title: of what, for people.

@@ -64,7 +64,7 @@ class LiveQuery:
         return normal_form(reply.text or "", self.query.answer)
 
     def worth(self, form: str | None) -> float:
-        """What an answer is worth, in [0, 1]; none is worth nothing."""
+        """Return the worth of an answer, in [0, 1]; no answer is worth 0."""
         if form is None:
             return 0.0
         if self.query.choices is not None:
@@ -74,7 +74,7 @@ class LiveQuery:
         return min(1.0, max(0.0, self.quality(form, self.label)))
 
     def of(self, answer: Answer) -> float:
-        """What a fused answer is worth."""
+        """Return the worth of a fused answer."""
         return self.worth(answer.value if self.query.choices else normal_form(answer.text, self.query.answer))
 
 
@@ -117,7 +117,7 @@ def of_questions(
 
 @dataclass(frozen=True, slots=True)
 class LiveResult(ReplayResult):
-    """What a strategy did, live.
+    """The result of a strategy, live.
 
     Attributes:
         tokens: endpoint -> (n,) tokens it read and wrote, as far as it told; who was never asked is missing.
@@ -149,7 +149,7 @@ def play(
 
 
 def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: int | None = None) -> LiveResult:
-    """What was played, or what it would have been after so many steps of a chain: its last usable reply until then.
+    """Return the result as if the chain had ended after that many steps: its last usable reply until then.
 
     A rule that goes one endpoint at a time decides a step alike, whatever T_max is; so one play tells of all.
     """
@@ -209,7 +209,7 @@ class ChainCall(NamedTuple):
 
 
 class ChainReply(NamedTuple):
-    """What came back.
+    """The reply of one step.
 
     Attributes:
         text: what the next endpoint is shown; None: the reply was not usable.
@@ -233,7 +233,7 @@ Asker = Callable[[Sequence[ChainCall]], Sequence[ChainReply]]
 
 
 class LiveEnvironment:
-    """What endpoints reply to Q queries, asked once and then remembered: what DER is trained on.
+    """Replies of endpoints to Q queries, asked once and remembered, for training DER.
 
     Args:
         queries: (Q, `QUERY`) features of their text.
@@ -293,7 +293,7 @@ class LiveRoutes:
         self._forms: list[list[str]] = [[] for _ in range(size)]
 
     def state(self, step: int) -> F32:
-        """What the policy sees before this step, (B, D)."""
+        """Return the policy's input before this step, (B, D)."""
         answers = np.zeros((len(self._rows), ANSWER), np.float32)
         figures = np.zeros((len(self._rows), 5), np.float32)
         for row, reply in enumerate(self._last):
@@ -309,7 +309,7 @@ class LiveRoutes:
         return flat(*stacked(self._environment.queries[self._rows], answers, figures, endpoints))
 
     def offered(self, step: int) -> Bools:
-        """What each can do, (B, N + 1): ask whoever has not failed, or stop once somebody has answered."""
+        """Return the valid actions, (B, N + 1): ask an endpoint that has not failed, or stop given an answer."""
         answered = np.array([reply is not None for reply in self._last])
         return np.concatenate([~self._failed, answered[:, None]], axis=1)
 

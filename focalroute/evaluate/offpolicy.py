@@ -1,4 +1,4 @@
-"""What two policies would have been worth on answers that others gave, from the probabilities that were stored.
+"""Estimates the worth of two policies on answers of others, from the stored probabilities.
 
 Off-policy evaluation of whole queries: `focalroute.learn.gate` has the formulas, which the gate of an update uses
 as well. A policy is valued as it serves with exploration, on queries like the ones stored, seen with the window as it
@@ -58,7 +58,7 @@ Estimates = Mapping[str, Mapping[str, Estimate]]
 
 @dataclass(frozen=True, slots=True)
 class PolicyValue:
-    """What is known of one policy.
+    """The estimates for one policy.
 
     Attributes:
         effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi / mu: how many answers of its
@@ -230,7 +230,7 @@ def _played(log: _Log, policy: Policy) -> _Played:
 
 
 def _rewards(log: _Log, u: F64) -> F64:
-    """What each step adds to each measure, (measure, B, T), the answers worth ``u`` (B,)."""
+    """Return what each step adds to each measure, (measure, B, T), the answers worth ``u`` (B,)."""
     right = np.zeros_like(log.shares)
     right[:, -1] = POINTS * (u + 1)
     paid = POINTS * log.batch.steps.rewards.astype(np.float64)  # -lambda c_k / C at the Decider's steps
@@ -272,7 +272,7 @@ def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.in
     nothing.
 
     What followed a step is weighted by the ratios of the decisions from there on, so that V is the policy's own and
-    not that of whoever decided.
+    not that of the policy that decided.
 
     Args:
         steps: what was seen.

@@ -32,7 +32,7 @@ _ROUNDING = 1e-3  # how far from 1 probabilities may add up that were rounded
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one endpoint gave back.
+    """One endpoint's output.
 
     Attributes:
         answer: index into the choices, or free-form text; None: it replied but nothing usable, or only ``score`` is
@@ -90,7 +90,7 @@ class LoggedQuery:
 
 
 def digest(query: LoggedQuery) -> str:
-    """What names a question in whatever log it stands; of one without text its id and what was answered."""
+    """Return a name of a question that is the same in any log; without text, by its id and answers."""
     if query.messages:
         asked = json.dumps([query.messages, query.choices], sort_keys=True, default=dict)
     else:
@@ -166,7 +166,7 @@ def _open(path: Path) -> IO[str]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise _Breach("", f"{constant} is no JSON number")
+    raise _Breach("", f"{constant} is not a JSON number")
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def trained_on_test(seen: int, tested: int) -> str:
 
 
 def console(piped_width: int | None = None) -> Console:
-    """Standard output; where it is no terminal, so many characters wide."""
+    """Standard output; where it is not a terminal, ``width`` characters wide."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else piped_width)

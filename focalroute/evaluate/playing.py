@@ -1,4 +1,4 @@
-"""What an evaluation plays, as jobs of an engine: each seed's training, each operating point, and all other methods."""
+"""Plays an evaluation as jobs of an engine: each seed's training, each operating point, and all other methods."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def price_at(policy: Policy, target: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What all but focalroute did on the test part.
+    """The results of all methods but focalroute on the test part.
 
     Attributes:
         played: by method, one a seed.
@@ -201,7 +201,7 @@ class Stage:
     presets: Mapping[str, Callable[[Training], Strategy]]
 
     def steps(self, targets: int, *, training: bool) -> int:
-        """The units of progress that all of it makes, with so many operating points."""
+        """The units of progress that all of it makes, with this many operating points."""
         test = len(self.parts.test)
         each = (len(self.presets) + len(BY_CHANCE) + 1) * test + (targets + 1) * (len(self.warm) + test)
         once = (len(baselines(self.first)) - len(BY_CHANCE)) * test

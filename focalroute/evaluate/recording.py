@@ -68,7 +68,7 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
         shown: whether to show a progress bar.
 
     Raises:
-        ConfigError: it is no embedder, or gives no vectors.
+        ConfigError: it is not an embedder, or gives no vectors.
         PoolError: it failed.
     """
     texts = dict.fromkeys(table.texts)
@@ -112,7 +112,7 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What is to be trained.
+    """A training to run.
 
     Attributes:
         log: what to learn from, its last part to choose by.
@@ -137,7 +137,7 @@ class TrainingJob:
             raise ConfigError(f"settings.validation: {share} of {rows} queries leaves none to train on")
 
     def checkpoint(self, seed: int) -> Checkpoint | None:
-        """What is kept of this training with this seed; None: nothing is."""
+        """Return the checkpoint of this training with this seed; None without one."""
         if self.folder is None:
             return None
         key = made_for(self.log, seed=seed, settings=self.settings, engine=self.backend.name)

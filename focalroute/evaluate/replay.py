@@ -28,7 +28,7 @@ _NEGATIVE = 5.0  # so many times as often a biased feedback is of a wrong answer
 
 @dataclass(frozen=True, slots=True)
 class RecordedReply:
-    """What one asked endpoint gave back: the candidate it backs (-1: none), the recorded output, and USD."""
+    """One asked endpoint's reply: the candidate it backs (-1: none), the recorded output, and USD."""
 
     candidate: int
     output: Output
@@ -37,7 +37,7 @@ class RecordedReply:
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """What is said of a query after it was answered.
+    """The feedback on a query after it was answered.
 
     Attributes:
         worth: of the answer given, in [0, 1].
@@ -96,18 +96,18 @@ class Strategy(Protocol):
         """Ask whom it likes and give the candidate it answers with, -1 for none."""
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Take in what is said of the answer to this turn, maybe many turns later; by default nothing."""
+        """Take in the feedback on the answer to this turn, maybe many turns later; by default nothing."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackPlan:
-    """What is said of answers, by whom and when. What is random depends on the row, so that all strategies share it.
+    """The feedback on answers, its source and time. Chance depends on the row, so that all strategies share it.
 
     Attributes:
         kind: what is said.
         share: of the queries that get any.
-        delay: it comes after the answer to so many more queries.
+        delay: how many more queries are answered before it comes.
         noise: the share of it that is wrong: another label, or the reward turned round.
         bias: ``negative``: wrong answers (worth less than a half) get it five times as often as right ones. The share
             stays ``share`` in the mean, or is as near as five times allows.
@@ -158,7 +158,7 @@ class FeedbackStream:
         self._answers, self._right = 2, 1  # of which the bias takes the share of right answers
 
     def after(self, table: LogTable, row: int, turn: Turn, answer: int, worth: float) -> tuple[Turn, Revealed] | None:
-        """What is said now that this turn is answered, and of which turn: this one, or an earlier one."""
+        """Return the feedback due after this turn, and its turn: this one, or an earlier one."""
         plan = self._plan
         if plan.kind == "none":
             return None
@@ -184,7 +184,7 @@ class FeedbackStream:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a strategy did, n rows in the order played.
+    """The result of a strategy, n rows in the order played.
 
     Attributes:
         worth: (n,) what its answers were worth.
@@ -230,7 +230,7 @@ def play(
 def _revealed(
     table: LogTable, row: int, turn: Turn, answer: int, worth: float, kind: FeedbackKind, mistake: float | None
 ) -> Revealed:
-    """What is said of an answer; a ``mistake`` in [0, 1) draws which of the wrong things."""
+    """Return the feedback on an answer; a ``mistake`` in [0, 1) draws which of the wrong things."""
     members = {i: reply.candidate for i, reply in turn.replies.items() if reply.output.error is None}
     label = table.queries[row].label
     if kind == "label" and label is not None:

@@ -94,7 +94,7 @@ class EvalOptions:
 
     @property
     def feedback_plan(self) -> FeedbackPlan:
-        """What is revealed when; drawn alike for all methods and seeds."""
+        """Return what is revealed when, the same for all methods and seeds."""
         return FeedbackPlan(
             self.feedback, self.feedback_share, self.feedback_delay, self.feedback_noise, self.feedback_bias, self.seed
         )
@@ -398,7 +398,7 @@ def _cells(row: OperatingPoint | Method, shown: OperatingPoint) -> tuple[str, ..
 
 
 def named(row: Score) -> str:
-    """What a row of the report is called: an operating point with its target."""
+    """Return the name of a row of the report: an operating point with its target."""
     if isinstance(row, OperatingPoint) and row.target_cost_ratio is not None:
         return f"{row.name} @ {row.target_cost_ratio:g}"
     return row.name

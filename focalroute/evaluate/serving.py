@@ -206,7 +206,7 @@ class Shuffled(Serving):
 
 
 def feedback_on(stored: StoredAnswer, turn: Turn, revealed: Revealed) -> Feedback:
-    """What a user of the ensemble would say of this answer."""
+    """Return a user's feedback on this answer."""
     if revealed.text is not None:
         reward, key = judged(stored, label=revealed.text)
     elif turn.choices and revealed.label is not None:

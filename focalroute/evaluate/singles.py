@@ -23,7 +23,7 @@ class OneEndpoint(Strategy, ABC):
     _last = -1  # whom it asked last
 
     def answer(self, turn: Turn) -> int:
-        """That one's answer; -1 if nobody can be asked."""
+        """That one's answer; -1 if none can be asked."""
         for endpoint in self._order(turn):
             if endpoint in turn.available:
                 self._last = endpoint
@@ -245,7 +245,7 @@ def threshold_pair(training: Training, pair: tuple[int, int] | None = None) -> T
     """``threshold-pair``: strong is the most accurate on the training part, cheap the best of those at half its cost.
 
     The gain is learned from the first four fifths; the threshold, a quantile of the gains predicted for the last fifth,
-    is chosen there. Where nobody is that cheap, the strong one alone.
+    is chosen there. Where none is that cheap, the strong one alone.
 
     Args:
         pair: (cheap, strong) instead.

@@ -37,7 +37,7 @@ class LogTable:
         failed: (T, N) whether that call failed.
         candidate: (T, N) the candidate it backs, -1 without a usable answer.
         size: (T,) number of candidates.
-        label: (T,) the right candidate; -1 where nobody gave it or only scores are known.
+        label: (T,) the right candidate; -1 where it is missing or only scores are known.
         value: (T, N) what this endpoint's answer is worth, 1 right, 0 wrong, or its score; NaN where there is none.
         usd: (T, N) what the call cost; 0 where there was none, and for those that are unpriced.
         embed: makes the features of a text, wherever they are needed.
@@ -65,7 +65,7 @@ class LogTable:
         return tuple(endpoint.name for endpoint in self.endpoints)
 
     def worth(self, row: int, candidate: int) -> float:
-        """What an answer is worth: 1 or 0 by the label, else the mean score of those who gave it; no answer (-1): 0."""
+        """Return the worth of an answer: 1 or 0 by the label, else its mean score; no answer (-1): 0."""
         if candidate < 0:
             return 0.0
         if self.queries[row].label is not None:
@@ -200,7 +200,7 @@ def learning_order(table: LogTable, rows: I64, split: SplitKind) -> I64:
 
 
 def _usd(output: Output, endpoint: Endpoint) -> float | None:
-    """What a call cost; None: unknown. A failed call of which nothing is said cost nothing."""
+    """Return the cost of a call; None: unknown. A failed call without a stated cost is free."""
     if output.cost_usd is not None:
         return output.cost_usd
     price = endpoint.price

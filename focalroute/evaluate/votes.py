@@ -234,7 +234,7 @@ def _scaled(x: F64) -> F64:
 
 
 def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence[int]) -> F64:
-    """What the plurality of each subset is worth on average; ties go to the candidate with the best backer.
+    """Return the mean worth of each subset's plurality; ties go to the candidate with the best backer.
 
     Args:
         chosen: (S, N) 1 for the members of each subset.
@@ -314,7 +314,7 @@ class TrainedCascade:
 
 
 def _sureness(scores: dict[int, float], choices: int) -> float:
-    """The largest posterior; candidates nobody backs score 0."""
+    """The largest posterior; candidates without a backer score 0."""
     most = max(scores.values())
     unbacked = max(choices - len(scores), 1) if choices != len(scores) else 0
     total = sum(math.exp(score - most) for score in scores.values()) + unbacked * math.exp(-most)

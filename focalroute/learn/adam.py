@@ -21,7 +21,7 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What Adam remembers between updates.
+    """Adam's state between updates.
 
     Attributes:
         steps: steps taken.
@@ -72,7 +72,7 @@ class Adam:
 
     @property
     def moments(self) -> Moments:
-        """What to go on from later."""
+        """Return the state to resume from."""
         return Moments(self._steps, self._split(self._first), self._split(self._second))
 
     def step(self, gradients: Mapping[str, Floats]) -> None:

@@ -34,7 +34,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What calls typically cost, frozen for one update.
+    """The typical costs of calls, frozen for one update.
 
     Attributes:
         usd: endpoint -> mean cost of a call, over the calls whose cost is known.

@@ -39,7 +39,7 @@ class Likelihood:
     Attributes:
         log_pi: (S,) log-probability of what was picked.
         d_log_pi: (S, P) its derivative by z.
-        entropy: (S,) sum over eligible heads of their Bernoulli entropies, in nats; "never nobody" left out of account.
+        entropy: (S,) sum over eligible heads of their Bernoulli entropies, in nats; without the rule "at least one".
             Where exactly one was to be picked, the entropy of that choice.
         d_entropy: (S, P) its derivative by z.
 
@@ -119,7 +119,7 @@ def raised(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
 
 
 def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
-    """ln(sum of e^z) of the heads visited, (S, 1); 0 where nobody must be picked."""
+    """ln(sum of e^z) of the heads visited, (S, 1); 0 where none must be picked."""
     found: Floats = np.where(must_pick[:, None], _log_odds(logits, visited), 0)
     return found
 
@@ -132,7 +132,7 @@ def _share(logits: Floats, heads: HeadBatch) -> Floats:
 
 
 def _lowered(gradient: Floats, share: Floats) -> Floats:
-    """From derivatives by raised logits to those by the logits themselves: what raises them hangs on all visited."""
+    """From derivatives by raised logits to those by the logits themselves: what raises them depends on all visited."""
     lowered: Floats = gradient - share * gradient.sum(axis=1, keepdims=True)
     return lowered
 

@@ -119,7 +119,7 @@ def _lag(one: Episode, version: int) -> int:
 
 
 def _state(root: str | Path, version: int) -> Mapping[str, NDArray[Any]]:
-    """What the learner left with this version; nothing where it left none, or what it left is damaged."""
+    """Return the learner's state of this version; nothing if it is missing or damaged."""
     if version not in bundle.versions(root):  # the shipped one
         return {}
     try:
@@ -130,7 +130,7 @@ def _state(root: str | Path, version: int) -> Mapping[str, NDArray[Any]]:
 
 
 def _resumed(state: Mapping[str, NDArray[Any]], policy: bundle.Policy, names: int, rng: np.random.Generator) -> Learner:
-    """The policy's nets, grown to so many names, with the critic and the moments that were left."""
+    """The policy's nets, grown to this many names, with the critic and the moments that were left."""
     decider = grown(decider_net(policy.decider_onnx), names, rng)
     fusion = grown(fusion_net(policy.fusion_onnx), names, rng)
     if state:

@@ -31,7 +31,7 @@ USER = "user"
 
 
 class Said(TypedDict, total=False):
-    """What can be said of an answer, one of these."""
+    """One kind of feedback on an answer."""
 
     reward: float | bool | None
     label: Label | None
@@ -94,7 +94,7 @@ def judged(
     preferred: Label | None = None,
     score: float | None = None,
 ) -> tuple[float, str | None]:
-    """What is said of an answer, as `Feedback` has it: (reward, label).
+    """Return the feedback on an answer as `Feedback` has it: (reward, label).
 
     Raises:
         FeedbackError: none or several of them are given, or one is out of range.
@@ -155,7 +155,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     (1 - q(answer)), which is inferred unless there were but two choices.
 
     A reward for what was written from the replies is shared: everybody it was made of is credited with it, as inferred,
-    for nobody has earned it alone.
+    for no member has earned it alone.
 
     A reply in which there was no answer is wrong, whatever is said. Endpoints that were probed afterwards are credited
     alike, in round 0.
@@ -206,7 +206,7 @@ def _confidence_of(answer: StoredAnswer, feedback: Feedback) -> dict[str, Any]:
 
 
 def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:
-    """What members' probabilities were on a closed question whose right choice the feedback tells."""
+    """Return the members' probabilities on a closed question whose right choice the feedback tells."""
     trajectory = answer.trajectory
     if answer.kind != "choice" or trajectory is None or trajectory.evidence.members.shape[2] != width(MEMBER):
         return None

@@ -28,13 +28,13 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """What S decisions chose from; P places, padded at the end.
+    """The heads that S decisions chose from; P places, padded at the end.
 
     Attributes:
-        visited: (S, P) a head, not padding: who could be picked while nobody was.
+        visited: (S, P) a head, not padding: who could be picked while none was.
         eligible: (S, P) who still could be picked beside those picked before.
         picked: (S, P) who was.
-        must_pick: (S,) whether nobody was no option.
+        must_pick: (S,) whether one had to be picked.
         pool: (S,) N, the size of the pool, on which the clip of p depends.
         one: (S,) whether exactly one was to be picked; None: nowhere.
     """

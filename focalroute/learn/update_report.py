@@ -1,4 +1,4 @@
-"""What an update looks at, and what it came to. Apart from the learner, for whoever has it learn in another process."""
+"""The input and the report of an update, apart from the learner, which may run in another process."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Diagnostics:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What an update came to.
+    """The result of an update.
 
     Attributes:
         status: "published"; "rejected": surely worse than the old policy; "insufficient": too little evidence to tell.

@@ -218,7 +218,7 @@ class BudgetGuard:
         self._usual[endpoint] = (calls + 1, costs + cost, bounds + bound)
 
     def usual_cost(self, endpoint: str, bound: Decimal) -> Decimal | None:
-        """What a call usually costs that can cost ``bound`` at the most, USD; None: no call was ever paid.
+        """Return the usual cost of a call that can cost ``bound`` at the most, USD; None: no call was ever paid.
 
         The dearer of the endpoint's mean call and its mean share of the bound; before its first, of the pool's share.
         """
@@ -340,7 +340,7 @@ class AskBudget:
         return hold
 
     def usual_cost(self, endpoint: str, bound: Decimal) -> Decimal | None:
-        """What a call usually costs that can cost ``bound`` at the most, USD; None: not known yet."""
+        """Return the usual cost of a call that can cost ``bound`` at the most, USD; None: not known yet."""
         return self._guard.usual_cost(endpoint, bound)
 
     def settle(self, hold: HeldAmount, bill: Bill) -> None:

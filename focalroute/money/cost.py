@@ -73,7 +73,7 @@ class Bill:
     """The usage and cost of one attempt at one endpoint.
 
     Attributes:
-        doubt: USD that it may have cost besides, as nobody knows whether it was billed.
+        doubt: USD that it may have cost besides, as it is unknown whether it was billed.
     """
 
     endpoint: str

@@ -82,7 +82,7 @@ def shared(members: F32, alike: F32 | None) -> F32:
     the first two at most 1. There is no probability whose logarithm could be taken.
 
     Args:
-        alike: None: there is one candidate, and nobody to share with.
+        alike: None: there is one candidate, and no other to share with.
     """
     soft = members.copy()
     soft[:, :, _LOG_PROBABILITY] = 0

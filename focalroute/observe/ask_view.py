@@ -116,7 +116,7 @@ class AskView:
         return trial
 
     def supposing(self, votes: Iterable[tuple[int, int | None]], round: int, *, sure: bool) -> Evidence:
-        """What the Fusion would see if these endpoints backed these candidates too (None: were silent).
+        """Return the Fusion's input if these endpoints backed these candidates too (None: were silent).
 
         A candidate beyond the last is a new one; ``sure``: with all their mass on it, instead of a vote without.
         """
@@ -177,11 +177,11 @@ class AskView:
         self._marks[i, 1:] = 1, self._agreement(candidate)
 
     def usual(self, endpoint: int) -> tuple[float | None, float | None]:
-        """What a call to it usually costs, USD, and takes, seconds; None where unknown."""
+        """Return the usual cost of a call in USD, and its seconds; None where unknown."""
         return self._stats.expected_cost[endpoint], self._stats.latency_s[endpoint]
 
     def observe(self, *, round: int, cost_weight: float, budget_left: float) -> Observation:
-        """What the Decider sees before its decision of this round (see `focalroute.observe.layout`).
+        """Return the Decider's input before its decision of this round (see `focalroute.observe.layout`).
 
         Args:
             round: 1-based.
@@ -256,7 +256,7 @@ class AskView:
         """How likely it is that no candidate is right: 0 of a closed question.
 
         A lone reply is always the likeliest of those there are: that says nothing of how good it is. By naive Bayes the
-        candidates are right with odds e^s, s their evidence, and each of the answers that nobody gave, `OPEN_CHOICES`
+        candidates are right with odds e^s, s their evidence, and each of the answers that none gave, `OPEN_CHOICES`
         in all, with odds 1. Of open texts, of which no two need be alike, only the leader counts.
         """
         if self._closed or not self.backs:
@@ -268,7 +268,7 @@ class AskView:
         return unseen / (float(np.exp(evidence).sum()) + unseen)
 
     def _unseen(self) -> int:
-        """How many answers a free-form question has that nobody gave."""
+        """Return how many answers a free-form question has that none gave."""
         given = 1 if self.agreement is not None else len(self.candidates)
         return max(OPEN_CHOICES - given, 1)
 
@@ -282,7 +282,7 @@ class AskView:
         return alike
 
     def evidence(self) -> Evidence:
-        """What the Fusion sees: every candidate through every member with a usable reply, in pool order."""
+        """Return the Fusion's input: every candidate through every member with a usable reply, in pool order."""
         if self._evidence is None:
             self._evidence = self._make_evidence()
         return self._evidence
@@ -313,7 +313,7 @@ class AskView:
             observation.calibrate(seen, log_mass, known, ~np.isnan(mass[:, 0]))
 
     def _mass(self, members: Sequence[int]) -> NDArray[np.float64] | None:
-        """What these members gave each candidate, (m, K), NaN where nothing; None: nobody gave anything."""
+        """Return the members' mass on each candidate, (m, K), NaN where unknown; None if all are."""
         if not self._masses:
             return None
         mass = np.full((len(members), len(self.candidates)), np.nan)

@@ -1,4 +1,4 @@
-"""What a member's probabilities say, by how they were distributed on labelled queries: no gradient, only sums.
+"""Calibrates members' probabilities by their distribution on labelled queries: no gradient, only sums.
 
 With x_k the log of a member's mass on choice k, centred over the choices, and y the right one, each task's book keeps,
 by position k, how often k was wrong, how often right, and the sums of x_k and of its squares. From these
@@ -9,7 +9,7 @@ by position k, how often k was wrong, how often right, and the sums of x_k and o
 
 and the log-likelihood ratio of choice k is g / v (x_k - m_k): a linear discriminant (Fisher 1936), alike for all k.
 That the label is left out of m_k makes it indifferent to how often each position is right. Every mean of a task is
-shrunk to the mean over all tasks, and that to 0, by as much as so many queries would weigh (partial pooling, Gelman &
+shrunk to the mean over all tasks, and that to 0, by the weight of a number of queries (partial pooling, Gelman &
 Hill 2007). Position bias: Zhao et al. 2021 (contextual calibration), Zheng et al. 2024 (PriDe).
 """
 
@@ -59,7 +59,7 @@ class Totals:
 
 
 class Corrections(NamedTuple):
-    """What the totals come to.
+    """The corrections that the totals imply.
 
     Attributes:
         means: m, (..., N, P).
@@ -91,7 +91,7 @@ class _Moments(NamedTuple):
 
     @classmethod
     def before(cls, totals: Totals) -> _Moments:
-        """What is expected before anything was seen: probabilities that say nothing."""
+        """Return the prior: probabilities without information."""
         return cls(np.zeros_like(totals.sums[..., 0, :, :]), np.zeros(()), np.full((1, 1), _LEAST_VARIANCE))
 
 
@@ -134,7 +134,7 @@ def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:
 
 
 def totals_of(log_mass: F64, given: NDArray[np.bool_], label: NDArray[np.int64], size: NDArray[np.int64]) -> Totals:
-    """What each of T queries adds, (T, ...).
+    """Return what each of T queries adds, (T, ...).
 
     Args:
         log_mass: (T, N, P) centred log-masses; anything beyond a query's choices.
@@ -153,7 +153,7 @@ def totals_of(log_mass: F64, given: NDArray[np.bool_], label: NDArray[np.int64],
 
 
 class _Row(NamedTuple):
-    """What one answer added."""
+    """The contribution of one answer."""
 
     task: str | None
     totals: Totals
@@ -209,7 +209,7 @@ class CalibrationStats:
             totals.squares[:, endpoint] = 0
 
     def corrections(self, task: str | None) -> Corrections | None:
-        """What is known of a task, or of all where it is None or new; None: nothing of any."""
+        """Return the corrections of a task, or of all where it is None or new; None without any."""
         shared = self._totals.get(None)
         if shared is None:
             return None

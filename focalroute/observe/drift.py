@@ -6,7 +6,7 @@ gain is beyond a threshold (Lai 2001, Statistica Sinica 11, 303-408; Besson, Kau
 23(77)). The cuts are those of an exponential histogram (Bifet and Gavalda 2007, SDM, 443-448): integer counts in blocks
 of 1, 2, 4, ... outcomes, two or three of each size, so that time and memory are logarithmic.
 
-When queries get harder everybody is right less often, and nobody changed. So a cut must also gain as much over the
+When queries get harder all are right less often, and none changed. So a cut must also gain as much over the
 hypothesis that the endpoint went along with the other members of the same queries: that its log-odds moved as theirs
 (the model without a three-way interaction; Bishop, Fienberg and Holland 1975, Discrete Multivariate Analysis, 3.5).
 
@@ -105,7 +105,7 @@ class Detector:
         return Change(was_right / size, right / since, since)
 
     def _keep(self, newest: int) -> None:
-        """Forget all but so many of the newest outcomes, which end at a block's border."""
+        """Forget all but this many of the newest outcomes, which end at a block's border."""
         for blocks in self._levels:
             kept = 0
             while kept < len(blocks) and newest:
@@ -126,7 +126,7 @@ def _fit(counts: NDArray[np.int64]) -> F64:
 
 
 def _gain_over_common(older: NDArray[np.int64], newer: NDArray[np.int64]) -> F64:
-    """What is gained over the hypothesis that the endpoint and its peers moved alike, by one difference in log-odds.
+    """Return the gain over the hypothesis that the endpoint and its peers moved alike, by one difference in log-odds.
 
     That is the hierarchical model of endpoint or peer x older or newer x right or wrong without an interaction of all
     three, fitted by iterative proportional scaling.

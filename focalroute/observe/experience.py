@@ -30,7 +30,7 @@ class Experience:
         usd: float32 (V,) long-run cost of a call; NaN where unknown.
         vectors: float32 (M, D) text features of past queries, oldest first; M may be 0.
         values: float32 (M, V) how right each endpoint was on them; NaN where it was not asked.
-        book: task -> totals of the endpoints' probabilities there, None -> over all tasks; empty where nobody gave any.
+        book: task -> totals of the endpoints' probabilities there, None -> over all tasks; empty where none gave any.
         embedder: what made the vectors, by its name.
     """
 
@@ -126,10 +126,10 @@ class Experience:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Experience:
-        """What `arrays` gave.
+        """Restore the experience from `arrays`.
 
         Raises:
-            ValueError: these are no such arrays.
+            ValueError: these are other arrays.
         """
         try:
             keys = ("names", "accuracy", "usd", "vectors", "values")

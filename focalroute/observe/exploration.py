@@ -25,7 +25,7 @@ _REMEMBERED = 100  # probes whose feedback may still come
 
 
 class Cost(NamedTuple):
-    """What something took: dollars as far as they are known, and calls."""
+    """A cost: dollars as far as they are known, and calls."""
 
     usd: float
     calls: float
@@ -44,10 +44,10 @@ class Probing:
     Over time the probes cost no more than ``share`` of what the asks do, in dollars, or in calls while the cost of any
     endpoint is unknown; for 200 outcomes after an endpoint changed five times that. Nothing here is random.
 
-    Nobody is probed as long as no outcome is known: where no feedback comes a probe teaches nothing.
+    There are no probes before the first outcome: without feedback a probe teaches nothing.
 
     Args:
-        share: in [0, 1]; 0: nobody is probed.
+        share: in [0, 1]; 0: no probes.
     """
 
     def __init__(self, observer: Observer, share: float) -> None:
@@ -83,7 +83,7 @@ class Probing:
             return Probe(chosen, prices[chosen])
 
     def settle(self, probe: Probe, paid: Cost) -> None:
-        """What a probe really cost."""
+        """Record the cost of a probe."""
         with self._lock:
             self._pay(Cost(paid.usd - probe.expected.usd, paid.calls - probe.expected.calls))
 
@@ -91,7 +91,7 @@ class Probing:
         self._owed = Cost(self._owed.usd - cost.usd, self._owed.calls - cost.calls)
 
     def _prices(self) -> tuple[list[Cost], int]:
-        """What a probe of each is expected to cost, and in which field of it the account is kept."""
+        """Return the expected cost of a probe of each, and the field in which the account is kept."""
         costs = self._observer.expected_cost()
         usd = [cost for cost in costs if cost is not None]
         least = sum(usd) / len(costs) * _CHEAPEST

@@ -82,10 +82,10 @@ def clipped(text: str) -> str:
 
 
 def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
-    """What an embedder gave, float32 (D,), scaled to Euclidean norm 1; zeros stay zeros.
+    """Return an embedder's vector, float32 (D,), scaled to Euclidean norm 1; zeros stay zeros.
 
     Raises:
-        ConfigError: it is no vector of finite numbers, or one of more than `MOST_FEATURES`.
+        ConfigError: it is not a vector of finite numbers, or one of more than `MOST_FEATURES`.
     """
     try:
         vector = np.asarray(values, np.float64)
@@ -104,7 +104,7 @@ def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
 
 
 def name_of(embedder: object) -> str:
-    """What an embedder's vectors are kept under: those of one name can be compared, wherever they were made.
+    """Return the name of an embedder's vectors: those of one name can be compared, wherever they were made.
 
     An endpoint's is its model with the parameters that are sent along (not its host); else the embedder's own ``name``,
     or what Python calls the function or class.

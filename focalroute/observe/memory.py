@@ -43,7 +43,7 @@ _STALE = 1 / 8  # share of new texts after which their mean is taken again
 
 
 def spread(size: int) -> NDArray[np.int64]:
-    """Which of so many queries, oldest first, to remember: all, or as many as fit, evenly spread."""
+    """Which of ``n`` queries, oldest first, to remember: all, or as many as fit, evenly spread."""
     return np.linspace(0, size - 1, min(size, CAPACITY)).round().astype(np.int64)
 
 
@@ -55,7 +55,7 @@ def kernel(cosine: F32) -> F32:
 
 
 def mean_text(total: NDArray[np.float64], count: int | I64) -> F32:
-    """The mean (..., D) of so many texts (...) with this sum (..., D), shrunk by `MEAN_PRIOR`."""
+    """The mean (..., D) of this many texts (...) with this sum (..., D), shrunk by `MEAN_PRIOR`."""
     mean: F32 = (total / (np.asarray(count)[..., None] + MEAN_PRIOR)).astype(np.float32)
     return mean
 

@@ -45,7 +45,7 @@ _UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unse
 
 
 class Observer:
-    """What is known of a pool of endpoints. Safe to use from any number of threads.
+    """The statistics of a pool of endpoints. Safe to use from any number of threads.
 
     Everything learned is kept by endpoint name: the pool's order does not matter, and outcomes may name others, too.
 
@@ -346,7 +346,7 @@ class Observer:
 
     @staticmethod
     def _right(outcome: Outcome, name: str) -> float:
-        """NaN where it is not known; what is said of others than members is passed over, as the window does."""
+        """NaN where it is not known; outcomes of others than members are skipped, as the window does."""
         return outcome.right.get(name, math.nan) if name in outcome.members else math.nan
 
     def _features(self, text: str) -> F32:

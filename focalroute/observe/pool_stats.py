@@ -1,4 +1,4 @@
-"""What is known of a pool's endpoints before they are asked: formulas over arrays, and `PoolStats`, one pool's numbers.
+"""Statistics of a pool's endpoints before they are asked: formulas over arrays, and `PoolStats`, one pool's.
 
 The formulas take any leading shape (...,): none for the pool that is served, one row a query in offline training.
 """
@@ -42,7 +42,7 @@ _LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little,
 
 @dataclass(frozen=True, slots=True)
 class EndpointRows:
-    """What the window's totals come to, by endpoint: (..., N) arrays, ``level`` (...,).
+    """The statistics of the window by endpoint: (..., N) arrays, ``level`` (...,).
 
     Attributes:
         accuracy: windowed accuracy, shrunk.
@@ -60,7 +60,7 @@ class EndpointRows:
 
 
 def table_of(prices: F64, counts: F64) -> F64:
-    """What `rows_of` needs, from sums over the window.
+    """Return the table for `rows_of`, from sums over the window.
 
     Expected cost is (S price scale + sum of costs) / (S + n), S = 5 calls; scale is how much more the calls seen cost
     than their prices, over the whole pool, since a price stands for a call of typical length.
@@ -122,7 +122,7 @@ def standardised_length(tokens: Any, mean: Any, deviation: Any) -> Any:
 def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
     """How much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
 
-    Whoever is asked where others disagreed sees harder queries, and a plain accuracy would hold that against it. So
+    An endpoint that is asked where others disagreed sees harder queries, which a plain accuracy ignores. So
     theta minimises the sum over pairs of n_ij (theta_i - theta_j - d_ij)^2, with n_ij the rows both were asked in and
     d_ij how much more of them i got right, plus that of S_i (theta_i - offset_i)^2: least squares on paired comparisons
     (Mosteller 1951), shrunk to the long run.
@@ -142,7 +142,7 @@ def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F
 
 
 def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths: F64) -> EndpointRows:
-    """What a summary's table says, for one pool or for many at once.
+    """Return the statistics of a summary's table, for one pool or many at once.
 
     Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
     puts the endpoint beside the others, within 0.02 and 0.98. The level is (sum of right - sum of n offset + 1)
@@ -221,7 +221,7 @@ class PoolStats:
         return found.copy()
 
     def member_rows(self, choices: int) -> F32:
-        """See `focalroute.observe.observation.member_rows`, by votes among so many choices; a copy.
+        """See `focalroute.observe.observation.member_rows`, by votes among this many choices; a copy.
 
         The columns "similar" and "length" are 0: they depend on the query.
         """

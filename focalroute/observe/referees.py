@@ -1,12 +1,12 @@
-"""What agreement says of endpoints, where nobody has said who was right.
+"""Infers which endpoints are right from their agreement, without labels.
 
 *Values.* With naive Bayes weights w_j of the members' votes (see `observation.vote_weights`), the candidates C that
 were given and K effective answers, candidate c is right with probability
 
     q(c) = e^s(c) / (sum over C of e^s + max(K - |C|, 0)),    s(c) = sum of w_j over the members j that back c
 
-and a member's value is q of its candidate. The last term is "none of these": whoever stands alone is as right as it
-usually is, so a member asked alone teaches nothing.
+and a member's value is q of its candidate. The last term is "none of these": a lone member is as right as it usually
+is, so a member asked alone teaches nothing.
 
 *Comparisons.* Members i and j that differ are compared by the others, their referees:
 
@@ -15,7 +15,7 @@ usually is, so a member asked alone teaches nothing.
 with v_r = 1/2 + 3 (relative skill), within 0.1 and 2. Referees err, too, so that E[d_ij] is `RELIABILITY` times the
 difference that a label would show: each such row counts RELIABILITY^2 of a labelled one. Linear shares, and not
 posteriors, because only they do not make those who are believed ever more believed. Rows on which i and j agree show no
-difference, whoever else was asked.
+difference, whichever others were asked.
 
 *Copies.* Of the rows on which i and j differ, or agree against another member, they agree on a share o, which is small
 for endpoints that err by themselves. From o = 0.85 to 0.93 k_ij rises from 0 to 1, and copies count as one: a vote is
@@ -54,7 +54,7 @@ _REFEREED_PRIOR = 0.5  # rows: how strongly the difference of a pair is held at 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the members of one query, m of them, say of each other.
+    """The inferred correctness of the m members of one query.
 
     Attributes:
         members: (m,) their indices in the pool.
@@ -79,7 +79,7 @@ def judge(
         choices: K; `OPEN_CHOICES` for a free-form question.
         skill: (m,) how likely each was thought to be right.
         relative_skill: (m,) by how much more than the mean of the pool.
-        copies: (m, m) k, 1 on the diagonal; None: nobody copies.
+        copies: (m, m) k, 1 on the diagonal; None: none copies.
     """
     copies = np.eye(len(members)) if copies is None else copies
     answered = candidates >= 0
@@ -210,7 +210,7 @@ class Referees:
         return deviation
 
     def comparisons(self) -> tuple[F64, F64]:
-        """What the verdicts are worth of each pair, in labelled rows, and how many more of these i got right; (N, N).
+        """Return the worth of the verdicts for each pair in labelled rows, and i's lead in these; (N, N).
 
         A pair's difference is its share of rows on which it differs times the mean of what referees see there.
         """

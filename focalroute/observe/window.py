@@ -183,7 +183,7 @@ class Window:
 
 
 def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
-    """What one member adds to the totals of its endpoint. No tokens, or no time at all, means unknown."""
+    """Return what one member adds to the totals of its endpoint. No tokens, or no time at all, means unknown."""
     known = one = guessed = value = 0
     if right is not None:
         if not 0 <= right <= 1:

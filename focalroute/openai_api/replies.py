@@ -73,7 +73,7 @@ class Chunks:
 
 
 def feedback_taken(request: FeedbackRequest) -> dict[str, Any]:
-    """What is answered to feedback that was taken."""
+    """Return the response to accepted feedback."""
     return {"object": "feedback", "id": completion_id(request.answer_id), "source": request.source}
 
 

@@ -427,7 +427,7 @@ def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _meaning(name: str, *schemas: Mapping[str, Any]) -> str:
-    """What the schema says the choice is of: its field's name, and the descriptions."""
+    """Return the schema's description of the choice: the field's name, and the descriptions."""
     described = [schema["description"] for schema in schemas if isinstance(schema.get("description"), str)]
     said = [f'"{name}"', *described] if name else described
     return f"What is asked for is {': '.join(said)}" if said else ""

@@ -138,7 +138,7 @@ class Baseline:
         return np.arange(len(endpoints))
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
-        """Whom it asks, float32 (N,): certain for the wanted ones; nobody once somebody has replied."""
+        """Whom it asks, float32 (N,): certain for the wanted ones; none once one has replied."""
         if observation.endpoints[:, _REPLIED].any() and not self._doubts(observation):
             return np.full(len(ids), -SURE, np.float32)
         return self._wanted(observation)
@@ -189,7 +189,7 @@ class LogLinearOnline(Baseline):
 
     Weights start at 1, a plurality vote. A member's weight moves by `LOG_LINEAR_RATE` (y - q(c)), c what it voted for
     and y whether that was right, as far as the feedback tells (see `focalroute.learn.reward.credit`);
-    nothing moves where it does not tell of every member, or where nobody was right and no other candidate is known.
+    nothing moves where it does not tell of every member, or where none was right and no other candidate is known.
     Feedback of a judge that a user's replaces later has moved them nevertheless.
     """
 

@@ -8,7 +8,7 @@ root/
     manifest.json      schema, version, parent, names, layout, ...; SHA-256 of every file and of the manifest itself
     experience.npz     optional: long-run accuracies and a memory of texts, see `focalroute.observe.experience`
     learner.npz        optional: what the learner goes on from; serving never reads it
-  .lock, .tmp-*        of whoever publishes
+  .lock, .tmp-*        of the publisher
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def load(root: str | Path, version: int | None = None) -> Policy:
 
 
 def load_version(root: str | Path, version: int | None, load_folder: Callable[[Path], _Versioned]) -> _Versioned:
-    """What ``load_folder`` makes of this version's folder (None: of the current one's).
+    """Load this version's folder (None: of the current one's).
 
     Raises:
         PolicyError: it does not pass its checks, or says that it is of another version.
@@ -266,7 +266,7 @@ def read_file(path: Path, root: Path, most: int = MAX_BYTES) -> bytes:
         descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - by its descriptor
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise PolicyError(f"{path}: is no regular file; {_AGAIN}")
+                raise PolicyError(f"{path}: is not a regular file; {_AGAIN}")
             data = file.read(most + 1)
     except OSError as error:
         raise PolicyError(f"{path}: cannot be read: {error.strerror}; {_AGAIN}") from None
@@ -282,7 +282,7 @@ def manifest_of(folder: Path, slices: Mapping[str, Any] = SLICES) -> dict[str, A
         manifest = dict(json.loads(read_file(path, folder.parent)))
         intact = manifest.get("digest") == digest(manifest)
     except (ValueError, TypeError, RecursionError) as error:
-        raise PolicyError(f"{path}: is no manifest: {type(error).__name__}: {error}; {_AGAIN}") from None
+        raise PolicyError(f"{path}: is not a manifest: {type(error).__name__}: {error}; {_AGAIN}") from None
     if manifest.get("schema") != SCHEMA:
         found = manifest.get("schema")
         raise PolicyError(f"{path}: has schema {found!r}, this version of focalroute reads {SCHEMA}; publish it again")
@@ -321,7 +321,7 @@ def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"{unpacked} bytes unpacked are more than {_MAX_UNPACKED}")
             return dict(arrays)
     except Exception as error:  # damage may show as anything
-        raise PolicyError(f"{path}: is no plain array archive: {error}; publish again") from error
+        raise PolicyError(f"{path}: is not a plain array archive: {error}; publish again") from error
 
 
 def verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:

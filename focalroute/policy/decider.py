@@ -3,20 +3,20 @@
 One Bernoulli head for each endpoint, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.1, so that exploration lives
 inside the policy and every probability is bounded away from 0 and 1. Heads are visited in an order; one can be picked
 if it is eligible, given those picked before it. Where somebody must be picked, the heads follow the same distribution
-conditioned on not all of them staying out: as long as nobody is picked, the head at place i is picked with
+conditioned on not all of them staying out: as long as none is picked, the head at place i is picked with
 
     h_i = p_i / (1 - prod over j >= i of (1 - p_j)),    afterwards with h_i = p_i,
 
-so the last one is certain if it is reached with nobody picked. Without the clip, this goes over into a softmax choice
-of one as all logits fall. With it all heads would lie at the floor, and whoever must answer would be anybody; so before
+so the last one is certain if it is reached with none picked. Without the clip, this goes over into a softmax choice
+of one as all logits fall. With it all heads would lie at the floor, and the choice would be random; so before
 the clip all logits are raised until the odds e^z of those who could be picked sum to 1, if they do not.
 
 Where exactly one is to be picked, the heads follow their distribution conditioned on that: head i is the one with a
 probability in proportion to its odds p_i / (1 - p_i). All logits are first moved, up or down, until
 the odds sum to 1, so that the clip leaves each endpoint about e/N, and otherwise it is the softmax of the logits.
 
-A decision's log-probability is the sum over eligible heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for "never
-nobody" and for any joint constraint, such as a budget.
+A decision's log-probability is the sum over eligible heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for this rule
+and any budget.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decide(
     Args:
         logits: z, float32 (N,).
         round: 1-based.
-        must_pick: never pick nobody (round 1; later, as long as nobody has answered).
+        must_pick: pick at least one (round 1; later, until one has answered).
         order: every endpoint's index, in the order in which to visit them.
         eligible: whether an endpoint could be picked beside those picked so far. Must only ever shrink as more are
             picked.
@@ -60,7 +60,7 @@ def decide(
         one: pick exactly one; greedily the likeliest.
 
     Returns:
-        Its ``order`` holds the endpoints that are eligible while nobody is picked: the heads visited. None: the STOP
+        Its ``order`` holds the endpoints that are eligible while none is picked: the heads visited. None: the STOP
         is forced, ``picked`` is empty, and nothing was decided. ``log_mu`` is None for a forced STOP and for a greedy
         decision.
     """
@@ -170,7 +170,7 @@ def _greedy(
 
 
 def _first(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, one: bool) -> list[float]:
-    """h of each head for as long as nobody is picked."""
+    """h of each head for as long as none is picked."""
     chances = [probabilities[head] for head in heads]
     if one:
         odds = [p / (1.0 - p) for p in chances]

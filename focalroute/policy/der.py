@@ -41,7 +41,7 @@ _NEVER = -1e4  # the logit of an endpoint that the policy does not know
 
 
 def flat(context: F32, endpoints: F32) -> F32:
-    """What the network sees, (B, Dc + N De), of contexts (B, Dc) and endpoints (B, N, De)."""
+    """Return the network's input, (B, Dc + N De), from contexts (B, Dc) and endpoints (B, N, De)."""
     return np.concatenate([context, endpoints.reshape(len(endpoints), -1)], axis=1)
 
 
@@ -49,7 +49,7 @@ def flat(context: F32, endpoints: F32) -> F32:
 class Der:
     """A learned sequential policy, ready to serve. Immutable; any number of threads may use it at once.
 
-    An endpoint that it does not know is asked only where nobody else can be.
+    An endpoint that it does not know is asked only where no other can be.
 
     Attributes:
         version: as of `focalroute.policy.bundle.Policy`, and so the next.

@@ -1,4 +1,4 @@
-"""What serves when no policy can: the plurality of the cheapest few, in plain Python. Every such answer says so."""
+"""Serves when no policy can: the plurality of the cheapest few, in plain Python. Every such answer says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy's name refers to: the setting ``policy=``, and references such as ``folder@version`` and ``cold``."""
+"""Resolves a policy's name: the setting ``policy=``, and references such as ``folder@version`` and ``cold``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse_reference(reference: str) -> tuple[Path, int | None]:
         check_folder(Path(reference), None)
         return Path(reference), None
     if not (version.isascii() and version.isdecimal()):
-        raise ConfigError(f"{reference}: {version!r} is no version; write folder@3")
+        raise ConfigError(f"{reference}: {version!r} is not a version; write folder@3")
     check_folder(Path(folder), int(version))
     return Path(folder), int(version)
 
@@ -83,10 +83,10 @@ _PRESETS: Mapping[str, str] = {
 def resolve_policy(
     policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None
 ) -> Baseline | str | Path | None:
-    """What ``policy=`` means: a string that is a name the policy of that name, anything else a folder.
+    """Resolve ``policy=``: a string that is a name the policy of that name, anything else a folder.
 
     A folder that does not exist yet has to be written as a path ("policy/", "./policy" or a `Path`), so that a name
-    that nobody knows is an error, and never serves the cold start in silence.
+    that is unknown is an error, and never serves the cold start in silence.
 
     Raises:
         ConfigError: a string is none of these.
@@ -110,4 +110,4 @@ def resolve_policy(
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
     near = difflib.get_close_matches(_SYNONYMS.get(plain, plain), ALL_BASELINES, 1, cutoff=0.7)
     meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(ALL_BASELINES))};"
-    raise ConfigError(f"policy: {policy!r} is no policy's name; {meant} {folder}")
+    raise ConfigError(f"policy: {policy!r} is not a policy's name; {meant} {folder}")

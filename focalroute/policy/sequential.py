@@ -71,7 +71,7 @@ def choose(logits: F32, heads: Sequence[int], *, round: int, must_pick: bool, rn
         logits: float32 (N + 1,), the last one for STOP.
         heads: the endpoints that can be asked; none: the STOP is forced.
         round: 1-based.
-        must_pick: STOP is no action: nobody has answered yet.
+        must_pick: STOP is not an action: none has answered yet.
         rng: draws it; None: the likeliest, the first of equals.
 
     Returns:

@@ -151,7 +151,7 @@ class PolicySlot:
         return True
 
     def _stamp(self) -> tuple[int, int] | None:
-        """What changes whenever ``CURRENT`` is replaced; None while it is missing."""
+        """Return a stamp that changes whenever ``CURRENT`` is replaced; None while it is missing."""
         try:
             status = self._path.stat() if self._path else None
         except OSError:

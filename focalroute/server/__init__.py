@@ -23,8 +23,8 @@ NEEDED = "the server needs starlette, uvicorn and prometheus-client; pip install
 def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local_only: bool = False) -> Starlette:
     """An OpenAI-compatible server in front of an ensemble, as an ASGI application.
 
-    Run by itself (``uvicorn module:app``) it closes the ensemble at its end; mounted in another application, whoever
-    made the ensemble does.
+    Run by itself (``uvicorn module:app``) it closes the ensemble at its end; mounted in another application, the
+    ensemble's maker does.
 
     Args:
         callers: who may ask; their limits have to be in the ensemble's budget (`Callers.within`). None: everyone who

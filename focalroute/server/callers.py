@@ -60,7 +60,7 @@ class Caller:
 
     @property
     def tag(self) -> str:
-        """What its asks are kept under in the store."""
+        """Return the tag of its asks in the store."""
         return f"key:{self.name}"
 
 
@@ -68,7 +68,7 @@ class Callers:
     """Everybody who may ask; at least one. Keys themselves are not kept.
 
     Raises:
-        ConfigError: there is nobody, or two have one name or one key.
+        ConfigError: there are none, or two have one name or one key.
     """
 
     def __init__(self, callers: Iterable[Caller]) -> None:
@@ -139,14 +139,14 @@ class Callers:
         """The one caller whose key is in ``FOCALROUTE_KEY``; None if it is not set.
 
         Raises:
-            ConfigError: it is no key.
+            ConfigError: it is not a key.
         """
         if not os.environ.get(KEY_VARIABLE):
             return None
         return cls([Caller("default", _digest_of(KEY_VARIABLE))])
 
     def find(self, key: str) -> Caller | None:
-        """Whose key this is; None: nobody's. All are compared, each in constant time."""
+        """Whose key this is; None: unknown. All are compared, each in constant time."""
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
         found = None
         for caller in self._all:
@@ -185,7 +185,7 @@ class Callers:
 
 
 def _stamp(path: Path) -> object:
-    """What changes whenever a file does; None: it is no regular file, whose changes could not be told."""
+    """Return a stamp that changes whenever a file does; None if it is not a regular file."""
     try:
         status = path.stat()
     except OSError:
@@ -289,7 +289,7 @@ def new_key(name: str) -> tuple[str, str]:
     """A new key of 192 random bits, and its table for a file of keys.
 
     Raises:
-        ConfigError: that is no name.
+        ConfigError: that is not a name.
     """
     if not name.strip() or not name.isprintable() or '"' in name or "\\" in name:
         raise ConfigError("name: give a name without quotes")

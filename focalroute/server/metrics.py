@@ -1,4 +1,4 @@
-"""What the server counts, in the text format of Prometheus."""
+"""Counts for the server, in the text format of Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything of an ensemble that must be closed, and what becomes of it if nobody does."""
+"""Everything of an ensemble that must be closed, and what becomes of it otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _dropped = Background()  # what is being closed in loops that still run
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What an ensemble holds open. It knows nothing of the ensemble, which may be dropped."""
+    """The open resources of an ensemble. It knows nothing of the ensemble, which may be dropped."""
 
     judge: BackgroundJudge
     updater: Updater

@@ -505,7 +505,7 @@ class AsyncEnsemble:
         return self._closed
 
     def stats(self) -> Stats:
-        """What was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
+        """Return what was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
         self._check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats

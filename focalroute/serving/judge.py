@@ -3,7 +3,7 @@
 An endpoint grades by a letter, and where it gives log-probabilities the reward is the expectation over the grades
 (G-Eval, Liu et al. 2023, arXiv 2303.16634). What is known of such judges (Zheng et al. 2023, arXiv 2306.05685): they
 like some positions better, so the grades stand in either order, by chance; and they like length, which the default
-criteria speak against. A reply that holds no single grade is no feedback.
+criteria speak against. A reply without a single grade is not feedback.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JudgeStats:
-    """What an ensemble's judge has done since the ensemble was made.
+    """The statistics of an ensemble's judge since the ensemble was made.
 
     Attributes:
         judged: answers that it gave feedback for.
@@ -163,7 +163,7 @@ class BackgroundJudge:
 
     @property
     def stats(self) -> JudgeStats | None:
-        """What was judged and spent so far; None without a judge."""
+        """Return what was judged and spent so far; None without a judge."""
         return None if self._judge is None else self._stats
 
     def on_answer(self, ask: Ask, answer: Answer) -> None:

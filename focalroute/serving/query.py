@@ -1,4 +1,4 @@
-"""What the caller passes to ``ask``, checked at the door and made a `Query`."""
+"""Checks the arguments of ``ask`` and makes a `Query`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModelParams(TypedDict, total=False):
 
 
 class QueryOptions(ModelParams, total=False):
-    """What `make_query` takes besides the prompt, the choices and the kind of answer."""
+    """The options of `make_query` besides the prompt, the choices and the kind of answer."""
 
     messages: Sequence[Mapping[str, Any]] | None
     system: str | None
@@ -75,7 +75,7 @@ class QueryOptions(ModelParams, total=False):
 
 
 class AskOptions(QueryOptions, total=False):
-    """What `AsyncEnsemble.ask` takes by keyword besides the choices and the kind of answer."""
+    """The keyword options of `AsyncEnsemble.ask` besides the choices and the kind of answer."""
 
     max_usd: Decimal | float | str | None
     deadline_s: float | None

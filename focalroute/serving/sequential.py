@@ -56,7 +56,7 @@ class SequentialAsk(Ask):
 
     @property
     def next_query(self) -> Query:
-        """What the next endpoint is asked: the query with the last answer shown."""
+        """Return the next endpoint's query: the query with the last answer shown."""
         return self.query if self._last is None else transfer(self.query, self._last)
 
     def goes_on(self, *, max_rounds: int, askable: int) -> bool:

@@ -45,7 +45,7 @@ class _Unchecked:
 @raises_config_error
 @dataclass(frozen=True, config=STRICT)
 class Settings:
-    """What an ensemble is made of: the arguments of `AsyncEnsemble` and of `Ensemble`.
+    """The settings of an ensemble: the arguments of `AsyncEnsemble` and of `Ensemble`.
 
     Attributes:
         endpoints: the pool; names must be unique. Or the path of a pool file, whose other tables then count as well;

@@ -21,7 +21,7 @@ Writer = Callable[[StreamSink], Awaitable[Answer]]
 
 
 class _Flow:
-    """What is shared by the task that writes and whoever reads. It knows nothing of the reader, who may be dropped."""
+    """The state shared by the writing task and the reader. It knows nothing of the reader, who may be dropped."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None: the end
@@ -40,7 +40,7 @@ class _Flow:
 class AsyncAnswerStream:
     """An answer while it is being written; made by `AsyncEnsemble.stream`.
 
-    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Whoever leaves ``async with`` (or
+    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Leaving ``async with`` (or
     drops the stream) before the end gives the answer up: its calls are cancelled down to their sockets, and what they
     consumed is in the ledger. It is read by one task at a time.
 
@@ -120,6 +120,6 @@ class AsyncAnswerStream:
 
 
 def _drop(task: asyncio.Task[None]) -> None:
-    """Nobody will read it any more. This may be said in any thread, and when the loop is gone already."""
+    """The reader is gone. This may be said in any thread, and when the loop is gone already."""
     with contextlib.suppress(RuntimeError):
         task.get_loop().call_soon_threadsafe(task.cancel)

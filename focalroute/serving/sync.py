@@ -76,7 +76,7 @@ class _Run(Protocol):
 class AnswerStream:
     """An answer while it is being written; made by `Ensemble.stream`.
 
-    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Whoever leaves ``with``, or a loop
+    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Leaving ``with``, or a loop
     over a stream that nothing else holds, before the end gives the answer up: its calls are cancelled down to their
     sockets, and what they consumed is in the ledger. It is read by one thread at a time.
     """
@@ -133,7 +133,7 @@ class _Loop:
         self._ended: Future[None] = Future()
 
     def portal(self) -> BlockingPortal:
-        """What runs coroutines on it.
+        """Return the portal that runs coroutines on it.
 
         Raises:
             RuntimeError: its thread stayed behind in the process that this one was forked from.
@@ -156,7 +156,7 @@ class _Loop:
         return self._thread is not None and not self._thread.is_alive()
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
-        """What the coroutine gives. Interrupted (Ctrl-C), it is cancelled: nobody waits for it, nor should pay."""
+        """Run the coroutine and return its result. Ctrl-C cancels it, so that nothing more is paid."""
         future = self.portal().start_task_soon(work)
         try:
             return future.result()
@@ -164,7 +164,7 @@ class _Loop:
             future.cancel()
 
     async def awaited(self, work: Callable[[], Awaitable[R]], /) -> R:
-        """What the coroutine gives, for a caller in another event loop."""
+        """Return the coroutine's result, for a caller in another event loop."""
         return await asyncio.wrap_future(self.portal().start_task_soon(work))
 
     def _serve(self) -> None:
@@ -283,7 +283,7 @@ class Ensemble:
         return self._async.endpoints
 
     def stats(self) -> Stats:
-        """What was asked, paid and learned so far, by endpoint."""
+        """Return what was asked, paid and learned so far, by endpoint."""
         return self._async.stats()
 
     def close(self) -> None:

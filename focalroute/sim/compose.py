@@ -39,7 +39,7 @@ _EFFORTS: Mapping[Any, float] = {"none": 0.0, "minimal": 0.125, "low": 0.25, "hi
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """What one chat completion request asks for.
+    """One chat completion request.
 
     Attributes:
         prompt_tokens: of all messages.
@@ -260,7 +260,7 @@ class Composer:
         return {how.field: _joined(reply.thought)} if how is not None and how.field and reply.thought else {}
 
     def _written(self, reply: SimulatedReply) -> tuple[str, str]:
-        """What stands before and behind the answer in the content."""
+        """Return the text before and after the answer in the content."""
         how = self.dialect.thinking
         if how is None or how.field != "" or not reply.thought:
             return "", ""
@@ -279,7 +279,7 @@ class Composer:
             yield {"content": how.after}
 
     def _said(self, text: str, arguments: str, reply: SimulatedReply | None = None) -> Json:
-        """What a message says: its text, or the tool it calls with these arguments."""
+        """Return the content of a message: its text, or the tool it calls with these arguments."""
         calling = self.request.calling
         if calling is None:
             before, behind = self._written(reply) if reply is not None else ("", "")

@@ -358,7 +358,7 @@ def questions_behind(request: str) -> dict[str, str]:
 
 
 def fact_in(summary: str, fact: str) -> str | None:
-    """What a summary says of it; None: nothing."""
+    """Return the fact that a summary states; None without one."""
     match = FACTS[fact][1].search(summary)
     return match and match[1]
 

@@ -115,7 +115,7 @@ def _choices(payload: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A JSON value with everything in it that is no object and no list changed."""
+    """A JSON value with everything in it that is neither object nor list changed."""
     if isinstance(value, dict):
         return {key: _each(item, change) for key, item in value.items()}
     if isinstance(value, list):
@@ -188,7 +188,7 @@ _MODEL_SWITCHES = frozenset({"latency_s", "jitter_s", "input_usd_per_1m", "outpu
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """What the service has counted for one model.
+    """The service's counts for one model.
 
     Attributes:
         calls: requests for it with a valid key, refused and failed ones included.

@@ -142,7 +142,7 @@ class SimulatedPool:
         return pool_endpoints(self.models, self.port, self._dialects, self._keys)
 
     def stats(self) -> dict[str, ModelStats]:
-        """What the service has counted so far, by model."""
+        """Return the service's counts so far, by model."""
         return {name: ModelStats.from_json(values) for name, values in self._call("GET", "/sim/stats").items()}
 
     def set(

@@ -1,4 +1,4 @@
-"""What a simulated model understands of a request: the question in the prompt, the formats and tools it offers."""
+"""Parses a request for a simulated model: the question in the prompt, the formats and tools it offers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def read_prompt(text: str) -> Prompt:
 
 
 def read_result(result: str) -> Prompt:
-    """What a tool gave, to be told on."""
+    """Return a tool's result, to be repeated."""
     return Prompt(result, None, (), (), terse=True, told=f"The answer is {result}.")
 
 
@@ -137,7 +137,7 @@ Allowed = list[tuple[str, str]]
 
 
 def allowed_replies(body: Mapping[str, Any], forms: frozenset[str], prompt: Prompt) -> Allowed | None:
-    """What the reply is held to; None where the request asks for nothing, or for a form the service does not know.
+    """Return the constraint on the reply; None where the request asks for none, or for an unknown form.
 
     Args:
         forms: those the service knows, of "choice", "regex" and "json_schema".
@@ -195,7 +195,7 @@ def _schema(value: Any, prompt: Prompt) -> Allowed:
 
 
 def told_schema(text: str, prompt: Prompt) -> Allowed | None:
-    """What the reply is held to where the prompt itself ends with a JSON schema; as models do, within code fences."""
+    """Return the constraint on the reply where the prompt itself ends with a JSON schema, in code fences."""
     before, marker, schema = text.rpartition("JSON schema:")
     try:
         value = json.loads(schema) if marker else None

@@ -1,7 +1,7 @@
 """Prose with a hidden quality: requests for it, what a good reply says point by point, and what a reply really says.
 
 A request has a handful of points. What is right on each follows from the request's own words, and what a text says on
-each can be read back from the text alone: whoever grades a reply needs to know nothing of who wrote it.
+each can be read back from the text alone: a grader needs to know nothing of who wrote it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProsePoint:
     Attributes:
         wordings: sentences for it, with a place for what is said.
         options: what may be said; none of them is part of another one of the request.
-        right: the index of the right one; None: it hangs on the request.
+        right: the index of the right one; None: it depends on the request.
     """
 
     wordings: tuple[str, str, str]
@@ -58,7 +58,7 @@ class Brief:
 
     @property
     def points(self) -> tuple[ProsePoint, ...]:
-        """What a reply should say, the right option of each known."""
+        """Return the points of a good reply, the right option of each known."""
         return tuple(
             point if point.right is not None else ProsePoint(point.wordings, point.options, self._drawn(number))
             for number, point in enumerate(_POINTS[self.axis])

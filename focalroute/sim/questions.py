@@ -68,7 +68,7 @@ def _solve_two(match: Match) -> str | None:
 
 
 def _wrong_two(match: Match, right: str, rng: Random) -> Iterator[str]:
-    """What comes of a slip in the first hop, and slips in the second."""
+    """Return the results of a slip in the first hop, and of slips in the second."""
     x = _answer(match[1]) or "0"
     slips = near(match, x, rng)
     slipped = near(match, right, rng)

@@ -1,4 +1,4 @@
-"""What a simulated model says: its options with their probabilities, and a reply as tokens with theirs.
+"""The reply of a simulated model: its options with their probabilities, and a reply as tokens with theirs.
 
 An answer shown to a model of one hop moves mass to that answer (`focalroute.sim.models.swayed`). Of two hops it goes
 through both: its X, by its skill at the first hop; then what follows from that X, by its skill at the second. A reply
@@ -31,7 +31,7 @@ _LETTER = re.compile(r"\(?([A-Z])(?:[).:]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What can be said.
+    """The possible replies.
 
     Attributes:
         spoken: each reply; empty where the model says what it is told to.
@@ -55,7 +55,7 @@ def options(
     drifted: bool,
     right: int | None = None,
 ) -> Options:
-    """What this model could say.
+    """Return this model's possible replies.
 
     Args:
         allowed: the only replies the request admits, as (value the model chooses, text to send); None: any.
@@ -224,7 +224,7 @@ def count_tokens(text: str) -> int:
 
 
 def think(length: int) -> tuple[SimulatedToken, ...]:
-    """So many tokens of thinking."""
+    """Return this many tokens of thinking."""
     return tuple(_certain(list(islice(cycle(tokenise(_THOUGHT)), length))))
 
 

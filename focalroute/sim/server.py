@@ -141,7 +141,7 @@ class PoolServer:
 
 @web.middleware
 async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What is refused is said as the service says it; a control's mistakes plainly."""
+    """Report refusals in the service's own form, and mistakes of the control plainly."""
     try:
         return await handler(request)
     except (ConfigError, RequestRefused) as error:

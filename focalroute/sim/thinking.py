@@ -17,7 +17,7 @@ def _openai_error(message: str, param: str | None, code: str | None) -> Json:
 
 
 def _refuse_openai(body: Mapping[str, Any], *, logprobs: int) -> None:
-    """What OpenAI's reasoning models do not take: log-probabilities, ``max_tokens`` and any temperature but 1.
+    """Refuse what OpenAI's reasoning models do not take: log-probabilities, ``max_tokens`` and any temperature but 1.
 
     https://platform.openai.com/docs/guides/latest-model#gpt-5-parameter-compatibility: with effort "none" they take
     them, but for ``max_tokens``. https://learn.microsoft.com/azure/ai-foundry/openai/how-to/reasoning has the list.

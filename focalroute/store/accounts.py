@@ -40,7 +40,7 @@ def from_pico(pico: int) -> Decimal:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a limit is held against: the calls with a tag ("": all), in the current period (0 seconds: for ever).
+    """The account that a limit is held against: calls with a tag ("": all) in the current period (0 seconds: for ever).
 
     Periods follow the clock in UTC: an hour begins at :00, a day at midnight.
     """
@@ -72,7 +72,7 @@ class Balance:
     resets_at: float | None = None
 
     def left(self, limit: Decimal) -> Decimal:
-        """What a limit leaves."""
+        """Return what a limit leaves."""
         return limit - self.spent - self.reserved
 
 

@@ -184,7 +184,7 @@ def test_a_number_is_not_read_out_of_arguments(service: Service, server: Server)
 @pytest.mark.parametrize(
     ("reply", "params", "why"),
     [
-        (calling(call('{"a": 17,')), {}, "no JSON object"),
+        (calling(call('{"a": 17,')), {}, "not a JSON object"),
         (calling(call("{}", name="rm")), {}, "not offered"),
         (completion("No."), {"tool_choice": "required"}, "calls no tool"),
         (completion("No."), {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "calls no tool"),

@@ -86,7 +86,7 @@ def test_hosts_that_are_not_plain_ascii_are_refused(host: str) -> None:
 )
 def test_numbers_that_are_no_plain_ipv4_address_are_refused(host: str) -> None:
     """Hex, octal, a single integer, too few parts: the system's resolver takes them."""
-    with pytest.raises(ConfigError, match=r"base_url: the host '.*' is no IPv4 address"):
+    with pytest.raises(ConfigError, match=r"base_url: the host '.*' is not an IPv4 address"):
         Endpoint("a", model="m", base_url=f"http://{host}/v1")
 
 

@@ -248,7 +248,7 @@ def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
          "temperature=1 is supported unless reasoning_effort resolves to 'none'", "temperature"),
         ("zai does not support parameters: ['max_completion_tokens'], for model=glm-5.2.", "max_completion_tokens"),
         ("Unable to submit request because Logprobs is not supported for this model.", "logprobs"),
-        ("'max_tokens' is too large: 8224. This model supports at most 4096 completion tokens", "so many tokens"),
+        ("'max_tokens' is too large: 8224. This model supports at most 4096 completion tokens", "the token limit"),
         ("Your prompt holds an unknown word", None),
         ("max_tokens must be an integer", None),
     ],

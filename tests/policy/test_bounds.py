@@ -58,7 +58,7 @@ def test_a_pipe_is_refused(name: str, root: Path) -> None:
     """Opening one usually waits for a writer."""
     (root / name).unlink()
     os.mkfifo(root / name)
-    with pytest.raises(PolicyError, match=rf"{name}: is no regular file"):
+    with pytest.raises(PolicyError, match=rf"{name}: is not a regular file"):
         load(root)
 
 

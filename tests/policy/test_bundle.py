@@ -182,7 +182,7 @@ def test_a_policy_with_a_damaged_experience_is_not_served(root: Path) -> None:
     with pytest.raises(PolicyError, match=r"experience.npz: cannot be read"):
         load(root)
     swap_in(folder, "experience.npz", b"no archive")
-    with pytest.raises(PolicyError, match=r"experience.npz: is no plain array archive"):
+    with pytest.raises(PolicyError, match=r"experience.npz: is not a plain array archive"):
         load(root)
     for wrong in ({"accuracy": np.array([0.5, np.nan])}, {"values": made.values[:3]}, {"names": np.array(["qwen"])}):
         archive = io.BytesIO()
@@ -204,7 +204,7 @@ def test_an_archive_that_unpacks_to_very_much_is_refused_before_it_is_unpacked(
     np.savez_compressed(archive, allow_pickle=False, **{**made.arrays(), "more": np.zeros(2**21, np.int8)})
     assert len(archive.getvalue()) < 2**14
     swap_in(folder, "experience.npz", archive.getvalue())
-    with pytest.raises(PolicyError, match=r"experience.npz: is no plain array archive: \d+ bytes unpacked are more"):
+    with pytest.raises(PolicyError, match=r"experience.npz: is not a plain array archive: \d+ bytes unpacked are more"):
         load(root)
 
 

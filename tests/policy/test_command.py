@@ -49,9 +49,9 @@ def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path) -> None:
     ("reference", "says"),
     [
         ("{root}@4", "version 4 is not kept; give one of 1, 2, 3"),
-        ("{root}@new", "'new' is no version; write folder@3"),
-        ("{root}@", "'' is no version"),
-        ("{root}@²", "is no version"),
+        ("{root}@new", "'new' is not a version; write folder@3"),
+        ("{root}@", "'' is not a version"),
+        ("{root}@²", "is not a version"),
         ("{root}/none", "there is no such folder"),
         ("{root}/none@1", "there is no such folder"),
         ("{root}/CURRENT", "there is no such folder"),

@@ -167,7 +167,7 @@ class Plan:
             return None
         calls = parse_calls(first.tool_calls)
         if calls is None:
-            raise _unusable(completion, "the reply calls a tool with arguments that are no JSON object")
+            raise _unusable(completion, "the reply calls a tool with arguments that are not a JSON object")
         refusal = ToolOffer.of(self.request.params).refusal(calls)
         if refusal is not None:
             raise _unusable(completion, _why(first, refusal))

@@ -1,7 +1,7 @@
 """The Knowledge Transfer Prompt of DER (arXiv 2412.07448): an endpoint is shown the answer given before its own.
 
 It is shown as another student's answer, to take what is right from, to improve on and not to mention. That answer is
-data: it stands between tags that it cannot close, its length is bounded, and the prompt says that it is no instruction.
+data: it stands between tags that it cannot close, its length is bounded, and the prompt says not to obey it.
 The question itself stays as it was, so that choices, kinds of answers and earlier messages work as without it.
 """
 

@@ -176,7 +176,7 @@ def open_reply(payload: object, content: str, *, generates: bool = True) -> tupl
         generates: else services may leave out that no tokens were generated.
 
     Raises:
-        CallFailed: it is no object, or reports an error instead.
+        CallFailed: it is not an object, or reports an error instead.
     """
     if not isinstance(payload, dict):
         raise protocol_error("the reply is not a JSON object")

@@ -16,7 +16,7 @@ from focalroute.core.records import Failure
 Feature = Literal["tools", "images", "json_schema"]
 
 #: `Failure.lacks` of a request that wants more tokens than the model can give.
-ROOM = "so many tokens"
+ROOM = "the token limit"
 #: The statuses by which a service refuses something in the request.
 REFUSING = (400, 403, 404, 422)
 
@@ -94,7 +94,7 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
 
 
 def _message(payload: object, depth: int = _DEEPEST) -> str:
-    """What the error says in words; of a list of mistakes each with the field that it is in."""
+    """Return the error's message; each mistake of a list with its field."""
     if isinstance(payload, str):
         return payload if not payload.lstrip().startswith(("{", "[")) else _within(payload, depth) or payload
     if depth <= 0:
@@ -199,7 +199,7 @@ def _texts(sent: str) -> Iterator[str]:
 
 
 def _without_runs(message: str, secret: str, length: int) -> str:
-    """The message without any run of so many characters that the secret has, too."""
+    """The message without any run of ``length`` characters that the secret has, too."""
     hidden = bytearray(len(message))
     for at in range(len(message) - length + 1):
         if message[at : at + length] in secret:

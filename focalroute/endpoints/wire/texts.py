@@ -33,7 +33,7 @@ def decode_embeddings(body: bytes | bytearray, count: int) -> Embeddings:
     """The vectors of ``count`` texts, in their order.
 
     Raises:
-        CallFailed: the body is not JSON, or not so many embeddings; ``.usage`` is kept where it could be read.
+        CallFailed: the body is not JSON, or has another number of embeddings; ``.usage`` is kept if it could be read.
     """
     _, data, usage = open_reply(parse_json(body), "data", generates=False)
     if not isinstance(data, list) or len(data) != count:
@@ -76,8 +76,7 @@ def decode_scored(body: bytes | bytearray, count: int) -> Completion:
     """The texts as they came back, in the order they were sent; the first token of each has no log-probability.
 
     Raises:
-        CallFailed: the body is not JSON, or ("unusable") not about these texts; ``.usage`` is kept where it could be
-            read.
+        CallFailed: the body is not JSON, or ("unusable") not about these texts; ``.usage`` is kept if it could be read.
     """
     payload, choices, usage = open_reply(parse_json(body), "choices", generates=False)
     if not isinstance(choices, list) or len(choices) != count:

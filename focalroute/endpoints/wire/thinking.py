@@ -1,4 +1,4 @@
-"""What a model thought before its answer, told apart from the answer.
+"""Separates a model's thinking from its answer.
 
 A service gives it in a field of its own, which is what most do, or within the text:
 

@@ -71,10 +71,10 @@ class Routes(Protocol):
     """B routes under way."""
 
     def state(self, step: int) -> F32:
-        """What the policy sees before this step, (B, D)."""
+        """Return the policy's input before this step, (B, D)."""
 
     def offered(self, step: int) -> Bools:
-        """What each route can do, (B, N + 1): ask an endpoint, or stop."""
+        """Return the valid actions of each route, (B, N + 1): ask an endpoint, or stop."""
 
     def ask(self, rows: I64, endpoints: I64) -> tuple[F32, F32]:
         """Let these routes ask one endpoint each: what their answers are worth now, NaN where unusable; their cost."""

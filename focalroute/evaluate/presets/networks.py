@@ -230,7 +230,7 @@ def der_reward(
 
 
 def der_bonus(quality: ArrayLike, exhausted: ArrayLike, *, threshold: float, bonus: float) -> F64:
-    """What ends a route in DER: ``bonus`` where P >= p_0, minus it where T_max steps were not enough, else 0.
+    """Return DER's terminal reward: ``bonus`` where P >= p_0, minus it where T_max steps were not enough, else 0.
 
     It is settled once, at STOP or after step T_max, so that no route earns it twice.
 

@@ -126,7 +126,7 @@ class BranchingHead:
         self.width = endpoints
 
     def draw(self, logits: Floats, rng: np.random.Generator) -> tuple[Bools, F32]:
-        """What is drawn (B, N), and the pools (B, N) of at least two that it makes."""
+        """Return the draws (B, N), and the pools (B, N) of at least two that it makes."""
         p = _probabilities(logits)
         picked = rng.random(p.shape) < p
         return picked, _team(picked, p)
@@ -330,7 +330,7 @@ def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
     """Which candidates the Fusion's K columns stand for, and which of them it may choose.
 
     A choice keeps its place. Free-form candidates are sorted by their total mass, the heaviest first, and cut to K;
-    those that nobody backs are not offered. Where nobody answered nothing is.
+    those without a backer are not offered; without an answer nothing is.
 
     Args:
         probabilities: (B, N, C) of the members asked, zeros elsewhere; C is at least K.
@@ -512,7 +512,7 @@ class RlFocal:
         return int(order[0, log_posterior(logits, offered)[0].argmax()]) if offered.any() else -1
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Slide the window; every so many queries update all three networks (Algorithm 2)."""
+        """Slide the window; update every few queries all three networks (Algorithm 2)."""
         pending: _Pending = turn.memo
         settings = self._settings
         self._slide(revealed.values)
@@ -566,7 +566,7 @@ class RlFocal:
 
     @staticmethod
     def _drawn_reward(pending: _Pending, turn: Turn, revealed: Revealed) -> float | None:
-        """What the Fusion's draw would have earned; None where that is not said."""
+        """Return the reward of the Fusion's draw; None where it is unknown."""
         if not pending.offered.any():
             return None
         drawn = int(pending.order[0, pending.fused[0]])

@@ -128,7 +128,7 @@ class ErrorComparison:
 
 @dataclass(frozen=True, slots=True)
 class WhenRight:
-    """What answers are worth where exactly n members are right, n from 0: RL-Focal's consensus plot, its figure 4.
+    """The worth of answers where exactly n members are right, n from 0: RL-Focal's consensus plot, its figure 4.
 
     Attributes:
         rows: queries of each n.

@@ -186,7 +186,7 @@ def _vote(answer: StoredAnswer, said: Feedback) -> float:
 
 
 def _changes(rated: _Rated, names: Sequence[str]) -> Iterable[tuple[int, str, Change]]:
-    """What an ensemble that heard all of this feedback would have noticed."""
+    """Return the changes that an ensemble with all of this feedback would have noticed."""
     if not names:
         return
     observer = Observer(names, [None] * len(names))

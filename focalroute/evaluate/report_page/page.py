@@ -222,7 +222,7 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
 
 
 def _when_right(drawing: drawings.WhenRight, figure: Figure, ink: Palette) -> None:
-    """What answers are worth where exactly n are right, above how many such queries there are."""
+    """Draw the worth of answers where exactly n are right, above how many such queries there are."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     rows = np.array(drawing.rows)
     at = np.arange(len(rows))
@@ -364,7 +364,7 @@ class Section:
 
 
 def tasks_section(drawing: drawings.Heatmap | None, left: int, missing: str) -> Section:
-    """Describe whom which tasks ask, so many tasks ``left`` out; ``missing`` is said where there are none."""
+    """Describe whom which tasks ask, with ``left`` tasks left out; ``missing`` is said where there are none."""
     if drawing is None:
         return Section(missing)
     left_out = f" The {left} smallest tasks are left out." if left else ""

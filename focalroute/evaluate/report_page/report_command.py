@@ -122,7 +122,7 @@ def report_command(
         evaluation: what ``focalroute eval --json`` wrote.
         store: a SQLite file, or a redis:// address; one of both is given.
         policy: a policy folder, for what its updates did.
-        last: of the store, so many of the latest answers.
+        last: of the store, how many of the latest answers.
         out: the page; "-" is standard output, which then has nothing else.
         png: folder for the PNGs; made if missing.
         as_json: print it as JSON.

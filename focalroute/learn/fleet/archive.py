@@ -81,7 +81,7 @@ class Archive:
         self._kept.write(*rows, done).result()
 
     def close(self) -> None:
-        """Let go of the file. Whoever keeps the next archive goes on."""
+        """Let go of the file. The next archive goes on."""
         self._kept.close()
 
 

@@ -1,4 +1,4 @@
-"""The fleet's learner: whoever holds the lease drains the feedback, updates, and publishes what passes the gate.
+"""The fleet's learner: the lease holder drains the feedback, updates, and publishes what passes the gate.
 
 The new version and the note of which feedback it was about are one step in Redis, which only the holder of the latest
 lease can take, and only if the version that it started from still serves. So a learner that dies, hangs or is rolled

@@ -80,10 +80,10 @@ class Progress:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Progress:
-        """What `arrays` gave.
+        """Restore the state from `arrays`.
 
         Raises:
-            KeyError: an array is missing; ValueError: these are no such arrays.
+            KeyError: an array is missing; ValueError: these are other arrays.
         """
         decider = {name: arrays[f"decider.{name}"] for name in _names(DeciderNet)}
         phase, done, steps = arrays["counts"].tolist()
@@ -110,7 +110,7 @@ def _names(net: type[DeciderNet | FusionNet | CriticNet]) -> list[str]:
 
 
 def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, engine: str) -> dict[str, str]:
-    """What training hangs on, by what a user may have changed: only with the same can it go on."""
+    """Return the settings that a training depends on; it can resume only with the same."""
     digest = hashlib.sha256()
     for field in fields(recorded):
         value = getattr(recorded, field.name)
@@ -150,7 +150,7 @@ class Checkpoint:
             raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from None
 
     def read(self) -> Progress | None:
-        """What was kept; None if there is no such file.
+        """Read the checkpoint; None if there is no such file.
 
         Raises:
             ConfigError: it is damaged, or of another log, seed, backend or other settings.

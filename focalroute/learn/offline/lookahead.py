@@ -1,7 +1,7 @@
 """Teaches the Decider to look one step ahead, before the policy gradient takes over.
 
 Where a log holds every endpoint's answer, it is known for any set of members what one more of them would have changed.
-A regression on that gain, from what is seen before asking, gives a policy that asks whoever is expected to be worth
+A regression on that gain, from what is seen before asking, gives a policy that asks the endpoints expected to be worth
 the money: z_i = kappa (2 gain_i - lambda c_i / C), twice since a right answer is worth 1 - (-1).
 
 In round 1, where the gain is an endpoint's whole accuracy, it is measured from the pool's level.
@@ -34,7 +34,7 @@ _ONE_AT_FIRST = 6.0  # logits taken off in round 1: there somebody must be picke
 
 
 def gains(fusion: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[F32, F32, Bools]:
-    """What asking each endpoint next adds to the worth of the answer, (B, N), in [-1, 1].
+    """Return what asking each endpoint next adds to the worth of the answer, (B, N), in [-1, 1].
 
     Returns:
         The gains, and the posterior (B, K) and who is offered (B, K) as they are before it.

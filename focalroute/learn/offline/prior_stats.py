@@ -1,4 +1,4 @@
-"""What the observer would have seen before each recorded query, had certain endpoints been asked on those before it.
+"""Computes the observer's statistics before each recorded query, given the endpoints asked before it.
 
 The same numbers as `focalroute.observe` gives one by one, for a whole log at once.
 """
@@ -161,7 +161,7 @@ def log_masses(recorded: RecordedLog) -> F64:
 
 
 def _totals(recorded: RecordedLog) -> Totals:
-    """What each query adds to the book once its label is known, (T, ...)."""
+    """Return what each query adds to the totals once its label is known, (T, ...)."""
     logs = log_masses(recorded)[..., :MOST_CHOICES]
     told = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
     given = recorded.usable & told[:, None]
@@ -171,7 +171,7 @@ def _totals(recorded: RecordedLog) -> Totals:
 
 
 def calibration(recorded: RecordedLog) -> Corrections | None:
-    """What the book says before each query, (T, ...), had everyone been asked before it; None: nobody gave any mass."""
+    """Return the calibration before each query, (T, ...), had all been asked before; None without probabilities."""
     if recorded.mass is None:
         return None
     added = _totals(recorded)
@@ -185,7 +185,7 @@ def calibration(recorded: RecordedLog) -> Corrections | None:
 
 
 def book(recorded: RecordedLog) -> dict[str | None, Totals]:
-    """The book after the whole log, by task; None: over all tasks. Empty where nobody gave any mass."""
+    """The book after the whole log, by task; None: over all tasks. Empty without probabilities."""
     if recorded.mass is None:
         return {}
     added = _totals(recorded)
@@ -220,7 +220,7 @@ def _lengths(recorded: RecordedLog, seen: dict[str, F64]) -> F32:
 
 
 def _pairs(recorded: RecordedLog, known: Bools, window: int, every: int) -> tuple[F32, F64, F64]:
-    """Of all pairs, every so many rows; no value between right and wrong counts.
+    """Of all pairs, renewed every few rows; no value between right and wrong counts.
 
     Returns:
         The focal diversity (T', N, N), and for `relative_skills` the rows in common (T', N, N) and the wins (T', N).

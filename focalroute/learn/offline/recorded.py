@@ -32,7 +32,7 @@ class RecordedLog:
         usd: (T, N) cost of the call; 0 where there was none.
         tokens: (T, N) completion tokens; 0 unknown.
         latency_s: (T, N) likewise.
-        mass: (T, N, K) probability of each candidate, NaN in whole rows where the endpoint gave none; None: nobody did.
+        mass: (T, N, K) probability of each candidate, NaN in whole rows where the endpoint gave none; None: none did.
         vectors: (T, D) features of the text; zeros where there is none.
         tasks: (T,) the topic's name; None: not shown.
         embedder: what made the vectors, by its name.

@@ -105,7 +105,7 @@ class ValidationPoint:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGradient:
-    """What the Decider learns from.
+    """The batch that the Decider learns from.
 
     Attributes:
         views: the log.

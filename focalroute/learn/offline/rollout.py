@@ -81,7 +81,7 @@ class Rollout:
         steps: the decisions, round by round.
         shares: (rounds, R) what each round cost, in mean costs of asking all; as many rounds as ``steps``.
         first: (R, N) who was asked in round 1; ``later``: after it.
-        answer: (R,) the candidate answered with, -1 where nobody answered.
+        answer: (R,) the candidate answered with, -1 where none answered.
         worth: (R,) what the answer is worth, 0 to 1.
         posterior: (R, K) of the Fusion, at the end.
     """
@@ -103,7 +103,7 @@ def log_view(
     ids: I64,
     calibration: Corrections | None = None,
 ) -> LogView:
-    """What is known before the queries ``rows`` of a log, given what would have been known before each of all of it."""
+    """Return the view before the queries ``rows`` of a log, given the statistics before each query."""
     part = recorded.take(rows)
     columns = prior.rows.columns[rows].copy()
     columns[..., _ENDPOINT["similar"].start] = observation.similar_column(similar[rows])
@@ -133,7 +133,7 @@ def _features(part: RecordedLog, columns: F32, skill: NDArray[np.float64], level
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What a Fusion makes of each member by itself, asked in round 1 (0) or later (1).
+    """A Fusion's encoding of each member, asked in round 1 (0) or later (1).
 
     Attributes:
         phi: two (B, N, K P).
@@ -229,8 +229,8 @@ def roll(
         fusion: fuses.
         seen: B queries.
         cost_weight: (B,) lambda of each query.
-        everybody: C, mean USD of asking all; 0 where nobody costs anything.
-        rounds: the most rounds; where nobody has answered by then it goes on until somebody does.
+        everybody: C, mean USD of asking all; 0 where all are free.
+        rounds: the most rounds; without an answer by then it goes on until there is one.
         samples: S.
         rng: to sample decisions with; None: greedy.
         passes: the Decider's forward and backward.
@@ -329,7 +329,7 @@ def observed(
 
 
 def _with_unseen(seen: LogView, of: I64, replied: Bools, posterior: F32, offered: I64) -> tuple[F32, I64]:
-    """The posterior with the answers to free-form questions that nobody gave, (R', K + U), and how many there are.
+    """The posterior with the answers to free-form questions that none gave, (R', K + U), and how many there are.
 
     As in `AskView.none_of_these`.
     """

@@ -1,7 +1,7 @@
 """Trains the Fusion on recorded answers: cross-entropy over random, or given, sets of members.
 
-The target is what each candidate is worth, normalised: of a labelled question the right one. A question to which nobody
-in the set knew the answer tells nothing.
+The target is what each candidate is worth, normalised: of a labelled question the right one. A question that no
+endpoint in the set answered right tells nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def fit(
 def descend(
     net: FusionNet, lessons: Iterable[Lesson], *, steps: int, rate: float, passes: Backend = NUMPY
 ) -> FusionNet:
-    """A step of Adam for each of so many lessons; its rate as for `fit`."""
+    """A step of Adam for each of these lessons; its rate as for `fit`."""
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=5.0)
     for step, (seen, at, asked) in enumerate(lessons):
         members, candidates, ids, offered = gathered(seen, at, *asked)

@@ -56,7 +56,7 @@ _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What training gives.
+    """The result of training.
 
     Attributes:
         seed: of everything random.
@@ -159,7 +159,7 @@ def _done(progress: Progress, settings: OfflineSettings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """What all phases share.
+    """The state that all phases share.
 
     Attributes:
         rows: the queries to learn from; ``held``: the validation part, after them.
@@ -186,11 +186,11 @@ class _Training:
         return np.arange(len(self.recorded))
 
     def gradient(self, fusion: FusionNet, rows: I64) -> PolicyGradient:
-        """What the Decider learns from beside this Fusion."""
+        """Return the Decider's batch beside this Fusion."""
         return PolicyGradient(self.views, rows, fusion, self.everybody, self.settings, self.passes, self.advance)
 
     def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[ValidationPoint, ...]:
-        """What a Decider does on the queries to choose by, in windows of what it asks, which stay."""
+        """Measure a Decider on the validation queries, in windows of what it asks, which stay."""
         self.views.renew(decider, fusion, self.everybody, self.settings.rounds, rng)
         return self.gradient(fusion, self.rows).curve(decider, self.judges)
 

@@ -94,7 +94,7 @@ class Views:
             self._put(view, mask)
 
     def at(self, view: int, rows: I64) -> LogView:
-        """What is known before these queries, in this view."""
+        """Return the statistics before these queries, in this view."""
         return log_view(self.recorded, self._prior_stats[view], self._similar, rows, self.ids, self._calibration)
 
     def renew(

@@ -30,7 +30,7 @@ TextEmbedder = Endpoint | Callable[[str], ArrayLike | Awaitable[ArrayLike]]
 
 
 class VectorSource(Protocol):
-    """What makes the vectors of texts."""
+    """A source of text vectors."""
 
     def prepare(self) -> None:
         """Load what the first call needs, for which no time limit shall pay. Quick from then on."""
@@ -40,7 +40,7 @@ class VectorSource(Protocol):
 
         Raises:
             CallFailed: they cannot be had now.
-            ConfigError: they are no vectors, and will not be another time.
+            ConfigError: they are not vectors, and will not be another time.
         """
 
     async def aclose(self) -> None:
@@ -117,8 +117,8 @@ class EmbeddingService:
 class EmbeddingFunction:
     """A function of the user's. What it raises is a failed call; what it gives must be vectors of one length.
 
-    One that is no coroutine function runs on a thread of its own, one text at a time: it may be slow, and need not be
-    safe for threads. An awaitable that it gives is awaited on the loop that asks.
+    One that is not a coroutine function runs on a thread of its own, one text at a time: it may be slow and not
+    thread-safe. An awaitable that it gives is awaited on the loop that asks.
     """
 
     def __init__(self, function: Callable[[str], ArrayLike | Awaitable[ArrayLike]]) -> None:

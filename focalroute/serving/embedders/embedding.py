@@ -39,7 +39,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # after a failure, and while failu
 
 
 class EmbeddedText(NamedTuple):
-    """What was made of a text: its features (empty: none), and why there are none, in words."""
+    """The embedding of a text: its features (empty: none), and why there are none, in words."""
 
     features: F32
     missing: str = ""
@@ -62,7 +62,7 @@ class TextEmbedding:
         services: the endpoint it pays, if it is one.
 
     Raises:
-        ConfigError: it is no embedder.
+        ConfigError: it is not an embedder.
     """
 
     def __init__(self, embedder: TextEmbedder | None, store: Store) -> None:

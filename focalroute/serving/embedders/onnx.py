@@ -106,6 +106,6 @@ def _tokenizer(file: str | Path, max_tokens: int) -> Any:
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.enable_truncation(max_tokens)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain exceptions
-        raise ConfigError(f"{file}: is no tokenizer: {error}") from None
+        raise ConfigError(f"{file}: is not a tokenizer: {error}") from None
     tokenizer.no_padding()
     return tokenizer

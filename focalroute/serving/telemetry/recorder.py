@@ -1,4 +1,4 @@
-"""What an ask was, written down once it has ended: its spans with the times they had, and the metrics.
+"""Records an ask once it has ended: its spans with the times they had, and the metrics.
 
 Nothing is done while an ask is under way, so that recording does not slow it down. A decision's span goes from the end
 of the round before to the first call of its own; the fusion's from the last reply to the answer.
@@ -227,7 +227,7 @@ class Recorder:
         span.end(clock.ns(reply.started + reply.latency_s))
 
     def _named(self, ask: Ask, reply: Reply) -> Attributes:
-        """What the service calls its model and its reply, unless that may be something it was sent."""
+        """Return the service's names of its model and reply, unless they may repeat what it was sent."""
         endpoint = self._endpoints[reply.endpoint]
         key, texts = _key(endpoint), _texts(ask.query)
         named: Attributes = {}
@@ -258,7 +258,7 @@ def _made(ask: Ask) -> list[Reply]:
 
 
 def _described(endpoint: Endpoint) -> Attributes:
-    """What is known of an endpoint before it is asked."""
+    """Return the attributes of an endpoint that are known before it is asked."""
     parts = urlsplit(str(getattr(endpoint.client, "base_url", endpoint.base_url or "")))
     attributes: Attributes = {
         names.OPERATION: "chat",
@@ -272,7 +272,7 @@ def _described(endpoint: Endpoint) -> Attributes:
 
 
 def _told(reply: Reply) -> Attributes:
-    """What came back; of a reply that has no such thing nothing."""
+    """Return the attributes of a reply, as far as it has them."""
     usage, finish = reply.usage, reply.finish_reason
     attributes: Attributes = {
         names.FINISH_REASONS: [finish if finish in _FINISH_REASONS else "other"] if finish else None,
@@ -301,7 +301,7 @@ def _key(endpoint: Endpoint) -> str | None:
 
 
 def _texts(query: Query) -> list[str]:
-    """What was sent that is private: the text of every message, and the choices."""
+    """Return the private texts that were sent: the text of every message, and the choices."""
     texts = list(query.choices or ())
     for message in query.messages:
         content = message.get("content")
@@ -316,7 +316,7 @@ def _quotes(said: str, text: str) -> bool:
 
 
 def _mark(span: Span, failure: Failure | None) -> None:
-    """As failed; a call that was not needed any more is no error."""
+    """As failed; a call that was not needed any more is not an error."""
     if failure is not None and failure.kind != "cancelled":
         span.set_status(StatusCode.ERROR, failure.message)
 

@@ -47,7 +47,7 @@ def checksum(values: Sequence[object]) -> int:
 
 
 def head(trajectory: object) -> object:
-    """What of a trajectory the row's checksum is of."""
+    """Return the part of a trajectory that its checksum covers."""
     return trajectory[:_HEAD] if isinstance(trajectory, bytes) else trajectory
 
 
@@ -103,7 +103,7 @@ _WRITE = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'chain'"
 
 
 class Chain:
-    """What a transaction changes of the chain.
+    """The change of a transaction to the chain.
 
     Attributes:
         counts: rows more than before, and what their checksums add up to.

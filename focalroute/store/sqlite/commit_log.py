@@ -32,7 +32,7 @@ _MARK = re.compile(rb"focalroute chain(?: [0-9a-f]{16}){6} [0-9a-f]{8}")
 
 
 class CommitLog:
-    """The numbers of the latest transactions, in a file beside the database. Its trouble is no trouble for the store.
+    """The numbers of the latest transactions, in a file beside the database. Its trouble does not affect the store.
 
     It is written soon after a commit (`write`) and never synced: the death of a process leaves it a moment behind, the
     loss of power any time.

@@ -2,7 +2,7 @@
 
 A thread works off a queue. Whatever is queued while it works is committed together, so that many writers share one
 commit; each call is a unit of its own within it, and fails alone. Reads wait in the same queue, so they see every row
-that was queued before them. While the queue is empty and nobody else is at the database, a caller commits in its own
+that was queued before them. While the queue is empty and no other uses the database, a caller commits in its own
 thread (`write_calls`), as waking another takes several times as long as a commit. What may take longer (a file that
 is locked, a sync of the disk, a checkpoint, pruning, calling subscribers) is for the store's thread alone.
 """
@@ -111,7 +111,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         poll_s: how often feedback from other processes is looked for.
 
     Raises:
-        StoreError: it cannot be opened, is no focalroute database, or is a newer version's.
+        StoreError: it cannot be opened, is not a focalroute database, or is a newer version's.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._commit_log.close()
 
     def _watch_clock(self, before: float) -> float:
-        """Warn of a clock that was set far ahead; how far it is ahead of one that nobody sets."""
+        """Warn of a clock that was set far ahead; how far it is ahead of a monotonic one."""
         now = _ahead_of_steady()
         if now - before > _JUMP_S:
             _log.warning(

@@ -156,7 +156,7 @@ def test_a_report_of_an_earlier_version_has_the_rest_of_its_page(report_json: An
 def test_what_is_wrong_with_a_report_is_named(report_json: Any, change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"it: .*{says}"):
         read_eval({**report_json, **change}, "it")
-    with pytest.raises(ConfigError, match="it: is no report"):
+    with pytest.raises(ConfigError, match="it: is not a report"):
         read_eval([1], "it")
 
 

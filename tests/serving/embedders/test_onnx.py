@@ -75,7 +75,7 @@ def test_what_is_wrong_with_the_files_is_said(tmp_path: Path) -> None:
         OnnxEmbedder(tmp_path / "none.onnx", tokenizer)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: onnxruntime cannot open it"):
         OnnxEmbedder(tokenizer, tokenizer)
-    with pytest.raises(ConfigError, match=r"model\.onnx: is no tokenizer"):
+    with pytest.raises(ConfigError, match=r"model\.onnx: is not a tokenizer"):
         OnnxEmbedder(model, model)
     with pytest.raises(ConfigError, match="max_tokens"):
         OnnxEmbedder(model, tokenizer, max_tokens=0)
