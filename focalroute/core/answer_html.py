@@ -8,7 +8,8 @@ from focalroute.core.dollars import dollars
 from focalroute.core.receipts import Answer, Call
 
 _LONGEST = 100  # characters shown of a reply
-_OUTER, _INNER = "width:6em;background:#8883", "width:{share:.0%};height:.8em;background:{colour}"
+_OUTER = "width:6em;background:#8883"
+_INNER = "margin-left:{start:.0%};width:{share:.0%};height:.8em;background:{colour}"
 _BAR = f'<div style="{_OUTER}"><div style="{_INNER}"></div></div>'
 _HEADS = ("asked", "said", "probability", "cost", "time")
 _HEAD = "".join(f'<th style="text-align:left" colspan="{1 + (i > 1)}">{head}</th>' for i, head in enumerate(_HEADS))
@@ -17,9 +18,9 @@ _CELL = '<td style="text-align:left;white-space:{}">{}</td>'
 
 
 def answer_html(answer: Answer) -> str:
-    """Every call with what it said, how probable that is, its money and its time; the most probable first."""
+    """Every call with what it said, how probable that is, its money, and from when to when; the most probable first."""
     calls = sorted(answer.receipt.calls, key=lambda call: _probability(answer, call), reverse=True)
-    longest = max((call.latency_s for call in calls), default=0.0)
+    longest = max((_start(call) + call.latency_s for call in calls), default=0.0)
     dearest = max((call.cost or 0 for call in calls), default=0)
     rows = [
         _row(
@@ -29,7 +30,7 @@ def answer_html(answer: Answer) -> str:
             "" if call.candidate is None else f"{_probability(answer, call):.2f}",
             _bar(float(call.cost or 0), float(dearest), "#c84"),
             dollars(call.cost),
-            _bar(call.latency_s, longest, "#68c"),
+            _bar(call.latency_s, longest, "#68c", start=_start(call)),
             f"{call.latency_s:.2f} s",
         )
         for call in calls
@@ -53,8 +54,13 @@ def _said(answer: Answer, call: Call) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _bar(part: float, whole: float, colour: str) -> str:
-    return _BAR.format(share=part / whole if whole else 0, colour=colour)
+def _start(call: Call) -> float:
+    return call.queued_s or 0.0
+
+
+def _bar(part: float, whole: float, colour: str, *, start: float = 0.0) -> str:
+    shares = {"share": part / whole, "start": start / whole} if whole else {"share": 0, "start": 0}
+    return _BAR.format(**shares, colour=colour)
 
 
 def _row(asked: str, said: str, *numbers: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import pydantic
 import pydantic_core
@@ -43,6 +43,10 @@ class Call:
             as five more), times the share of its mean latency that was left. It holds where a service bills no more
             once the connection is closed. None: it was not cancelled, or no call of this endpoint is known.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
+        queued_s: seconds from the ask's start until it was picked and waited for the endpoint to take it; it was done,
+            or cancelled, ``latency_s`` later. None: on receipts of before 24 November 2026.
+        sent_s: likewise, until its latest attempt was sent; None: none was.
+        first_token_s: likewise, until the first piece of its text came; None: it was not streamed.
     """
 
     endpoint: str
@@ -59,6 +63,28 @@ class Call:
     evidence: float | None = None
     saved: Decimal | None = None
     hedge_of: str | None = None
+    queued_s: float | None = None
+    sent_s: float | None = None
+    first_token_s: float | None = None
+
+    @property
+    def ended_s(self) -> float | None:
+        """Seconds from the ask's start until it was done or cancelled; None: unknown."""
+        return None if self.queued_s is None else self.queued_s + self.latency_s
+
+
+class Event(NamedTuple):
+    """What happened at a moment of an ask.
+
+    Attributes:
+        at_s: seconds since the ask began.
+        what: "queued", "sent", "first token", "done", "failed", "cancelled"; or "fused", of all replies.
+        endpoint: whose call it was; None: nobody's.
+    """
+
+    at_s: float
+    what: str
+    endpoint: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +134,7 @@ class Receipt:
         embedding: USD of the vectors of its text and of replies that are compared, where a service makes them; None:
             unknown.
         confidence: the answer's; None on receipts of before 24 November 2026.
+        fused_s: seconds from its start until the last replies were fused; None likewise.
     """
 
     answer_id: str
@@ -127,6 +154,28 @@ class Receipt:
     embedding: Decimal | None = Decimal(0)
     synthesis: Call | None = None
     confidence: float | None = None
+    fused_s: float | None = None
+
+    def __str__(self) -> str:
+        """What it cost and took, and its timeline, a line for each event."""
+        lines = [f"{dollars(self.cost)}, {len(self.calls)} calls in {self.rounds} rounds, {self.latency_s:.3f} s"]
+        for at_s, what, endpoint in self.timeline:
+            lines.append(f"{at_s:8.3f} s  {what}" if endpoint is None else f"{at_s:8.3f} s  {endpoint}: {what}")
+        return "\n".join(lines)
+
+    @property
+    def timeline(self) -> tuple[Event, ...]:
+        """What happened when, in order; empty on receipts of before 24 November 2026."""
+        calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
+        moments = [Event(self.fused_s, "fused", None)] if self.fused_s is not None else []
+        for call in calls:
+            ended = "done"
+            if call.error is not None:
+                ended = "cancelled" if call.error.kind == "cancelled" else "failed"
+            times = (call.queued_s, "queued"), (call.sent_s, "sent"), (call.first_token_s, "first token")
+            told = (*times, (call.ended_s, ended))
+            moments += [Event(at_s, what, call.endpoint) for at_s, what in told if at_s is not None]
+        return tuple(sorted(moments, key=lambda event: event.at_s))
 
     @property
     def usage(self) -> Usage | None:

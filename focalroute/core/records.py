@@ -175,6 +175,8 @@ class Reply:
         cost: USD of all attempts, None where unknown; ``cost_source`` says where it comes from.
         latency_s: from the first attempt's start to the reply, waits between attempts included.
         started: that start, by `time.perf_counter` of this process.
+        sent: likewise, when its latest attempt was sent; None: none was.
+        first_token: likewise, when the first piece of its text came; None: it was not streamed.
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
         hedge_of: the endpoint whose late call it was to race; None: it was picked.
@@ -207,6 +209,8 @@ class Reply:
     samples: int = 1
     form: str | None = field(default=None, repr=False)
     started: float = 0.0
+    sent: float | None = None
+    first_token: float | None = None
     reasoning: str | None = field(default=None, repr=False)
 
     @property

@@ -51,6 +51,8 @@ class MemberCall:
         needs_capabilities: whether the plan depends on the capabilities.
         started: when its first attempt began (`time.perf_counter`).
         silent_since: when its latest attempt began; while it waits for the next, when that will be.
+        sent: when its latest attempt was sent; None: none was yet.
+        first_token: when the first piece of its text came; None: none has, or it comes whole.
         widened: whether it was repeated with more room, as its reply was cut.
         more_room: how much, for this call alone.
         outrun: whether it was cancelled because another endpoint, asked later, answered first, or one long before it.
@@ -62,6 +64,8 @@ class MemberCall:
     context: CallContext
     started: float = field(default_factory=time.perf_counter)
     silent_since: float = field(default_factory=time.perf_counter)
+    sent: float | None = None
+    first_token: float | None = None
     bills: list[Bill] = field(default_factory=list)
     widened: bool = False
     more_room: int = 0
@@ -322,6 +326,7 @@ class PoolMember:
         else:
             raise _not_affordable()
         in_flight = self.breaker.enter()
+        call.sent = time.perf_counter()
         failure: Failure | None = None
         completion: Completion | None = None
         try:
@@ -371,6 +376,8 @@ class PoolMember:
                 async for piece in pieces:
                     if isinstance(piece, Completion):
                         return piece
+                    if call.first_token is None:
+                        call.first_token = time.perf_counter()
                     call.stream_sink.say(call, piece)
         finally:
             paid_call.usage = decoder.usage

@@ -395,5 +395,7 @@ def _reply(member: _AskedMember, **rest: Any) -> Reply:
         attempts=len(call.bills),
         hedge_of=member.hedge_of,
         started=call.started,
+        sent=call.sent,
+        first_token=call.first_token,
         **rest,
     )

@@ -45,6 +45,7 @@ class Ask:
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
         fused: what the Fusion made of all replies so far; None as long as no member has answered.
+        fused_at: `time.perf_counter` when it had; None: it was not timed.
         late: whether the deadline has passed.
         unavailable: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
             limit, or lack what the query needs.
@@ -63,6 +64,7 @@ class Ask:
     started: float = field(default_factory=time.perf_counter)
     rounds: list[Round] = field(default_factory=list)
     fused: Fused | None = None
+    fused_at: float | None = None
     late: bool = False
     unavailable: dict[str, str] = field(default_factory=dict)
     cost_weight: float = 0.0

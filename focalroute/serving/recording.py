@@ -156,7 +156,13 @@ def _receipt(ask: Ask, selection: Selection) -> Receipt:
         synthesis=synthesis,
         embedding=embedding,
         confidence=selection.confidence,
+        fused_s=_since(ask.started, ask.fused_at),
     )
+
+
+def _since(started: float, moment: float | None) -> float | None:
+    """Return the seconds from the ask's start to a moment of `time.perf_counter`; to the microsecond."""
+    return None if moment is None else round(moment - started, 6)
 
 
 def _choice(ask: Ask, number: int, decision: Decision) -> Choice:
@@ -186,6 +192,9 @@ def _call(ask: Ask, number: int, reply: Reply) -> Call:
         evidence=_evidence(ask, index),
         saved=_saved(ask, index, reply),
         hedge_of=reply.hedge_of,
+        queued_s=_since(ask.started, reply.started or None),
+        sent_s=_since(ask.started, reply.sent),
+        first_token_s=_since(ask.started, reply.first_token),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from decimal import Decimal
 
@@ -53,6 +54,7 @@ class Rounds:
 
     def go_on(self) -> bool:
         """Tell whether another round follows the one that was just fused."""
+        self._ask.fused_at = time.perf_counter()
         self._ask.late = self.calls.left_s <= 0
         return not self._ask.late and self._ask.goes_on(max_rounds=self._max_rounds, askable=len(self.order))
 

@@ -142,3 +142,13 @@ def test_what_nobody_knows_the_price_of_has_no_cost() -> None:
         answer = ensemble.ask(QUESTION)
         stats = ensemble.stats()
         assert answer.cost is stats.cost is stats.endpoints["e"].cost is None
+
+
+def test_a_receipt_tells_what_happened_when(answer: Answer) -> None:
+    events = answer.receipt.timeline
+    assert [event.at_s for event in events] == sorted(event.at_s for event in events)
+    of_one = [event.what for event in events if event.endpoint == answer.receipt.calls[0].endpoint]
+    assert of_one == ["queued", "sent", "done"]
+    assert events[-1].what == "fused"
+    assert answer.to_dict()["receipt"]["fused_s"] == answer.receipt.fused_s
+    assert len(str(answer.receipt).splitlines()) == 1 + len(events)
