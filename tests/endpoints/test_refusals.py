@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NamedTuple
 
 import openai
 import pytest
 from aiohttp import web
 
-from focalroute import Endpoint, Ensemble, PoolError
+from focalroute import AsyncEnsemble, Endpoint, Ensemble, PoolError
 from focalroute.endpoints.wire.refusals import refusal_of
 from tests.loopback import json_reply, serving
 
@@ -282,14 +283,17 @@ def test_of_headers_only_what_the_user_gave_is_not_told_on(ready: bool) -> None:
     async def refuse(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply({"error": {"message": "this identifier is wrong, walrus-team"}}, 400)
 
+    async def run(url: str) -> PoolError:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+            reached: dict[str, Any] = {"client": client} if ready else {"base_url": url}
+            one = Endpoint("member", model="m", headers={"x-team": "walrus-team"}, **reached)
+            async with AsyncEnsemble([one], attempts=1) as ensemble:
+                with pytest.raises(PoolError) as failed:
+                    await ensemble.ask("?")
+        return failed.value
+
     with serving(refuse) as server:
-        reached: dict[str, Any] = {"base_url": server.url}
-        if ready:
-            reached = {"client": openai.AsyncOpenAI(base_url=server.url, api_key="none")}
-        one = Endpoint("member", model="m", headers={"x-team": "walrus-team"}, **reached)
-        with Ensemble([one], attempts=1) as ensemble, pytest.raises(PoolError) as failed:
-            ensemble.ask("?")
-    failure = failed.value.replies[0].error
+        failure = asyncio.run(run(server.url)).replies[0].error
     assert failure is not None
     assert failure.provider_message == "this identifier is wrong, [...]"
 
