@@ -225,6 +225,14 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return params
 
 
+def require_json(what: str, value: object) -> None:
+    """ConfigError that names ``what`` unless JSON can hold the value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only") from None
+
+
 def _cert(files: object) -> str | tuple[str, str]:
     if isinstance(files, str | Path):
         return str(files)
@@ -454,10 +462,7 @@ class Endpoint:
             raise ValueError(f"params: {error}") from None
         if "extra_headers" in params:
             raise ValueError("params: extra_headers: is named headers here; give it beside params")
-        try:
-            json.dumps(params, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
-            raise ValueError("params: cannot be sent as JSON; give plain values only") from None
+        require_json("params", params)
         told = thinking_params(self.base_url, self.reasoning_effort, self.thinking_tokens, self.verbosity)
         self._set(params={**params, **told})
         if self.base_url is not None and self.client is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Wanted, structure_of
 from focalroute.answers.typed import TYPES, choice_text, members_of
-from focalroute.core.config import MOST_SAMPLES, check_headers, check_params
+from focalroute.core.config import MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
 from focalroute.core.spelling import did_you_mean
@@ -96,7 +95,7 @@ _INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("system_prompt", "instructions", "developer"), "system"),
     **dict.fromkeys(("extra_params", "kwargs"), "params"),
     **dict.fromkeys(
-        ("policy", "store", "max_rounds", "judge", "seed_"), "it is a setting of the Ensemble, not of one ask"
+        ("policy", "store", "max_rounds", "judge"), "it is a setting of the Ensemble, not of one ask"
     ),
     **dict.fromkeys(("model", "models"), "the policy chooses whom to ask; leave it out"),
     "stream": "call stream() instead of ask()",
@@ -164,9 +163,9 @@ def make_query(
         raise ConfigError("query: give the question as text, or messages=; one of them")
     asked = _messages(prompt if messages is None else messages, system)
     if messages is not None or not isinstance(prompt, str):
-        _require_json("query", [dict(message) for message in asked])
+        require_json("query", [dict(message) for message in asked])
     if params:
-        _require_json("params", params)
+        require_json("params", params)
         _check_counts(params)
     texts, values = (None, None) if choices is None else _choices(choices)
     query = Query(
@@ -231,13 +230,6 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
     if messages[0]["role"] in ("system", "developer"):
         raise ConfigError("system: the messages begin with one already; give it once")
     return ({"role": "system", "content": system}, *messages)
-
-
-def _require_json(what: str, value: object) -> None:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only") from None
 
 
 def _check_counts(params: Mapping[str, Any]) -> None:
