@@ -24,7 +24,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretSt
 from pydantic.dataclasses import dataclass
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.services import find_service, thinking_params
+from focalroute.core.services import find_service, is_within, thinking_params
 from focalroute.core.spelling import did_you_mean
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
@@ -525,7 +525,7 @@ class Endpoint:
         if self.dialect != "auto":
             return self.dialect
         host = urlsplit(self.base_url or "").hostname or ""
-        return next((d for suffix, d in _DIALECT_HOSTS if host == suffix or host.endswith("." + suffix)), "openai")
+        return next((dialect for domain, dialect in _DIALECT_HOSTS if is_within(host, [domain])), "openai")
 
     def key(self) -> SecretStr | None:
         """The key it was given, or that of the environment; None: it needs none.

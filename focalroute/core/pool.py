@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from focalroute.core.config import INSTEAD, Budget, Endpoint
 from focalroute.core.errors import ConfigError
+from focalroute.core.services import is_within
 from focalroute.core.spelling import did_you_mean
 
 _C = TypeVar("_C")
@@ -203,7 +204,7 @@ def _check_tls(endpoint: Endpoint) -> None:
 
 def _service_at(host: str) -> str | None:
     for name, domains in _SERVICES.items():
-        if any(host == domain or host.endswith("." + domain) for domain in domains):
+        if is_within(host, domains):
             return name
     return None
 

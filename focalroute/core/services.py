@@ -8,7 +8,7 @@ refusals, and every field can be given to the endpoint instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -132,6 +132,15 @@ def service_at(base_url: str | None) -> str | None:
         if one.base_url and one.api_key_env and urlsplit(one.base_url).hostname == host:
             return name
     return None
+
+
+def is_within(host: str, domains: Iterable[str]) -> bool:
+    """Whether a host is one of these domains, or within one.
+
+    >>> is_within("api.together.ai", ["together.xyz", "together.ai"]), is_within("nottogether.ai", ["together.ai"])
+    (True, False)
+    """
+    return any(host == domain or host.endswith("." + domain) for domain in domains)
 
 
 def thinks(model: str) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
+from focalroute.core.services import is_within
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, CapField
 from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import refusal_of
@@ -34,8 +35,7 @@ _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol
 def cap_field(base_url: str) -> CapField:
     """Return the service's name for the most tokens of a reply."""
     host = urlsplit(base_url).hostname or ""
-    own = any(host == known or host.endswith("." + known) for known in _OPENAI_HOSTS)
-    return "max_completion_tokens" if own else "max_tokens"
+    return "max_completion_tokens" if is_within(host, _OPENAI_HOSTS) else "max_tokens"
 
 
 def private_values(endpoint: Endpoint) -> tuple[str, ...]:

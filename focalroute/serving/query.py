@@ -94,9 +94,7 @@ _INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("budget", "max_cost", "max_price", "usd", "limit"), "max_usd"),
     **dict.fromkeys(("system_prompt", "instructions", "developer"), "system"),
     **dict.fromkeys(("extra_params", "kwargs"), "params"),
-    **dict.fromkeys(
-        ("policy", "store", "max_rounds", "judge"), "it is a setting of the Ensemble, not of one ask"
-    ),
+    **dict.fromkeys(("policy", "store", "max_rounds", "judge"), "it is a setting of the Ensemble, not of one ask"),
     **dict.fromkeys(("model", "models"), "the policy chooses whom to ask; leave it out"),
     "stream": "call stream() instead of ask()",
     "n": "samples",
