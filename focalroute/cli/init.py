@@ -125,15 +125,13 @@ def _local(base_url: str | None) -> Iterator[dict[str, str]]:
 def _listed(table: Mapping[str, str]) -> list[str]:
     """The models that a service lists; none where it gives no list."""
     from focalroute.core.config import Endpoint
-    from focalroute.money.prices import NotListed, fetch_models
+    from focalroute.money.prices import NotListed, fetch_models, listed_models
 
+    settings: dict[str, Any] = {"model": "any", **table}
     try:
-        settings: dict[str, Any] = {"model": "any", **table}
-        told: Any = fetch_models(Endpoint("listed", **settings))
+        return [model["id"] for model in listed_models(fetch_models(Endpoint("listed", **settings)))]
     except NotListed:
         return []
-    models = told.get("data") if isinstance(told, Mapping) else told
-    return [str(one["id"]) for one in models or () if isinstance(one, Mapping) and "id" in one]
 
 
 def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> None:

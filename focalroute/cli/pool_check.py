@@ -25,7 +25,7 @@ from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.hints import located
 from focalroute.money.cost import Bill, bill_of
-from focalroute.money.prices import NotListed, fetch_models
+from focalroute.money.prices import NotListed, fetch_models, listed_models
 from focalroute.serving.settings import pool_settings
 from focalroute.serving.sync import Ensemble
 from focalroute.store import open_store, require_existing
@@ -173,9 +173,7 @@ def _service(endpoint: Endpoint) -> _Service:
         payload = fetch_models(endpoint, _TIMEOUT_S)
     except NotListed as error:
         return _without_list(endpoint, error)
-    models = payload.get("data") if isinstance(payload, Mapping) else payload
-    listed = models if isinstance(models, list) else ()
-    names = (str(model.get("id")) for model in listed if isinstance(model, Mapping))
+    names = (model["id"] for model in listed_models(payload))
     return _Service(
         "ok", accepted=_lists_for_key_only(endpoint) or None, models=frozenset(filter(str.isprintable, names)),
         more=isinstance(payload, Mapping) and payload.get("has_more") is True,

@@ -181,16 +181,20 @@ async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: f
 
 def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:
     """Read model names and prices from a service's answer to ``GET /models``. What is not a price is left out."""
-    models = payload.get("data") if isinstance(payload, Mapping) else payload
     found: dict[str, Price] = {}
-    if not isinstance(models, list):
-        return found
-    for model in models:
-        if isinstance(model, Mapping) and isinstance(model.get("id"), str):
-            price = _SHAPES[dialect].read(model)
-            if price is not None:
-                found[model["id"]] = price
+    for model in listed_models(payload):
+        price = _SHAPES[dialect].read(model)
+        if price is not None:
+            found[model["id"]] = price
     return found
+
+
+def listed_models(payload: object) -> list[Mapping[str, Any]]:
+    """Return the models with a name in a service's answer to ``GET /models``, each as the service describes it."""
+    models = payload.get("data") if isinstance(payload, Mapping) else payload
+    if not isinstance(models, list):
+        return []
+    return [model for model in models if isinstance(model, Mapping) and isinstance(model.get("id"), str)]
 
 
 @dataclass(frozen=True, slots=True)
