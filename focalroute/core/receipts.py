@@ -74,12 +74,12 @@ class Call:
 
 
 class Event(NamedTuple):
-    """What happened at a moment of an ask.
+    """One moment of an ask.
 
     Attributes:
         at_s: seconds since the ask began.
         what: "queued", "sent", "first token", "done", "failed", "cancelled"; or "fused", of all replies.
-        endpoint: whose call it was; None: nobody's.
+        endpoint: whose call it was; None: of all of them.
     """
 
     at_s: float
@@ -157,7 +157,7 @@ class Receipt:
     fused_s: float | None = None
 
     def __str__(self) -> str:
-        """What it cost and took, and its timeline, a line for each event."""
+        """Tell its cost and time, and its timeline, a line for each event."""
         lines = [f"{dollars(self.cost)}, {len(self.calls)} calls in {self.rounds} rounds, {self.latency_s:.3f} s"]
         for at_s, what, endpoint in self.timeline:
             lines.append(f"{at_s:8.3f} s  {what}" if endpoint is None else f"{at_s:8.3f} s  {endpoint}: {what}")
@@ -165,7 +165,7 @@ class Receipt:
 
     @property
     def timeline(self) -> tuple[Event, ...]:
-        """What happened when, in order; empty on receipts of before 24 November 2026."""
+        """The events of the ask in order; empty on receipts of before 24 November 2026."""
         calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
         moments = [Event(self.fused_s, "fused", None)] if self.fused_s is not None else []
         for call in calls:
