@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
+from focalroute.core.answer_list import error_text
 from focalroute.core.dollars import Dollars, dollars
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.progress import progress_bar
@@ -85,9 +85,8 @@ def _read(path: Path) -> list[_Line]:
     Raises:
         ConfigError: the file cannot be read, or a line is not a question.
     """
-    from focalroute.serving.ensemble import AsyncEnsemble
+    from focalroute.serving.query import ARGUMENTS
 
-    known = set(inspect.signature(AsyncEnsemble.ask).parameters) - {"self"}
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -103,8 +102,8 @@ def _read(path: Path) -> list[_Line]:
         arguments = {"query": value} if isinstance(value, str | list) else value
         if not isinstance(arguments, dict) or not {"query", "messages"} & set(arguments):
             raise ConfigError(f'{path}:{number}: query: required; write a text, or {{"query": "...", ...}}')
-        if unknown := sorted(set(arguments) - known):
-            raise ConfigError(f"{path}:{number}: {unknown[0]}: unknown key; known are {', '.join(sorted(known))}")
+        if unknown := sorted(set(arguments) - set(ARGUMENTS)):
+            raise ConfigError(f"{path}:{number}: {unknown[0]}: unknown key; known are {', '.join(sorted(ARGUMENTS))}")
         found.append(_Line(len(found), arguments, hashlib.sha256(line.strip()).hexdigest()[:16]))
     return found
 
@@ -201,7 +200,7 @@ async def _ask(
                 answer: Answer = await ensemble.ask(**{**line.arguments, "tags": tags})
                 answers.put(line, answer.to_dict())
             except FocalrouteError as error:
-                failed.append(f"{type(error).__name__}: {error}")
+                failed.append(error_text(error))
                 answers.put(line, {"error": failed[-1]})
             advance(1)
 

@@ -55,9 +55,8 @@ def ask(
     offered = None if choices is None else [choice.strip() for choice in choices.split(",")]
     with Ensemble(pool, **given(store=store, policy=policy)) as ensemble:
         kind = cast("AnswerKind | None", answer)
-        asked = query if system is None else [*_system(system), {"role": "user", "content": query}]
         fused = ensemble.ask(
-            asked, choices=offered, answer=kind, samples=samples, max_usd=max_usd, params=_params(param)
+            query, system=system, choices=offered, answer=kind, samples=samples, max_usd=max_usd, params=_params(param)
         )
     if as_json:
         print(json.dumps(fused.to_dict(), indent=2))
@@ -89,7 +88,7 @@ def chat(
 
     interactive = _prepare_input()
     with Ensemble(pool, **given(store=store, policy=policy)) as ensemble:
-        conversation = _Chat(ensemble, max_usd, as_json, _system(system), _params(param))
+        conversation = _Chat(ensemble, max_usd, as_json, system, _params(param))
         if interactive:
             _note(f"{len(ensemble.endpoints)} endpoints. /feedback good | bad after an answer, /help, /quit.")
         prompt = "> " if interactive and sys.stdout.isatty() and not as_json else ""
@@ -123,7 +122,7 @@ class _Chat:
     """A conversation under way.
 
     Attributes:
-        system: the message that every question begins with, if there is one.
+        system: the instructions that come before every question, if there are any.
         params: sent on to the endpoints.
         messages: the conversation so far, in OpenAI's form.
         last: the last answer.
@@ -133,7 +132,7 @@ class _Chat:
     ensemble: Ensemble
     max_usd: str | None
     as_json: bool
-    system: list[dict[str, Any]]
+    system: str | None
     params: dict[str, Any]
     messages: list[dict[str, Any]] = field(default_factory=list)
     last: Answer | None = None
@@ -183,7 +182,8 @@ class _Chat:
             _note(f"{_line(answer)}; paid {dollars(self.paid)} so far")
 
     def _stream(self, asked: list[dict[str, Any]]) -> Answer:
-        with self.ensemble.stream([*self.system, *asked], max_usd=self.max_usd, params=self.params) as stream:
+        stream = self.ensemble.stream(asked, system=self.system, max_usd=self.max_usd, params=self.params)
+        with stream:
             for piece in stream:
                 if not self.as_json:
                     sys.stdout.write(_shown(piece))
@@ -213,10 +213,6 @@ class _Chat:
 
     def _print_json(self, values: Mapping[str, Any]) -> None:
         print(json.dumps(values, separators=(",", ":")), flush=True)
-
-
-def _system(text: str | None) -> list[dict[str, Any]]:
-    return [] if text is None else [{"role": "system", "content": text}]
 
 
 def _params(given: list[str] | None) -> dict[str, Any]:

@@ -27,18 +27,14 @@ class Answers(list[Answer | BaseException]):
     def to_jsonl(self, path: str | Path) -> None:
         """Write a line of JSON for each query: `Answer.to_dict`, or the error, with the query's ``index``."""
         with Path(path).open("w", encoding="utf-8") as file:
-            file.writelines(jsonl_line(index, one) for index, one in enumerate(self))
-
-
-def jsonl_line(index: int, answer: Answer | BaseException) -> str:
-    """One line of `Answers.to_jsonl`, its end included."""
-    told = answer.to_dict() if isinstance(answer, Answer) else {"error": _error(answer)}
-    return json.dumps({"index": index, **told}) + "\n"
+            for index, one in enumerate(self):
+                told = one.to_dict() if isinstance(one, Answer) else {"error": error_text(one)}
+                file.write(json.dumps({"index": index, **told}) + "\n")
 
 
 def _row(index: int, answer: Answer | BaseException) -> dict[str, Any]:
     if not isinstance(answer, Answer):
-        return {"index": index, **dict.fromkeys(_COLUMNS), "error": _error(answer)}
+        return {"index": index, **dict.fromkeys(_COLUMNS), "error": error_text(answer)}
     plain, usage = answer.to_dict(), answer.usage
     value = plain["value"]
     values = (
@@ -57,5 +53,6 @@ def _row(index: int, answer: Answer | BaseException) -> dict[str, Any]:
     return {"index": index, **dict(zip(_COLUMNS, values, strict=True)), "error": None}
 
 
-def _error(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """Return an error as a row or a line shows it."""
     return f"{type(error).__name__}: {error}"
