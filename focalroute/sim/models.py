@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from focalroute.core.errors import ConfigError
@@ -235,63 +237,18 @@ def default_models(seed: int = 0) -> tuple[SimulatedModel, ...]:
     generalist. No model is best at every topic, and a few cheap ones fused by their probabilities beat the strong one.
     After the drift switch two specialists have lost a subject and a generalist has gained one.
     """
-
-    def usd(prompt: str, completion: str) -> dict[str, Any]:
-        return {"input_usd_per_1m": Decimal(prompt), "output_usd_per_1m": Decimal(completion), "seed": seed}
-
-    return (
-        SimulatedModel(
-            "swift-8b", skill=0.6, skills={"logic": 0.66}, kin="swift", correlation=0.6,
-            latency_s=0.002, jitter_s=0.001, verbosity=10, **usd("0.05", "0.08"),
-        ),
-        SimulatedModel(
-            "swift-24b", skill=0.7, skills={"logic": 0.74}, kin="swift", correlation=0.6,
-            drifted={"arithmetic": 0.92, "sequences": 0.9},
-            latency_s=0.003, jitter_s=0.001, verbosity=14, **usd("0.10", "0.20"),
-        ),
-        SimulatedModel(
-            "tally-7b", skill=0.42, skills={"arithmetic": 0.94, "sequences": 0.92, "units": 0.84, "counting": 0.75},
-            drifted={"arithmetic": 0.45, "sequences": 0.45}, sharpness=1.3,
-            latency_s=0.002, jitter_s=0.001, verbosity=16, **usd("0.06", "0.12"),
-        ),
-        SimulatedModel(
-            "quill-9b", skill=0.45, skills={"logic": 0.92, "ordering": 0.93, "counting": 0.9},
-            latency_s=0.003, jitter_s=0.001, verbosity=24, **usd("0.08", "0.16"),
-        ),
-        SimulatedModel(
-            "almanac-12b", skill=0.48, skills={"dates": 0.94, "units": 0.92}, drifted={"dates": 0.6, "ordering": 0.85},
-            latency_s=0.003, jitter_s=0.001, verbosity=18, **usd("0.10", "0.16"),
-        ),
-        SimulatedModel(
-            "atlas-70b", skill=0.84, skills={"logic": 0.88, "dates": 0.82},
-            latency_s=0.006, jitter_s=0.003, verbosity=40, **usd("0.88", "0.88"),
-        ),
-    )  # fmt: skip
+    return _models("default", seed)
 
 
 def relay_models(seed: int = 0) -> tuple[SimulatedModel, ...]:
     """A pool of five for asking one model after another.
 
-    Each of four cheap models is good at one hop of a question of two ("multi-hop"); a dear one is fair at all. At
+    Each of four cheap models is good at one hop of a question of two ("multi-hop"); an expensive one is fair at all. At
     questions of yes or no none is a specialist: there is nothing to route by.
     """
+    return _models("relay", seed)
 
-    def model(name: str, usd: str, skill: float, yes_no: float, **skills: float) -> SimulatedModel:
-        return SimulatedModel(
-            name,
-            skill=skill,
-            skills={**skills, "yes-no": yes_no},
-            sharpness=2.5,
-            seed=seed,
-            input_usd_per_1m=Decimal(usd),
-            output_usd_per_1m=Decimal(usd) * 2,
-            latency_s=0.001,
-        )
 
-    return (
-        model("letters-3b", "0.06", 0.4, 0.72, counting=0.94),
-        model("series-3b", "0.06", 0.4, 0.74, sequences=0.94),
-        model("sums-7b", "0.09", 0.4, 0.76, arithmetic=0.94),
-        model("scales-7b", "0.09", 0.4, 0.76, units=0.94),
-        model("broad-70b", "0.60", 0.78, 0.86),
-    )
+def _models(pool: str, seed: int) -> tuple[SimulatedModel, ...]:
+    pools = tomllib.loads(Path(__file__).with_name("pools.toml").read_text("utf-8"))
+    return tuple(SimulatedModel(**model, seed=seed) for model in pools[pool])

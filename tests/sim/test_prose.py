@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -35,6 +36,13 @@ def test_a_request_is_found_in_any_prompt_and_has_the_same_points_everywhere(bri
     assert brief.quality(right) == 1
     assert brief.quality(wrong) == 0
     assert brief.quality("") == 0
+
+
+@pytest.mark.parametrize("brief", [next(prose_requests(1, axes=[axis])) for axis in AXES], ids=AXES)
+def test_no_option_of_a_point_contains_another(brief: Brief) -> None:
+    """Else a reply that says the longer one could not be told from one that says the other."""
+    for point in brief.points:
+        assert not [(a, b) for a, b in itertools.permutations(point.options, 2) if a in b]
 
 
 def test_requests_mix_the_axes_and_repeat_with_their_seed() -> None:
