@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,24 @@ from focalroute.core.progress import progress_bar
 from focalroute.core.records import I64
 from focalroute.evaluate import output
 from focalroute.evaluate.baselines import presets
-from focalroute.evaluate.eval_page import calibration, eval_page, figures, read_eval
+from focalroute.evaluate.eval_page import eval_page
+from focalroute.evaluate.eval_result import (
+    Method,
+    OperatingPoint,
+    ReplayOptions,
+    Report,
+    Row,
+    beside,
+    calibration,
+    figures,
+    nearest,
+)
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
-from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
+from focalroute.evaluate.metrics import PairedDifference, beside_curve, compare, score
 from focalroute.evaluate.outcomes import digest
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import read_table
-from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan, Training
+from focalroute.evaluate.replay import Training
 from focalroute.evaluate.report_page.page import check_extra, html
 from focalroute.evaluate.table import LogTable, SplitKind, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
@@ -33,22 +44,15 @@ OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 _OURS = "focalroute"
 _PIPED_WIDTH = 150
-_SHOWN = 0.2
 _WARM = 500
 
 
-@dataclass(frozen=True, slots=True)
-class EvalOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalOptions(ReplayOptions):
     """How a log is evaluated.
 
     Attributes:
         split_by: cut the log once, or every task.
-        train_fraction: share of the queries in the first part.
-        seed: of everything random, the first of ``seeds``.
-        seeds: how often everything is trained and played; figures are means over them.
-        feedback: what is revealed of a query once it is answered.
-        feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, and so those that follow.
-        show_task: whether the strategies see the task's name.
         operating_points: the cost ratios to hold, each of them played; None: those of `OPERATING_POINTS` that the
             cheapest endpoint is within, or of the cold start its own.
         policy: what focalroute serves; None: what it is trained to.
@@ -63,15 +67,6 @@ class EvalOptions:
     """
 
     split_by: SplitKind = "stream"
-    train_fraction: float = 0.8
-    seed: int = 0
-    seeds: int = 1
-    feedback: FeedbackKind = "label"
-    feedback_share: float = 1.0
-    feedback_delay: int = 0
-    feedback_noise: float = 0.0
-    feedback_bias: FeedbackBias = "none"
-    show_task: bool = False
     operating_points: Sequence[float] | None = None
     policy: Policy | None = None
     presets: Sequence[str] = ()
@@ -91,13 +86,6 @@ class EvalOptions:
             raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(points)}")
         presets(self.presets)  # checks them
         _ = self.feedback_plan  # likewise
-
-    @property
-    def feedback_plan(self) -> FeedbackPlan:
-        """Return what is revealed when, the same for all methods and seeds."""
-        return FeedbackPlan(
-            self.feedback, self.feedback_share, self.feedback_delay, self.feedback_noise, self.feedback_bias, self.seed
-        )
 
     @property
     def cold(self) -> bool:
@@ -121,87 +109,6 @@ class EvalOptions:
                 "of asking everybody; give at least that"
             )
         return tuple(self.operating_points)
-
-
-@dataclass(frozen=True, slots=True)
-class OperatingPoint(Score):
-    """focalroute at one operating point.
-
-    Attributes:
-        target_cost_ratio: what it was to hold; None: nothing (the cold start's own).
-        expected_calibration_error: of its confidence, of all seeds together (see
-            `focalroute.evaluate.report_page.drawings.measure_calibration`); None: it answered nothing.
-        minus: by method, this point's accuracy minus the method's.
-    """
-
-    target_cost_ratio: float | None
-    expected_calibration_error: float | None
-    minus: dict[str, PairedDifference]
-
-
-@dataclass(frozen=True, slots=True)
-class Method(Score):
-    """A baseline or control.
-
-    Attributes:
-        curve_minus: focalroute's cost-quality curve at this method's cost minus the method; None: it costs less than
-            every operating point.
-    """
-
-    curve_minus: PairedDifference | None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of one evaluation.
-
-    Attributes:
-        log: the log's path as given.
-        scored: "accuracy", or "score" where the log has no labels.
-        policy: "trained", "cold", or the version of the one given.
-        embedder: what made the features of the texts, by its name.
-        bad_rows: lines of the log that were left out.
-        unpriced: endpoints whose calls count as free, since their price is unknown.
-        methods: the baselines and controls.
-        focalroute: its operating points.
-        seen: test queries that the policy given was trained on.
-        unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
-            all seeds.
-        runs: what was played, row by row; the JSON has the figures drawn from it.
-    """
-
-    log: str
-    split: SplitKind
-    train_fraction: float
-    n_train: int
-    n_test: int
-    seed: int
-    seeds: int
-    feedback: FeedbackKind
-    feedback_share: float
-    feedback_delay: int
-    feedback_noise: float
-    feedback_bias: FeedbackBias
-    show_task: bool
-    scored: str
-    policy: str
-    embedder: str
-    bad_rows: int
-    unpriced: tuple[str, ...]
-    methods: tuple[Method, ...]
-    focalroute: tuple[OperatingPoint, ...]
-    unfused: Mapping[str, int]
-    seen: int
-    runs: EvaluationRuns | None = field(repr=False, compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON report has it; with "figures", what a page draws (see `focalroute.evaluate.eval_page`)."""
-        found = dataclasses.asdict(dataclasses.replace(self, runs=None))
-        del found["runs"]
-        if self.runs is None:
-            return found
-        drawn = figures(self.runs, named(self.focalroute[self.runs.shown]), self.scored)
-        return {**found, "figures": dataclasses.asdict(drawn)}
 
 
 def evaluate(
@@ -247,7 +154,7 @@ def evaluate(
         presets=presets(options.presets),
     )
     targets, policy = options.targets(table, parts.test), options.policy
-    shown = min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
+    shown = nearest(targets)
     with progress_bar("replaying", stage.steps(len(targets), training=policy is None), shown=progress) as advance:
         policies = [policy] * options.seeds if policy is not None else stage.trained(engine, advance)
         ours = stage.ours(engine, policies, targets, advance)
@@ -270,33 +177,26 @@ def _report(
     everybody = float(table.usd[runs.test].sum())
     points = []
     for n, (played, target) in enumerate(zip(ours, targets, strict=True)):
-        scored = dataclasses.asdict(score(_OURS, played, everybody, seed=seed))
+        own = dataclasses.asdict(score(_OURS, played, everybody, seed=seed))
         minus = {name: compare(played, other, seed=seed) for name, other in runs.others.items()}
         error = calibration(runs, n).expected_error
-        points.append(OperatingPoint(**scored, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
+        points.append(OperatingPoint(**own, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
     methods = []
     for name, other in runs.others.items():
         one = score(name, other, everybody, seed=seed)
         beside = beside_curve(one, other, points, ours, seed=seed)
         methods.append(Method(**dataclasses.asdict(one), curve_minus=beside))
+    scored = "score" if all(query.label is None for query in table.queries) else "accuracy"
     served = "trained"
     if policy is not None:
         served = "cold" if options.cold else f"version {policy.version}"
     return Report(
+        **{each.name: getattr(options, each.name) for each in dataclasses.fields(ReplayOptions)},
         log=log,
         split=options.split_by,
-        train_fraction=options.train_fraction,
         n_train=n_train,
         n_test=len(runs.test),
-        seed=seed,
-        seeds=options.seeds,
-        feedback=options.feedback,
-        feedback_share=options.feedback_share,
-        feedback_delay=options.feedback_delay,
-        feedback_noise=options.feedback_noise,
-        feedback_bias=options.feedback_bias,
-        show_task=options.show_task,
-        scored="score" if all(query.label is None for query in table.queries) else "accuracy",
+        scored=scored,
         embedder=name_of(table.embed),
         bad_rows=table.bad_rows,
         unpriced=table.unpriced,
@@ -305,6 +205,7 @@ def _report(
         focalroute=tuple(points),
         unfused=unfused,
         seen=0 if policy is None else sum(digest(table.queries[row]) in policy.trained_on for row in runs.test),
+        figures=figures(runs, points[runs.shown].title, scored),
         runs=runs,
     )
 
@@ -332,13 +233,12 @@ def evaluate_command(
         check_extra()
     with open_engine(engine) as opened:
         report = evaluate(log, pool, options, engine=opened, progress=True, **changes)
-    found = report.to_dict()
     if json_file != output.STANDARD_OUTPUT:
         show(report)
     if json_file is not None:
-        output.write_file(json_file, json.dumps(found, indent=2, allow_nan=False) + "\n")
+        output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
     if html_file is not None:
-        output.write_file(html_file, html(eval_page(read_eval(found, str(log)))))
+        output.write_file(html_file, html(eval_page(report)))
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:
@@ -357,28 +257,25 @@ def cost_ratios(text: str) -> tuple[float, ...] | None:
 
 def show(report: Report) -> None:
     """Print the report as a table, the most accurate first."""
-    shown = min(report.focalroute, key=lambda point: abs((point.target_cost_ratio or _SHOWN) - _SHOWN))
+    shown = report.shown
     seeds = f"seed {report.seed}" if report.seeds == 1 else f"{report.seeds} seeds"
-    rows: list[OperatingPoint | Method] = [*report.focalroute, *report.methods]
+    rows: list[Row] = [*report.focalroute, *report.methods]
     rows.sort(key=lambda row: -row.accuracy)
     minus = f"focalroute @ {shown.cost_ratio:.2f} minus it"
-    plan = FeedbackPlan(
-        report.feedback, report.feedback_share, report.feedback_delay, report.feedback_noise, report.feedback_bias
-    )
     grid = output.table(
         ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "ECE", minus, "its curve"),
         (_cells(row, shown) for row in rows),
         title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}",
         left=("", minus),
-        strong={named(point) for point in report.focalroute},
+        strong={point.title for point in report.focalroute},
     )
     console = output.console(_PIPED_WIDTH)
     if report.seen:
         console.print(output.trained_on_test(report.seen, report.n_test))
     console.print(grid)
     console.print(
-        f"Answered first, then revealed ({plan}) and learned from. best-single-hindsight and oracle know "
-        "the test part. Its curve: focalroute's operating points at the method's cost, minus the method. "
+        f"Answered first, then revealed ({report.feedback_plan}) and learned from. best-single-hindsight and oracle "
+        "know the test part. Its curve: focalroute's operating points at the method's cost, minus the method. "
         "ECE: how far the confidence is from the accuracy, in the mean."
     )
     for sentence in output.left_out(report.bad_rows, report.unpriced):
@@ -390,18 +287,9 @@ def show(report: Report) -> None:
         console.print("focalroute served its cold start: trained on no recorded answers.")
 
 
-def _cells(row: OperatingPoint | Method, shown: OperatingPoint) -> tuple[str, ...]:
-    if isinstance(row, OperatingPoint):
-        error = row.expected_calibration_error
-        return named(row), *row.cells(), "" if error is None else f"{error:.3f}", "", ""
-    return row.name, *row.cells(), "", _difference(shown.minus[row.name]), _difference(row.curve_minus)
-
-
-def named(row: Score) -> str:
-    """Return the name of a row of the report: an operating point with its target."""
-    if isinstance(row, OperatingPoint) and row.target_cost_ratio is not None:
-        return f"{row.name} @ {row.target_cost_ratio:g}"
-    return row.name
+def _cells(row: Row, shown: OperatingPoint) -> tuple[str, ...]:
+    error, minus, curve = beside(row, shown)
+    return row.title, *row.cells(), error, _difference(minus), _difference(curve)
 
 
 def _difference(found: PairedDifference | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.eval_page import BESIDE, Figures, asked_by_round, asked_by_task, figures
+from focalroute.evaluate.eval_result import BESIDE, Figures, asked_by_round, asked_by_task, figures
 from focalroute.evaluate.playing import EvaluationRuns, PointRun
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.evaluate.report_page.drawings import BINS, MOST_TASKS

@@ -12,8 +12,9 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.baselines import BASELINES
-from focalroute.evaluate.eval_page import eval_page, read_eval
-from focalroute.evaluate.report import EvalOptions, Report, cost_ratios, evaluate, evaluate_command, show
+from focalroute.evaluate.eval_page import eval_page
+from focalroute.evaluate.eval_result import Report, read_eval
+from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate, evaluate_command, show
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import cold, load
 from focalroute.policy.references import load_reference

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.core.errors import ConfigError
-from focalroute.evaluate.eval_page import eval_page, read_eval
+from focalroute.evaluate.eval_page import eval_page
+from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.report_page.drawings import Series, VersionHistories
 from focalroute.evaluate.report_page.history import read_history

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.evaluate.eval_page import eval_page, read_eval
+from focalroute.evaluate.eval_page import eval_page
+from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.report import evaluate, evaluate_command
 from focalroute.evaluate.report_page.page import SECTIONS, as_svg, html
 from focalroute.evaluate.report_page.report_command import report_command

@@ -1,0 +1,292 @@
+"""The result of an evaluation: what it is of, the rows of its table, and what its page draws; read back from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import F64
+from focalroute.evaluate.metrics import PairedDifference, Score
+from focalroute.evaluate.playing import EvaluationRuns
+from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan
+from focalroute.evaluate.report_page import drawings
+from focalroute.evaluate.table import SplitKind
+
+#: The methods that focalroute is set beside.
+BESIDE = ("best-single-train", "plurality")
+_SHOWN = 0.2  # the target of the operating point that is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """As the JSON report has them under "figures"; all of the operating point that is shown.
+
+    Attributes:
+        shown: its place in the list of operating points.
+        tasks: None: the log names none.
+        tasks_left: how many tasks are left out, the smallest.
+    """
+
+    shown: int
+    over_time: drawings.OverTime
+    errors: drawings.ErrorComparison
+    when_right: drawings.WhenRight
+    calibration: drawings.Calibration
+    rounds: drawings.AskedByRound
+    diversity: drawings.Heatmap
+    tasks: drawings.Heatmap | None
+    tasks_left: int
+
+
+def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
+    """Everything that is drawn.
+
+    Args:
+        name: of the operating point that is shown.
+        scored: "accuracy" or "score".
+    """
+    names = replayed.table.names
+    known, right = replayed.right()
+    methods = {name: replayed.worth(), **{other: replayed.worth(other) for other in BESIDE}}
+    means = {method: worth.mean(axis=0) for method, worth in methods.items()}
+    tasks, left = asked_by_task(replayed)
+    right_or_wrong = {method: (worth >= drawings.RIGHT).astype(np.float64) for method, worth in methods.items()}
+    return Figures(
+        shown=replayed.shown,
+        over_time=over_time(replayed, means, scored),
+        errors=drawings.ErrorComparison(
+            {other: drawings.compare_errors(right_or_wrong[name], right_or_wrong[other]) for other in BESIDE}
+        ),
+        when_right=drawings.measure_when_right(
+            right.sum(axis=1), means, len(names), scored=scored, members="endpoints whose recorded answer is right"
+        ),
+        calibration=calibration(replayed, replayed.shown, scored),
+        rounds=drawings.AskedByRound(names, tuple(tuple(row.round(6).tolist()) for row in asked_by_round(replayed))),
+        diversity=drawings.measure_diversity(names, known, right),
+        tasks=tasks,
+        tasks_left=left,
+    )
+
+
+def calibration(replayed: EvaluationRuns, point: int, scored: str = "accuracy") -> drawings.Calibration:
+    """How right the answers at an operating point are by their confidence, all seeds together."""
+    runs = replayed.ours[point]
+    confidence = np.concatenate([run.confidence for run in runs])
+    return drawings.measure_calibration(confidence, np.concatenate([run.played.worth for run in runs]), scored)
+
+
+def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> drawings.OverTime:
+    """Rolling means, all seeds; the changes of endpoints are those that the first seed noticed."""
+    runs = replayed.ours[replayed.shown]
+    width = drawings.rolling_width(len(replayed.test))
+    at, lines = drawings.rolling_series(means, width)
+    everybody = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
+    spent = drawings.rolling_means(np.mean([run.played.usd for run in runs], axis=0), width)
+    cost = np.divide(spent, everybody, out=np.zeros_like(spent), where=everybody > 0)
+    return drawings.OverTime(
+        width=width,
+        at=at,
+        lines=lines,
+        cost=drawings.plain_values(cost[drawings.thinned_indices(len(cost))]),
+        scored=scored,
+        axis="share",
+        along="test queries so far",
+        marks=tuple(
+            drawings.StreamEvent(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes
+        ),
+    )
+
+
+def asked_by_round(replayed: EvaluationRuns) -> F64:
+    """(R, N) share of the queries on which a round asked an endpoint, over all seeds; R the most rounds there were."""
+    runs = replayed.ours[replayed.shown]
+    rounds = max((len(plan) for run in runs for plan in run.plan), default=0)
+    found = np.zeros((max(rounds, 1), len(replayed.table.endpoints)))
+    for run in runs:
+        for plan in run.plan:
+            for number, picked in enumerate(plan):
+                found[number, list(picked)] += 1
+    last = int(np.flatnonzero(found.any(axis=1)).max(initial=0))  # a round that asked nobody is none
+    share: F64 = found[: last + 1] / (len(runs) * len(replayed.test))
+    return share
+
+
+def asked_by_task(replayed: EvaluationRuns) -> tuple[drawings.Heatmap | None, int]:
+    """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
+
+    Probes are not counted: they are not asked for an answer.
+    """
+    named = [replayed.table.queries[row].task for row in replayed.test.tolist()]
+    runs = replayed.ours[replayed.shown]
+    asked = np.zeros((len(named), len(replayed.table.endpoints)))
+    for run in runs:
+        for n, plan in enumerate(run.plan):
+            asked[n, [endpoint for picked in plan for endpoint in picked]] += 1 / len(runs)
+    tasks = [task for task in named if task is not None]
+    return drawings.measure_tasks(tasks, asked[[task is not None for task in named]], replayed.table.names)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint(Score):
+    """focalroute at one operating point.
+
+    Attributes:
+        target_cost_ratio: what it was to hold; None: nothing (the cold start's own).
+        expected_calibration_error: of its confidence, of all seeds together (see
+            `focalroute.evaluate.report_page.drawings.measure_calibration`); None: it answered nothing.
+        minus: by method, this point's accuracy minus the method's.
+    """
+
+    target_cost_ratio: float | None = None
+    expected_calibration_error: float | None = None
+    minus: Mapping[str, PairedDifference] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Its name with its target."""
+        if self.target_cost_ratio is None:
+            return self.name
+        return f"{self.name} @ {self.target_cost_ratio:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Score):
+    """A baseline or control.
+
+    Attributes:
+        curve_minus: focalroute's cost-quality curve at this method's cost minus the method; None: it costs less than
+            every operating point.
+    """
+
+    curve_minus: PairedDifference | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name."""
+        return self.name
+
+
+Row = OperatingPoint | Method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What an evaluation and its report both have.
+
+    Attributes:
+        train_fraction: share of the queries in the first part.
+        seed: of everything random, the first of ``seeds``.
+        seeds: how often everything is trained and played; figures are means over them.
+        feedback: what is revealed of a query once it is answered.
+        feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, and so those that follow.
+        show_task: whether the strategies see the task's name.
+    """
+
+    train_fraction: float = 0.8
+    seed: int = 0
+    seeds: int = 1
+    feedback: FeedbackKind = "label"
+    feedback_share: float = 1.0
+    feedback_delay: int = 0
+    feedback_noise: float = 0.0
+    feedback_bias: FeedbackBias = "none"
+    show_task: bool = False
+
+    @property
+    def feedback_plan(self) -> FeedbackPlan:
+        """Return what is revealed when, the same for all methods and seeds."""
+        return FeedbackPlan(
+            self.feedback, self.feedback_share, self.feedback_delay, self.feedback_noise, self.feedback_bias, self.seed
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(ReplayOptions):
+    """The result of one evaluation. What has a default was not in the first reports, which can still be read.
+
+    Attributes:
+        log: the log's path as given.
+        split: cut once, or every task.
+        scored: "accuracy", or "score" where the log has no labels.
+        policy: "trained", "cold", or the version of the one given.
+        embedder: what made the features of the texts, by its name.
+        bad_rows: lines of the log that were left out.
+        unpriced: endpoints whose calls count as free, since their price is unknown.
+        methods: the baselines and controls.
+        focalroute: its operating points.
+        seen: test queries that the policy given was trained on.
+        unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
+            all seeds.
+        figures: what its page draws.
+        runs: what was played, row by row; it is not in the JSON.
+    """
+
+    log: str
+    split: SplitKind = "stream"
+    n_train: int
+    n_test: int
+    scored: str = "accuracy"
+    policy: str = "trained"
+    embedder: str = ""
+    bad_rows: int = 0
+    unpriced: tuple[str, ...] = ()
+    methods: tuple[Method, ...]
+    focalroute: tuple[OperatingPoint, ...]
+    unfused: Mapping[str, int] = field(default_factory=dict)
+    seen: int = 0
+    figures: Figures | None = None
+    runs: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def shown(self) -> OperatingPoint:
+        """The operating point that stands for focalroute: the one whose target is nearest to a fifth of the cost."""
+        if self.figures is not None:
+            return self.focalroute[self.figures.shown]
+        return self.focalroute[nearest([point.target_cost_ratio for point in self.focalroute])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON report has it."""
+        found = dataclasses.asdict(dataclasses.replace(self, runs=None))
+        del found["runs"]
+        return found
+
+
+def beside(row: Row, shown: OperatingPoint) -> tuple[str, PairedDifference | None, PairedDifference | None]:
+    """The last cells of a row: its calibration error; what the point that is shown, and the curve, have above it."""
+    if isinstance(row, Method):
+        return "", shown.minus.get(row.name), row.curve_minus
+    if row.expected_calibration_error is None:
+        return "", None, None
+    return f"{row.expected_calibration_error:.3f}", None, None
+
+
+def nearest(targets: Sequence[float | None]) -> int:
+    """Which of the operating points with these targets is shown: the one nearest to a fifth of the cost."""
+    return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
+
+
+def read_eval(found: object, name: str) -> Report:
+    """Check a JSON report; ``name`` stands in messages.
+
+    Raises:
+        ConfigError: it is something else; the message says what is wrong with it.
+    """
+    if isinstance(found, Mapping) and "equal_cost" in found:
+        raise ConfigError(f"{name}: is of eval --live, which has no page; give the JSON of focalroute eval LOG")
+    try:
+        report = TypeAdapter(Report).validate_python(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise ConfigError(
+            f"{name}: is not a report of focalroute eval: {where}: {first['msg']}; give the file that --json wrote"
+        ) from None
+    if not report.focalroute or not 0 <= (report.figures.shown if report.figures else 0) < len(report.focalroute):
+        raise ConfigError(f"{name}: is not a report of focalroute eval: it has no operating point of focalroute")
+    return report
