@@ -177,7 +177,7 @@ Row = OperatingPoint | Method
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What an evaluation and its report both have.
+    """The options of an evaluation that its report states.
 
     Attributes:
         train_fraction: share of the queries in the first part.
