@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import ssl
 from pathlib import Path
@@ -19,6 +20,18 @@ def tls_context(
     Raises:
         ConfigError: a file cannot be read, or does not hold what it should.
     """
+    if verify is True and cert is None:
+        return _usual(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _read(verify, cert)
+
+
+@functools.lru_cache(4)
+def _usual(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """The context of what these variables say: reading all the certificates takes longer than many a call."""
+    return _read(True, None)
+
+
+def _read(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
     named = "verify"
     try:
         if isinstance(verify, str | Path):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import CallFailed
+from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport
@@ -30,6 +30,15 @@ class HttpClients:
 
     def __init__(self) -> None:
         self._open = PerLoop(_Open)
+
+    @staticmethod
+    def load() -> None:
+        """Load what the first call needs, which would otherwise keep it waiting, and its event loop busy."""
+        from focalroute.core.tls import tls_context
+        from focalroute.endpoints import aiohttp_transport, http  # noqa: F401
+
+        with contextlib.suppress(ConfigError):  # the call says so, if it needs certificates
+            tls_context()
 
     async def session(self) -> ClientSession:
         """The running loop's session, made on first use. It closes with the loop, or with `aclose`."""

@@ -46,6 +46,8 @@ class Pool:
     ) -> None:
         pool = tuple(endpoints)
         self._clients = HttpClients()
+        if any(endpoint.client is None for endpoint in pool):
+            self._clients.load()
         self._breakers = Breakers(len(pool), self._on_breaker_change)
         self._members = tuple(
             PoolMember(endpoint, breaker, self._clients, store, guard)

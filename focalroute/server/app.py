@@ -26,7 +26,6 @@ from starlette.types import Receive, Scope, Send
 
 from focalroute.core.errors import FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
-from focalroute.endpoints import aiohttp_transport, http  # noqa: F401 - loading them would hold the loop at the first ask
 from focalroute.openai_api.refusals import Refused, refusal_of
 from focalroute.openai_api.replies import DONE, completion, completion_id, events, feedback_taken
 from focalroute.openai_api.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback

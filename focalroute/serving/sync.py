@@ -125,6 +125,10 @@ class _Loop:
     """
 
     def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
+        import anyio._backends._asyncio  # noqa: F401 - else the first ask would wait while anyio loads it
+        from anyio.from_thread import BlockingPortal
+
+        self._make_portal = BlockingPortal
         self._last = last
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -169,9 +173,7 @@ class _Loop:
 
     def _serve(self) -> None:
         async def serve() -> None:
-            from anyio.from_thread import BlockingPortal
-
-            async with BlockingPortal() as portal:
+            async with self._make_portal() as portal:
                 self._portal.set_result(portal)
                 await asyncio.wrap_future(self._ending)
                 await self._last()
