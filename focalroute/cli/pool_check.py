@@ -25,6 +25,7 @@ from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.hints import located
 from focalroute.money.cost import Bill, bill_of
+from focalroute.money.price_library import with_prices
 from focalroute.money.prices import NotListed, fetch_models, listed_models
 from focalroute.serving.settings import pool_settings
 from focalroute.serving.sync import Ensemble
@@ -129,7 +130,7 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
     """
     if store is not None and not learn:
         require_existing(store)
-    endpoints = load_pool(pool).endpoints
+    endpoints = with_prices(load_pool(pool).endpoints)
     pool_settings(pool, {})
     with closing(open_store(store)) as opened:
         probed = asyncio.run(probe_pool(endpoints, opened)) if learn else []

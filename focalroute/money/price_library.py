@@ -7,13 +7,15 @@ looked up: the latest day on which a price in it begins is taken for that, so th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-from focalroute.core.config import Price
+from focalroute.core.config import Endpoint, Price
 from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +44,28 @@ class LibraryPrice(NamedTuple):
 def installed() -> bool:
     """Whether the extra is there."""
     return find_spec("genai_prices") is not None
+
+
+def with_prices(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+    """The same endpoints; those of a service named by ``service`` get the library's price if they have none."""
+    return tuple(_filled_in(endpoint) for endpoint in endpoints)
+
+
+def _filled_in(endpoint: Endpoint) -> Endpoint:
+    if endpoint.service is None or endpoint.price is not None or not installed():
+        return endpoint
+    found = look_up(endpoint.base_url, endpoint.model)
+    if found.price is None:
+        return endpoint
+    prompt, completion, cached = found.price
+    return replace(
+        endpoint,
+        input_usd_per_1m=prompt,
+        output_usd_per_1m=completion,
+        cached_input_usd_per_1m=cached,
+        prices_as_of=found.as_of,
+        prices_from=found.source,
+    )
 
 
 def look_up(base_url: str | None, model: str) -> LibraryPrice:

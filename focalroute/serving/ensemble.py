@@ -32,6 +32,7 @@ from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import make_pacer
+from focalroute.money.price_library import with_prices
 from focalroute.money.prices import warn_if_stale
 from focalroute.observe import Observer
 from focalroute.policy.baselines import Baseline
@@ -93,7 +94,7 @@ class AsyncEnsemble:
     @takes_settings(Settings)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._settings = settings = over_http_client(make_settings(*args, **kwargs))
-        self.endpoints = validate_pool(settings.endpoints, askable=True)
+        self.endpoints = with_prices(validate_pool(settings.endpoints, askable=True))
         self.budget = settings.budget
         judging = judging_endpoints(settings.judge, self.endpoints)
         warn_if_stale(self.endpoints + judging)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from focalroute import Budget, Ensemble
 from focalroute.cli.app import app
 from focalroute.core.config import Endpoint, Price
 from focalroute.core.errors import ConfigError
@@ -162,3 +163,17 @@ def test_without_it_services_have_no_listing_and_a_request_says_what_to_install(
     assert [one.state for one in listed_prices([endpoint("a", "dated")])] == ["no listing"]
     with pytest.raises(ConfigError, match=r"pip install 'focalroute\[prices\]'"):
         listed_prices([endpoint("a", "dated")], library=True)
+
+
+@pytest.mark.usefixtures("data")
+def test_a_service_by_name_brings_the_price_and_what_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So one string is enough where a budget is kept."""
+    monkeypatch.setenv("FIREWORKS_API_KEY", "none")
+    given = Endpoint("mine", service="fireworks", model="cached", input_usd_per_1m=3, output_usd_per_1m=4)
+    pool = [Endpoint("fireworks/cached"), Endpoint("fireworks/tiered"), Endpoint("vllm/cached"), given]
+    with Ensemble(pool, budget=Budget(usd_total=1, allow_unpriced=True)) as ensemble:
+        filled, tiered, local, mine = ensemble.endpoints
+    assert filled.price == Price(Decimal("0.2"), Decimal("0.4"), Decimal("0.05"))
+    assert (filled.prices_as_of, filled.prices_from) == (NEW, price_library.look_up(FIREWORKS, "cached").source)
+    assert tiered.price is local.price is None
+    assert mine == given
