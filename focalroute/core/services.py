@@ -1,8 +1,8 @@
 """The services that ``Endpoint("openai/gpt-5-mini")`` knows by name: address, key's variable, dialect, what each lacks.
 
-Written down in November 2026 from what is known of the services; docs/services.md says which rows were held against
-their page. ``source`` is the page to check a row by. Nothing is fetched. What is wrong or has changed is learned from
-refusals, and every field can be given to the endpoint instead.
+``source`` is the page to check a row by; ``checked`` says what was held against a stored copy of that page, the rest is
+from what is known of the service in November 2026. Nothing is fetched. What is wrong or has changed is
+learned from refusals, and every field can be given to the endpoint instead.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class KnownService(NamedTuple):
         lacks: capabilities that none of its models has.
         budget: how it is told how long a model may think; "": not at all.
         source: the page to check the row by.
+        checked: what was held against it on 24 November 2026: "all", the "address" alone, or "" (nothing).
     """
 
     base_url: str | None
@@ -34,28 +35,29 @@ class KnownService(NamedTuple):
     lacks: tuple[str, ...] = ()
     budget: Literal["", "reasoning", "google", "thinking"] = ""
     example: str = ""
+    checked: Literal["all", "address", ""] = ""
 
 
 SERVICES: Mapping[str, KnownService] = {
     "anthropic": KnownService(
         "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", "https://docs.claude.com/en/api/openai-sdk",
-        lacks=("logprobs", "n", "structured_choice"), budget="thinking",
+        lacks=("logprobs", "n", "structured_choice"), budget="thinking", checked="all",
     ),
     "azure": KnownService(
         None, "AZURE_OPENAI_API_KEY", "https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle",
-        example="https://RESOURCE.openai.azure.com/openai/v1",
+        example="https://RESOURCE.openai.azure.com/openai/v1", checked="address",
     ),
     "bedrock": KnownService(
         None, "AWS_BEARER_TOKEN_BEDROCK",
         "https://docs.aws.amazon.com/bedrock/latest/userguide/inference-chat-completions.html",
-        example="https://bedrock-runtime.REGION.amazonaws.com/openai/v1",
+        example="https://bedrock-runtime.REGION.amazonaws.com/openai/v1", checked="address",
     ),
     "cerebras": KnownService(
         "https://api.cerebras.ai/v1", "CEREBRAS_API_KEY", "https://inference-docs.cerebras.ai/resources/openai",
     ),
     "deepinfra": KnownService(
         "https://api.deepinfra.com/v1/openai", "DEEPINFRA_API_KEY", "https://deepinfra.com/docs/openai_api",
-        dialect="deepinfra",
+        dialect="deepinfra", checked="address",
     ),
     "deepseek": KnownService(
         "https://api.deepseek.com/v1", "DEEPSEEK_API_KEY", "https://api-docs.deepseek.com/api/create-chat-completion",
@@ -67,11 +69,11 @@ SERVICES: Mapping[str, KnownService] = {
     ),
     "gemini": KnownService(
         "https://generativelanguage.googleapis.com/v1beta/openai", "GEMINI_API_KEY",
-        "https://ai.google.dev/gemini-api/docs/openai", lacks=("logprobs",), budget="google",
+        "https://ai.google.dev/gemini-api/docs/openai", lacks=("logprobs",), budget="google", checked="address",
     ),
     "groq": KnownService(
         "https://api.groq.com/openai/v1", "GROQ_API_KEY", "https://console.groq.com/docs/openai",
-        lacks=("logprobs", "n"),
+        lacks=("logprobs", "n"), checked="all",
     ),
     "litellm": KnownService("http://localhost:4000/v1", None, "https://docs.litellm.ai/docs/proxy/user_keys"),
     "llamacpp": KnownService(
@@ -82,13 +84,16 @@ SERVICES: Mapping[str, KnownService] = {
     "mistral": KnownService(
         "https://api.mistral.ai/v1", "MISTRAL_API_KEY", "https://docs.mistral.ai/api/", lacks=("logprobs",),
     ),
-    "ollama": KnownService("http://localhost:11434/v1", None, "https://docs.ollama.com/api/openai-compatibility"),
+    "ollama": KnownService(
+        "http://localhost:11434/v1", None, "https://docs.ollama.com/api/openai-compatibility", checked="address",
+    ),
     "openai": KnownService(
         "https://api.openai.com/v1", "OPENAI_API_KEY", "https://platform.openai.com/docs/api-reference/chat/create",
     ),
     "openrouter": KnownService(
         "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY",
         "https://openrouter.ai/docs/use-cases/reasoning-tokens", dialect="openrouter", budget="reasoning",
+        checked="all",
     ),
     "sglang": KnownService(
         "http://localhost:30000/v1", None, "https://docs.sglang.ai/basic_usage/openai_api_completions.html",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
@@ -228,6 +229,13 @@ def test_a_refusal_is_told_with_what_to_do_first(said: Said, monkeypatch: pytest
     assert failure is not None
     assert (failure.status, failure.host, failure.model) == (said.status, host, "gpt-55")
     assert failure.retryable == (said.status >= 500 or "too fast" in said.service)
+
+
+def test_the_page_has_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "refusals.md").read_text("utf-8")
+    shown = [f"| {said.service} | ``{said.advice}`` | ``{said.told}`` |" for said in SAID]
+    assert [line for line in page.splitlines() if line.startswith("|")][2:] == shown
+    assert len(shown) >= 20
 
 
 def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
