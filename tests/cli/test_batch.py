@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from focalroute.cli.app import main
-from focalroute.sim import SimulatedPool
-from focalroute.sim.process import pool_toml
 from tests.loopback import completion, json_reply, serving
 
 QUESTIONS: list[Any] = ["What is 17 + 25?", {"query": "What is 6 * 7?", "choices": ["42", "43"]}, "What is 2 + 2?"]
-
-
-@pytest.fixture(scope="module")
-def pool_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("batch") / "pool.toml"
-    with SimulatedPool() as pool:
-        path.write_text(pool_toml(pool.endpoints))
-        yield path
 
 
 @pytest.fixture

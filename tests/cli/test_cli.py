@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,36 +17,17 @@ from focalroute.cli.app import main
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.publish import publish
-from focalroute.sim import SimulatedPool
-from focalroute.sim.process import pool_toml
 from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
+from tests.cli.calling import focalroute, focalroute_apart
 from tests.evaluate.logs import stream as recorded
 from tests.evaluate.logs import write_log, write_pool
 from tests.learn.made import linear_learner, play
 from tests.loopback import completion, json_reply, serving, sse
 
 
-def focalroute(
-    *arguments: str, cwd: Path | None = None, said: str | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    code = "from focalroute.cli.app import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True, text=True, timeout=120, cwd=cwd, input=said, env=None if env is None else os.environ | env,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pool_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("cli") / "pool.toml"
-    with SimulatedPool() as pool:
-        path.write_text(pool_toml(pool.endpoints))
-        yield path
-
-
 def test_ask_prints_the_answer_alone_on_standard_output(pool_file: Path) -> None:
-    result = focalroute("ask", "What is 17 + 25?", "--choices", "32, 42, 44", "--pool", str(pool_file))
+    result = focalroute_apart("ask", "What is 17 + 25?", "--choices", "32, 42, 44", "--pool", str(pool_file))
     assert result.returncode == 0
     assert result.stdout.strip() in ("32", "42", "44")
     assert "confidence" in result.stderr
@@ -136,7 +114,7 @@ def test_what_the_user_can_correct_is_named_with_exit_code_2(
 def test_a_chat_reads_questions_from_a_pipe_and_learns_from_feedback(pool_file: Path, tmp_path: Path) -> None:
     store = tmp_path / "s.db"
     said = "/feedback good\nWhat is 17 + 25?\n/feedback meh\n/feedback good\n\n/foo\n/cost\n/new\n/quit\nWhat?\n"
-    result = focalroute("chat", "--pool", str(pool_file), "--store", str(store), said=said)
+    result = focalroute_apart("chat", "--pool", str(pool_file), "--store", str(store), said=said)
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.splitlines()) == 1
     notes = result.stderr.splitlines()
@@ -291,9 +269,7 @@ def test_what_is_wrong_with_a_policy_command_is_named(told: Path, arguments: lis
 def test_the_version_and_the_module_are_there() -> None:
     from focalroute import __version__
 
-    result = subprocess.run(
-        [sys.executable, "-m", "focalroute", "--version"], capture_output=True, text=True, timeout=60
-    )
+    result = focalroute_apart("--version")
     assert (result.returncode, result.stdout.strip()) == (0, __version__)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from tests.cli.test_batch import run
 KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "TOGETHER_API_KEY", "DEEPINFRA_API_KEY")
 
 
-@pytest.fixture(scope="module")
-def local() -> Iterator[str]:
-    with SimulatedPool() as pool:
-        yield f"http://127.0.0.1:{pool.port}/vllm/v1"
+@pytest.fixture
+def local(simulated_pool: SimulatedPool) -> str:
+    return f"http://127.0.0.1:{simulated_pool.port}/vllm/v1"
 
 
 @pytest.fixture(autouse=True)

@@ -15,16 +15,16 @@ from focalroute.cli.pool_check import Checked, check_pool
 from focalroute.sim import SimulatedPool, default_models
 from focalroute.sim.process import pool_toml
 from tests.cli.test_batch import run
+from tests.conftest import StartPool
 from tests.loopback import json_reply, serving
 
 FREE = {"input_usd_per_1m": 0, "output_usd_per_1m": 0}
 
 
-@pytest.fixture(scope="module")
-def open_pool() -> Iterator[SimulatedPool]:
+@pytest.fixture
+def open_pool(start_pool: StartPool) -> SimulatedPool:
     """A pool that wants no key."""
-    with SimulatedPool(default_models()[:2]) as pool:
-        yield pool
+    return start_pool(default_models()[:2])
 
 
 @pytest.fixture(scope="module")

@@ -80,15 +80,16 @@ def test_an_empty_store_and_a_missing_one(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["ledger", "--store", str(tmp_path / "none.db")]).exit_code == 1
 
 
-def test_ledger_stats_receipts_and_the_service_agree_to_the_last_digit(tmp_path: Path) -> None:
+def test_ledger_stats_receipts_and_the_service_agree_to_the_last_digit(
+    simulated_pool: SimulatedPool, tmp_path: Path
+) -> None:
     path = tmp_path / "s.db"
-    with SimulatedPool() as pool:
-        with Ensemble(pool.endpoints, store=path, budget=Budget(usd_total=1), probe_share=0) as ensemble:
-            asks = [{"query": q.text, "choices": q.choices, "tags": [q.topic]} for q in stream(20, seed=2)]
-            answers = [answer for answer in ensemble.ask_many(asks) if isinstance(answer, Answer)]
-            until_checked(ensemble)
-            stats = ensemble.stats()
-        billed = {name: served.usd for name, served in pool.stats().items()}
+    with Ensemble(simulated_pool.endpoints, store=path, budget=Budget(usd_total=1), probe_share=0) as ensemble:
+        asks = [{"query": q.text, "choices": q.choices, "tags": [q.topic]} for q in stream(20, seed=2)]
+        answers = [answer for answer in ensemble.ask_many(asks) if isinstance(answer, Answer)]
+        until_checked(ensemble)
+        stats = ensemble.stats()
+    billed = {name: served.usd for name, served in simulated_pool.stats().items()}
     with closing(SqliteStore(path)) as store:
         by = {group: store.ledger(group) for group in ("endpoint", "tag", "day", "all")}
         probes = next(row.cost for row in by["tag"] if row.key == "")
