@@ -25,7 +25,7 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
-from tests.cli.test_cli import focalroute
+from tests.cli.calling import focalroute
 from tests.evaluate.logs import billed, paid_for
 from tests.loopback import Server, completion, json_reply, serving
 

@@ -24,7 +24,7 @@ from focalroute.evaluate.report import evaluate
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import folder_of
 from focalroute.sim import SimulatedPool, stream
-from tests.cli.test_cli import focalroute
+from tests.cli.calling import focalroute, focalroute_apart
 from tests.conftest import StartPool
 from tests.engine_jobs import die, refuse, times, where
 from tests.evaluate import logs
@@ -165,7 +165,7 @@ def test_training_gives_the_same_files(
     assert [one["queries"] for one in said] == [80, 60]
     out = ("--out", str(tmp_path / "there"), "--seeds", "2", "--iterations", "2", "--json", "--engine", "ray")
     for _ in range(3):  # as `_connected`
-        done = focalroute("train", str(log), str(other), "--pool", str(pool), *out)
+        done = focalroute_apart("train", str(log), str(other), "--pool", str(pool), *out)
         if not done.stderr.startswith("error: engine: no Ray cluster"):
             break
     assert (done.returncode, done.stderr) == (0, "")

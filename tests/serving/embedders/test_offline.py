@@ -18,7 +18,7 @@ from focalroute.evaluate.report import evaluate
 from focalroute.policy.bundle import cold, load
 from focalroute.serving.embedders.embedding import embed_log
 from focalroute.sim.compose import embeddings, vector
-from tests.cli.test_cli import focalroute
+from tests.cli.calling import focalroute
 from tests.evaluate.logs import stream, table_of, write_log, write_pool
 from tests.loopback import Handler, Server, json_reply, serving
 from tests.serving.embedders.encoder import write_encoder

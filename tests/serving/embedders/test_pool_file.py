@@ -13,7 +13,7 @@ from focalroute.core.pool import load_pool
 from focalroute.serving.embedders import embedder_from_pool_file
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
-from tests.cli.test_cli import focalroute
+from tests.cli.calling import focalroute
 from tests.serving.embedders.encoder import write_encoder
 
 ENDPOINT = '[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://localhost:1/v1"\n'
