@@ -5,6 +5,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
+# Compiled modules are kept, whatever the shell says: else each of the tests' processes compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test tests lint docs package bench bench-long money chaos soak hostile fleet evaluate labels paper real tiny-pool pythons slow verify clean
 
