@@ -63,6 +63,7 @@ def test_it_publishes_versions_and_serves_them(tmp_path: Path) -> None:
     assert load(root).fusion_onnx != load(root, 1).fusion_onnx
 
 
+@pytest.mark.slow
 def test_where_the_networks_are_wrong_and_the_members_fixed_online_beats_frozen(tmp_path: Path) -> None:
     """A made-up case, to see that updates reach what is served: vote weights that drift made wrong, everybody asked."""
     table = turning(tmp_path)
@@ -128,6 +129,7 @@ def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
     assert found[0][0] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_of_the_benchmark_holds_its_cost_and_leaves_the_policy_as_it_was(tmp_path: Path, way: str) -> None:
     """What `tests.benchmarks.online` compares: the same start, the same share of what asking everybody costs."""

@@ -136,6 +136,7 @@ def test_a_policy_from_a_folder_is_served_as_it_is(given: tuple[Path, Path], tmp
     assert json.loads(json.dumps(asdict(again.focalroute[1]))) == report["focalroute"][1]
 
 
+@pytest.mark.slow
 def test_the_cold_start_is_held_at_operating_points_too(tmp_path: Path) -> None:
     """Of endpoints that are all alike it asks as many as it is to pay for."""
     log = write_log(tmp_path / "log.jsonl", stream(800, dict.fromkeys("abcdef", 0.6)))

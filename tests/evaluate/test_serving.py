@@ -241,6 +241,7 @@ def test_one_that_gets_good_is_found(tmp_path: Path) -> None:
     assert decided_on(serving, 2, slice(1100, 1200)) > 0.9
 
 
+@pytest.mark.slow
 def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Path) -> None:
     """And sooner with the detector than without, when the window is long."""
     skills = {"a": 0.95, "b": 0.75, "c": 0.3, "d": 0.3}
