@@ -384,7 +384,11 @@ def _verdict(found: PolicyComparison) -> str:
             "exploration"
         )
     gain = found.difference["reward"]["doubly-robust"]
-    surely = "surely better" if gain.low > 0 else "surely worse" if gain.high < 0 else "neither surely better nor worse"
+    surely = "neither surely better nor worse"
+    if gain.low > 0:
+        surely = "surely better"
+    elif gain.high < 0:
+        surely = "surely worse"
     return f"B is {surely} than A: {gain.value:+.2f} points of reward ({gain.low:+.2f} to {gain.high:+.2f})"
 
 

@@ -92,7 +92,7 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
     mass = table.masses(rows, worth.shape[1])
     return RecordedLog(
         names=table.names,
-        prices=np.array([np.nan if price is None else price for price in prices]),
+        prices=np.array(prices, np.float64),  # None becomes NaN
         there=there,
         replied=there & ~table.failed[rows],
         candidate=table.candidate[rows],

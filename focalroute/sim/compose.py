@@ -265,7 +265,9 @@ class Composer:
         if how is None or how.field != "" or not reply.thought:
             return "", ""
         begun = how.before + _joined(reply.thought)
-        return (begun, "") if not reply.tokens else (begun + how.after, "" if reply.cut else how.end)
+        if not reply.tokens:
+            return begun, ""
+        return begun + how.after, "" if reply.cut else how.end
 
     def _thought_pieces(self, reply: SimulatedReply) -> Iterator[Json]:
         how = self.dialect.thinking
@@ -319,7 +321,9 @@ class Composer:
         return () if reply.cut or not end else (SimulatedToken(end, 1.0, ((end, 1.0),)),)
 
     def _finish(self, reply: SimulatedReply) -> str:
-        return "length" if reply.cut else "stop" if self.request.calling is None else "tool_calls"
+        if reply.cut:
+            return "length"
+        return "stop" if self.request.calling is None else "tool_calls"
 
     def _usage(self) -> Json:
         prompt, answer = self.request.prompt_tokens, sum(len(reply.tokens) for reply in self.replies)

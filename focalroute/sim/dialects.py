@@ -124,7 +124,9 @@ def _top(body: Mapping[str, Any], default: int = 0) -> int | None:
         raise RequestRefused(400, "Invalid value for 'top_logprobs': expected an integer from 0 to 20.")
     if top is not None and not wanted:
         raise RequestRefused(400, "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
-    return (default if top is None else top) if wanted else None
+    if not wanted:
+        return None
+    return default if top is None else top
 
 
 def _top_llamacpp(body: Mapping[str, Any]) -> int | None:

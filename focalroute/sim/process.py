@@ -173,7 +173,8 @@ class SimulatedPool:
             "input_usd_per_1m": input_usd_per_1m, "output_usd_per_1m": output_usd_per_1m,
         }  # fmt: skip
         if faults is not None:
-            given["faults"] = [fault.to_json() for fault in ([faults] if isinstance(faults, Fault) else faults)]
+            several = [faults] if isinstance(faults, Fault) else faults
+            given["faults"] = [fault.to_json() for fault in several]
         switches = {name: value for name, value in given.items() if value is not None}
         self._call("POST", f"/sim/model/{quote(model, safe='')}", switches)
 
@@ -246,7 +247,10 @@ def pool_toml(endpoints: Sequence[Endpoint]) -> str:
     fields = ("name", "model", "base_url", "dialect", "input_usd_per_1m", "output_usd_per_1m")
     tables = []
     for endpoint in endpoints:
-        values = {name: getattr(endpoint, name) for name in fields}
-        lines = [f"{k} = {json.dumps(v) if isinstance(v, str) else format(v, 'f')}" for k, v in values.items()]
-        tables.append("[[endpoint]]\n" + "\n".join(lines) + "\n")
+        table = "[[endpoint]]\n"
+        for name in fields:
+            value = getattr(endpoint, name)
+            text = json.dumps(value) if isinstance(value, str) else format(value, "f")
+            table += f"{name} = {text}\n"
+        tables.append(table)
     return "\n".join(tables)

@@ -83,13 +83,15 @@ def read_prompt(text: str) -> Prompt:
     shown = _EARLIER.search(text)
     if shown:
         text = text[: shown.start()] + text[shown.end() :]
-    found = find(text)
-    brief = None if found else find_brief(text)
-    after = found.end if found else 0
+    found, brief, after, key = find(text), None, 0, text
+    if found:
+        after, key = found.end, found.question
+    elif (brief := find_brief(text)) is not None:
+        key = brief.request
     lettered = _lettered(text, after) or _lettered(text, 0) or _listed(text, after)
     told = next((m[1] for m in _TOLD.finditer(text) if m[1] not in _PLACEHOLDERS), None)
     return Prompt(
-        key=found.question if found else brief.request if brief else text,
+        key=key,
         found=found,
         letters=tuple(letter for letter, _ in lettered),
         texts=tuple(choice for _, choice in lettered),
@@ -309,8 +311,9 @@ def _found(function: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 def _wrong(right: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     """The right arguments with one of them changed."""
-    changed = [
-        {**right, name: value + 1 if isinstance(value, int | float) else f"{value}s"} for name, value in right.items()
-    ]
+    changed: list[dict[str, Any]] = []
+    for name, value in right.items():
+        other = value + 1 if isinstance(value, int | float) else f"{value}s"
+        changed.append({**right, name: other})
     swapped = dict(zip(right, reversed(list(right.values())), strict=True))
     return [*changed, swapped][:_MOST_WRONG]

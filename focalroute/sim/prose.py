@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -61,14 +61,13 @@ class Brief:
     @property
     def points(self) -> tuple[ProsePoint, ...]:
         """Return the points of a good reply, the right option of each known."""
-        return tuple(
-            point if point.right is not None else ProsePoint(point.wordings, point.options, self._drawn(number))
-            for number, point in enumerate(_POINTS[self.axis])
-        )
+        return tuple(self._point(number, point) for number, point in enumerate(_POINTS[self.axis]))
 
-    def _drawn(self, number: int) -> int:
+    def _point(self, number: int, point: ProsePoint) -> ProsePoint:
+        if point.right is not None:
+            return point
         digest = blake2b(f"{number} {self.request}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) % len(_POINTS[self.axis][number].options)
+        return replace(point, right=int.from_bytes(digest) % len(point.options))
 
     def said(self, text: str) -> tuple[int | None, ...]:
         """For each point which option a text says, the first of several; None: none."""

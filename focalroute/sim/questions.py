@@ -229,8 +229,10 @@ def stream(n: int, seed: int = 0, topics: Sequence[str] = TOPICS, drift: float |
 def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -> Iterator[Question]:
     half = len(topics) // 2
     early, late = [4] * (len(topics) - half) + [1] * half, [1] * (len(topics) - half) + [4] * half
+    weights: list[int] | None = None
     for i in range(n):
-        weights = None if drift is None else early if i < drift * n else late
+        if drift is not None:
+            weights = early if i < drift * n else late
         yield generate(rng.choices(topics, weights)[0], rng)
 
 

@@ -82,7 +82,9 @@ def options(
     skill = found.topic if found else None
     p = distribution(model, prompt.key, skill, texts, right, drifted=drifted) if texts else ()
     shown = _shown(prompt.earlier, prompt.letters, texts)
-    said = "" if prompt.earlier is None else "?" if shown is None else texts[shown]
+    said = ""
+    if prompt.earlier is not None:
+        said = "?" if shown is None else texts[shown]
     return Options(tuple(spoken), swayed(model, p, shown, right), right, said)
 
 

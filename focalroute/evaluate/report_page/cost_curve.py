@@ -141,7 +141,8 @@ def _cost_axis(axes: Axes, costs: Sequence[float], axis: CostAxis) -> None:
     else:  # something is free
         axes.set_xscale("symlog", linthresh=least)
     shown = [0.0] * (costs[0] <= 0) + [tick for tick in _TICKS if least / 1.5 <= tick <= costs[-1] * 1.5]
-    axes.set_xticks(shown, [f"{tick * (100 if axis == 'share' else 1):g}" for tick in shown])
+    unit = 100 if axis == "share" else 1
+    axes.set_xticks(shown, [f"{tick * unit:g}" for tick in shown])
     axes.set_xticks([], minor=True)
 
 
