@@ -95,6 +95,7 @@ class Breaker:
         self._failures = 0
         self._history = 0
         self._calls = 0
+        self._waited_s = 0.0  # the longest that a call was waited for in vain since the latest one that went well
         self._in_flight: dict[InFlightCall, None] = {}  # in the order in which they began
         self._trial_running = False
         self._proven = False  # whether any call ever succeeded
@@ -154,7 +155,7 @@ class Breaker:
         if blameless:
             return
         if failure is None or failure.kind == "unusable":
-            self._proven = True
+            self._proven, self._waited_s = True, 0.0
             self.answered = max(self.answered, in_flight.began)
             slow = self._slow(latency_s)
             self.latencies.add(latency_s)
@@ -166,9 +167,12 @@ class Breaker:
             else:
                 self._failures = 0
                 self._remember(0)
-        elif in_flight.counted:
             return
-        elif failure.kind == "cancelled":
+        if failure.kind == "timeout":
+            self._waited_s = max(self._waited_s, latency_s)
+        if in_flight.counted:
+            return
+        if failure.kind == "cancelled":
             if self._slow(latency_s):
                 self._count(in_a_row=False)
         elif not (self._proven and failure.status in _REFUSED):
@@ -241,9 +245,15 @@ class Breaker:
         return claimed
 
     def end_trial(self, well: bool | None) -> None:
-        """Close after the trial call: it is back (True), out for longer (False), or nothing was learned (None)."""
+        """Close after the trial call: it is back (True), out for longer (False), or nothing was learned (None).
+
+        One that is there, and was given up before, takes longer than it was waited for.
+        """
         self._trial_running = False
         if well:
+            if self._waited_s:
+                self.latencies.add(self._waited_s)
+                self._waited_s = 0.0
             self._close()
         elif well is False:
             with self._lock:

@@ -22,7 +22,8 @@ from focalroute.money.cost import Bill
 _USUAL_SHARE, _FEWEST = 0.75, 5  # usual is what three of four calls do not pass, of five at least;
 _PATIENCE = 3.0  # silent for too long: so many times what is usual,
 _SHORTEST_S = 0.25  # and at least so long: below it, a busy machine is likelier than an endpoint that hangs
-_COLD_SHARE = 0.05  # of the time left: a wait for the next attempt is long, where nothing is known of what is usual
+_COLD_SHARE = 0.05  # of the time: where nothing is known of what is usual, one more is asked after so long,
+_UNKNOWN_SHARE = 0.2  # and an endpoint that has hardly answered so far is not given up before, as some think for long
 _RACE_SHARE, _MOST_RACES = 0.1, 10.0
 _LOOK_AGAIN_S = 0.05  # for an endpoint that can be asked, where none could
 _INSIST_S = 0.1  # after the deadline: how often a member that does not end is cancelled
@@ -91,8 +92,8 @@ class RoundCalls:
 
     No ask waits for a silent member. As long as none has answered, one that is silent for much longer than usual,
     or that its service makes wait for so long, is raced by one more endpoint; once one has answered, it is given up.
-    Where nothing is known of what is usual, one more is asked when half of the time is gone, and again after half of
-    the rest, or as soon as that one fails. With ``hedge_after`` a
+    In any case one more is asked when half of the time is gone, or a twentieth where nothing is known of what is usual;
+    another when that much again is gone, or half of the rest, or as soon as that one fails. With ``hedge_after`` a
     member is raced that takes longer than that quantile of its own latencies, which counts as a retry. Who answers
     first wins, the others of its race are cancelled; where the answer is streamed, who first says something.
 
@@ -124,7 +125,10 @@ class RoundCalls:
         self._stream_sink: StreamSink | None = None  # where a member that was picked alone streams its reply
         self._asked: list[_AskedMember] = []
         self._wakeup: asyncio.Future[None] | None = None  # done when one of them may have decided something
-        self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked
+        self._began_left_s = context.left_s
+        self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked,
+        self._rescue_wait_s = math.inf  # and the next after so long again
+        self._blind = False  # whether the round waits without knowing how long is usual
         self._look_at = -math.inf  # before that there is no use in looking for one more (`time.perf_counter`)
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
@@ -136,7 +140,11 @@ class RoundCalls:
         for index in picked:
             self._allowance.earn()
             self._start(index, len(self._asked))
-        self._rescue_s = self._context.left_s / 2 if self._controller and not self._controller.answered else -math.inf
+        self._rescue_s = -math.inf
+        if self._controller and not self._controller.answered:
+            known = any(self._patience_s(member) < math.inf for member in self._asked)
+            self._rescue_wait_s = (0.5 if known else _COLD_SHARE) * self._began_left_s
+            self._rescue_s = self._began_left_s - self._rescue_wait_s
         try:
             while pending := [member for member in self._asked if member.reply is None]:
                 await self._wait(pending)
@@ -207,6 +215,7 @@ class RoundCalls:
             loop = asyncio.get_running_loop()
             self._wakeup = loop.create_future()
             late_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
+            self._blind = late_s == math.inf
             timeout = min(late_s, self._context.left_s - max(self._rescue_s, 0.0))
             alarm = loop.call_later(max(timeout, 0.0), self._wake)
             try:
@@ -218,8 +227,8 @@ class RoundCalls:
                 member.task.result()
 
     def _on_done(self, member: _AskedMember) -> None:
-        """Wake the round if this reply may decide it: of racing members one is enough, else all are waited for."""
-        broke = member.reply is None
+        """Wake the round if this reply may decide it, or say how long is usual."""
+        broke = member.reply is None or self._blind
         racing = self._rules.early_stop or (self._stream_sink is not None and not self._answer_begun)
         if broke or racing or any(one.raced for one in self._asked) or all(one.reply for one in self._asked):
             self._wake()
@@ -243,11 +252,15 @@ class RoundCalls:
 
         And by those of this ask: a query that takes long takes everybody long.
         """
+        slowest_s = self._context.slowest_s
         usual = member.pool_member.breaker.latencies.quantile(_USUAL_SHARE, _FEWEST)
-        if usual is None:
-            peers = [one.breaker.latencies.quantile(_USUAL_SHARE, _FEWEST) for one in self._members]
-            usual = max((one for one in peers if one is not None), default=math.inf)
-        return max(_PATIENCE * max(usual, self._context.slowest_s), _SHORTEST_S)
+        if usual is not None:
+            return max(_PATIENCE * max(usual, slowest_s), _SHORTEST_S)
+        calls = [(one.breaker.latencies, 1 if one is member.pool_member else _FEWEST) for one in self._members]
+        known = [usual for some, fewest in calls if (usual := some.quantile(_USUAL_SHARE, fewest)) is not None]
+        if self._answered:
+            return max(_PATIENCE * max([*known, slowest_s]), _UNKNOWN_SHARE * self._began_left_s, _SHORTEST_S)
+        return max(_PATIENCE * max([*known, slowest_s]), _SHORTEST_S) if known else math.inf
 
     def _silent_in(self, member: _AskedMember) -> float:
         """Seconds until it has been silent for too long; infinite: it may be."""
@@ -260,9 +273,7 @@ class RoundCalls:
 
     def _long(self, wait_s: float, patience_s: float) -> bool:
         """Whether a wait for the next attempt is so long that somebody else is asked meanwhile."""
-        if patience_s == math.inf:
-            patience_s = _COLD_SHARE * self._context.left_s
-        return wait_s > patience_s
+        return wait_s > (patience_s if patience_s < math.inf else _COLD_SHARE * self._began_left_s)
 
     def _worth(self, member: _AskedMember, wait_s: float) -> bool:
         """Whether it may wait so long for its next attempt; where that is long, somebody else is asked besides."""
@@ -308,7 +319,8 @@ class RoundCalls:
             raced = self._rescue_s > -math.inf and self._race(pending[-1])
             if self._rescue_s > -math.inf:
                 left_s = self._context.left_s
-                self._rescue_s = left_s / 2 if raced else left_s - _LOOK_AGAIN_S
+                self._rescue_s = left_s - (min(left_s / 2, self._rescue_wait_s) if raced else _LOOK_AGAIN_S)
+                self._rescue_wait_s *= 2 if raced else 1
 
     def _race(self, member: _AskedMember, *, free: bool = True) -> bool:
         """Ask one more endpoint, if there is one and it is ``free`` or allowed; whether so, else it is tried again."""

@@ -50,6 +50,21 @@ def test_it_opens_after_five_failures_in_a_row() -> None:
     assert bench.changes == [(0, "open")]
 
 
+def test_one_that_was_given_up_and_is_there_is_known_to_take_longer() -> None:
+    """Else it would be given up for ever, as too slow for what is known of others."""
+    bench = Bench()
+    for seconds in (4.0, 6.0, 5.0, 4.0, 4.0):
+        bench.call(Failure("timeout", "silent"), latency_s=seconds)
+    bench.probe(well=False)
+    assert bench.breaker.latencies.quantile(0.75, 1) is None
+    bench.probe(well=True)
+    assert bench.breaker.latencies.quantile(0.75, 1) == 6
+    bench.call(None)
+    bench.call(times=5)
+    bench.probe(well=True)
+    assert bench.breaker.latencies.quantile(1.0, 3) is None  # the six seconds and one call
+
+
 def test_a_success_in_between_starts_the_count_anew() -> None:
     bench = Bench()
     bench.call(times=4)

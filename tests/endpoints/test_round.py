@@ -89,15 +89,14 @@ def kinds(answer: Answer) -> dict[str, str]:
 
 
 def test_a_lone_member_that_hangs_does_not_cost_the_answer(service: Service, server: Server, tmp_path: Path) -> None:
-    """At half of the time somebody else is asked."""
+    """Nothing is known of how long it may take; yet somebody else is asked long before half of the time is gone."""
     with Ensemble(pool(server, "a", "b"), policy=ask_the_cheapest(tmp_path), explore=False) as ensemble:
-        warm_up(ensemble)
         service.hanging.add("a")
-        answer = ensemble.ask("?", answer="number", deadline_s=DEADLINE_S)
+        answer = ensemble.ask("?", answer="number", deadline_s=LONG_S)
     assert kinds(answer) == {"a": "cancelled", "b": "ok"}
     assert answer.receipt.calls[1].hedge_of == "a"
     assert answer.receipt.calls[0].cost_source == "unknown"  # given up: nobody knows
-    assert answer.receipt.latency_s >= 0.4 * DEADLINE_S
+    assert answer.receipt.latency_s < 0.4 * LONG_S
     assert service.left.wait(10)  # the service saw the connection close
     assert answer.degraded == ()
 
@@ -116,14 +115,17 @@ def test_who_fails_in_its_place_is_followed_by_the_next_at_once(
     assert kinds(answer) == {"hangs": "cancelled", **dict.fromkeys(failing, "status"), "answers": "ok"}
 
 
-def test_once_somebody_has_answered_nobody_is_asked_besides(service: Service, server: Server, tmp_path: Path) -> None:
-    members = pool(server, "a", "b")
-    with Ensemble(members, policy=ask_everybody(tmp_path), explore=False, max_rounds=1) as ensemble:
-        warm_up(ensemble)
+def test_from_the_first_ask_on_who_hangs_is_given_up_once_another_has_answered(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    """Nothing is known of how long they may take; five asks waited to their deadlines."""
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
         service.hanging.add("a")
-        answer = ensemble.ask("?", answer="number", deadline_s=DEADLINE_S)
+        answer = ensemble.ask("?", answer="number", deadline_s=LONG_S)
     assert kinds(answer) == {"a": "timeout", "b": "ok"}
-    assert any(note.startswith("deadline hit") for note in answer.degraded)
+    assert answer.receipt.latency_s < 0.4 * LONG_S
+    assert answer.degraded == ("fewer members: a failed",)
 
 
 def over(transport: httpx.AsyncBaseTransport, server: Server) -> Endpoint:
@@ -247,6 +249,22 @@ def test_who_hangs_while_another_answers_is_given_up(service: Service, server: S
     assert kinds(answer) == {"a": "timeout", "b": "ok"}
     assert answer.receipt.latency_s < 0.4 * LONG_S
     assert answer.degraded == ("fewer members: a failed",)
+
+
+def test_who_has_hardly_answered_yet_may_take_longer_than_others(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    """A model that thinks was given up as soon as others were known to be fast, so that it was never heard."""
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
+    with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
+        service.status["a"] = 500
+        for _ in range(4):
+            ensemble.ask("?", answer="number")
+        service.status.clear()
+        ensemble.ask("?", answer="number")
+        service.delays["a"] = 1.0
+        answer = ensemble.ask("?", answer="number", deadline_s=LONG_S)
+    assert kinds(answer) == {"a": "ok", "b": "ok"}
 
 
 def test_a_query_that_takes_everybody_long_puts_nobody_out_of_it(

@@ -311,9 +311,9 @@ def test_the_deadline_holds_for_the_whole_ask() -> None:
 
 def test_what_has_arrived_by_the_deadline_is_fused(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
-    models = [SimulatedModel("quick"), SimulatedModel("slow")]
+    models = [SimulatedModel("quick"), SimulatedModel("slow", latency_s=0.5)]
     with SimulatedPool(models) as pool, Ensemble(pool.endpoints, **settings) as ensemble:
-        ensemble.ask(QUESTION, answer="number")
+        ensemble.ask(QUESTION, answer="number")  # so that half a second is known not to be long for it
         pool.set("slow", latency_s=60)
         answer = ensemble.ask(QUESTION, answer="number", deadline_s=1.0)
     assert {reply.endpoint: reply.ok for reply in answer.replies} == {"quick": True, "slow": False}
