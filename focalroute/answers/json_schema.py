@@ -3,9 +3,9 @@
 A schema may come from a caller and a value from a provider, so neither is trusted. Three bounds hold:
 
 - a schema has at most `MAX_NODES` nodes in `MAX_DEPTH` levels, and no keyword whose cost nothing bounds;
-- patterns are matched by RE2, in time linear in the text;
+- patterns are matched by RE2, in time linear in the text and in the pattern's program, whose size counts as nodes;
 - a check that takes more than `MAX_STEPS` steps ends, and the value counts as invalid. Steps are keywords evaluated,
-  and values compared; one takes a few microseconds.
+  values compared, and texts matched; one takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from focalroute.core.errors import ConfigError
 MAX_NODES = 5_000
 MAX_DEPTH = 64
 MAX_STEPS = 20_000
+MAX_PATTERN = 10_000  # characters
+
+_PROGRAM_BYTES = 2**20  # of memory for one pattern: "\\pL{400}" would compile to eight times as much, in 0.2 s
+_PROGRAM_PER_NODE = 8  # instructions; one takes up to 2 us to compile
+_MATCHED_PER_STEP = 500  # bytes times instructions: without its automaton RE2 looks at each instruction for each byte
 
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 _REFUSED = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
@@ -72,7 +77,7 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
         token = _steps.set(_Steps())
         try:
             return bool(checks.is_valid(_with_short_repr(value)))
-        except (RecursionError, _TooManySteps):
+        except (ArithmeticError, RecursionError, UnicodeError, _TooManySteps):
             return False
         except referencing.exceptions.Unresolvable:
             return False
@@ -87,7 +92,7 @@ def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Ex
     """The draft's validator with every keyword counted, and its own where jsonschema's takes more than linear time."""
 
     def pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Exception]:
-        if isinstance(instance, str) and not _compiled(pattern).search(instance):
+        if isinstance(instance, str) and not _matches(pattern, instance):
             yield invalid("does not match the pattern")
 
     def unique_items(_: Any, wanted: bool, instance: Any, __: Any) -> Iterator[Exception]:
@@ -98,16 +103,17 @@ def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Ex
         if not isinstance(instance, dict):
             return
         for pattern, schema in patterns.items():
-            for name in filter(_compiled(pattern).search, instance):
-                yield from validator.descend(instance[name], schema, path=name)
+            for name in instance:
+                if _matches(pattern, name):
+                    yield from validator.descend(instance[name], schema, path=name)
 
     def additional_properties(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Exception]:
         if not isinstance(instance, dict):
             return
         named = schema.get("properties", {})
-        patterns = [_compiled(pattern) for pattern in schema.get("patternProperties", {})]
+        patterns = schema.get("patternProperties", {})
         for name in instance:
-            if name not in named and not any(pattern.search(name) for pattern in patterns):
+            if name not in named and not any(_matches(pattern, name) for pattern in patterns):
                 yield from validator.descend(instance[name], wanted, path=name)
 
     linear = {
@@ -230,7 +236,12 @@ def _schemas_by_name(value: Any) -> tuple[str, list[tuple[str, object]], int]:
 
 def _schemas_by_pattern(value: Any) -> tuple[str, list[tuple[str, object]], int]:
     wrong, parts, size = _schemas_by_name(value)
-    return wrong or next(filter(None, map(_wrong_pattern, value)), ""), parts, size
+    for pattern in value if not wrong else ():
+        wrong, _, program = _pattern(pattern)
+        size += program
+        if wrong or size > MAX_NODES:
+            break
+    return wrong, parts, size
 
 
 def _names_by_name(value: Any) -> tuple[str, list[tuple[str, object]], int]:
@@ -260,14 +271,22 @@ def _is_local(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("#")
 
 
-def _wrong_pattern(pattern: Any) -> str:
-    if not isinstance(pattern, str):
-        return "give a regular expression"
+def _pattern(value: Any) -> tuple[str, list[tuple[str, object]], int]:
+    if not isinstance(value, str):
+        return "give a regular expression", [], 0
+    if len(value) > MAX_PATTERN:
+        return f"give a regular expression of at most {MAX_PATTERN} characters", [], 0
     try:
-        _compiled(pattern)
+        return "", [], _compiled(value).programsize // _PROGRAM_PER_NODE
     except ValueError:
-        return "give a regular expression without look-around and back-references"
-    return ""
+        return "give a regular expression without look-around, back-references and large repetitions", [], 0
+
+
+def _matches(pattern: str, text: str) -> bool:
+    compiled = _compiled(pattern)
+    length = len(text) if text.isascii() else 4 * len(text)
+    _steps.get().take(length * compiled.programsize // _MATCHED_PER_STEP)
+    return compiled.search(text) is not None
 
 
 def _compiled(pattern: str) -> Any:
@@ -289,6 +308,7 @@ def _compiled(pattern: str) -> Any:
 def _options(re2: Any) -> Any:
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = _PROGRAM_BYTES
     return options
 
 
@@ -313,7 +333,7 @@ _SHAPES: Mapping[str, Shape] = {
     "dependentRequired": _names_by_name,
     "enum": _plain(lambda value: isinstance(value, list) and bool(value), "give a list of values"),
     "multipleOf": _plain(lambda value: _is_number(value) and value > 0, "give a number above 0"),
-    "pattern": lambda value: (_wrong_pattern(value), [], 0),
+    "pattern": _pattern,
     "patternProperties": _schemas_by_pattern,
     "required": _names,
     "type": _plain(_is_type, f"give one of {', '.join(sorted(_TYPES))}, or a list of them"),

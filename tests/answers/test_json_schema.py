@@ -50,7 +50,28 @@ HOSTILE: dict[str, tuple[dict[str, Any], Any]] = {
         {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}}}}}}},
     ),
     "a schema that is itself": ({"$ref": "#"}, 1),
-}
+    "a pattern whose program is large": ({"pattern": "(?:a?){1000}(?:a?){1000}(?:a?){1000}c"}, "a" * 600_000),
+    "such a pattern for many names": (
+        {"patternProperties": {"(?:a?){1000}(?:a?){1000}c": True}}, {"a" * 1000 + str(n): 1 for n in range(1000)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {f"p{n}": {"pattern": rf"\pL{{{300 - n % 100}}}"} for n in range(1500)}},
+        {"properties": {f"p{n}": {"pattern": rf"(a{{1,{1000 - n}}}|b{{1,999}})c"} for n in range(1000)}},
+        {"patternProperties": {rf"\pL{{{20 - n % 10}}}x{n}": True for n in range(1500)}},
+    ],
+    ids=["large ones", "slow ones", "of names"],
+)
+def test_patterns_that_take_long_to_compile_are_refused(schema: dict[str, Any]) -> None:
+    """60 kB of them held the event loop for minutes, and took a gigabyte."""
+    started = time.process_time()
+    with pytest.raises(ConfigError):
+        validator(schema)
+    assert time.process_time() - started < LONGEST_S / 3
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -90,6 +111,7 @@ def test_types_that_are_no_names_are_refused(types: list[Any]) -> None:
         ({"pattern": "(?=a)b"}, r"\$\.pattern: .*look-around"),
         ({"pattern": "(a"}, r"\$\.pattern"),
         ({"pattern": "(a{1000}){1000}"}, r"\$\.pattern"),
+        ({"pattern": "a" * 10_001}, r"\$\.pattern: .*at most 10000 characters"),
         ({"patternProperties": {"(?!a)": True}}, r"\$\.patternProperties"),
         ({"properties": {"a": {"type": "strin"}}}, r"\$\.properties\.a\.type"),
         ({"properties": []}, r"\$\.properties"),
@@ -124,6 +146,8 @@ def test_what_cannot_be_checked_is_refused_by_its_place(schema: dict[str, Any], 
         ({"patternProperties": {"^n": True}, "additionalProperties": {"type": "null"}}, {"n": 1, "x": None}, {"x": 1}),
         ({"$defs": {"t": {"type": "integer"}}, "items": {"$ref": "#/$defs/t"}}, [1, 2], [1, "2"]),
         ({"$ref": "#/$defs/nowhere"}, None, 1),
+        ({"pattern": "a"}, "a", "\ud800"),
+        ({"multipleOf": 0.5}, 1.5, 10**400),
     ],
     ids=lambda value: str(value)[:40],
 )
