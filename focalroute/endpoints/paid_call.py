@@ -26,6 +26,15 @@ _PER_IMAGE = 65_536  # tokens: the most of any known service is 48,169 (gpt-4o-m
 _COUNTED_PARTS = ("text", "refusal", "input_audio")  # types of content parts whose bytes bound their tokens
 #: Parameters that make a service do, or bill, what no number of tokens bounds.
 _UNBOUNDED_PARAMS = ("audio", "modalities", "plugins", "prediction", "service_tier", "web_search_options")
+#: Parameters of a caller that cost no more than the tokens they allow and the bytes they add to the prompt.
+_BOUNDED_PARAMS = frozenset(
+    ("chat_template_kwargs", "enable_thinking", "extra_headers", "frequency_penalty", "grammar", "guided_choice",
+     "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "include_reasoning", "json_schema", "logit_bias",
+     "logprobs", "max_completion_tokens", "max_tokens", "metadata", "min_p", "min_tokens", "n", "parallel_tool_calls",
+     "presence_penalty", "prompt_cache_key", "reasoning", "reasoning_effort", "repetition_penalty", "response_format",
+     "safety_identifier", "seed", "skip_special_tokens", "stop", "stop_token_ids", "store", "structured_outputs",
+     "temperature", "thinking", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user", "verbosity")
+)  # fmt: skip
 _OWN_TOOLS = ("custom", "function")  # called by us; all others run at the service, which bills them apart
 
 
@@ -123,6 +132,11 @@ def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
                     f"query: nothing bounds the tokens of a content part of type {kind!r}; send text, images or audio"
                 )
     return None
+
+
+def unknown_param(params: Mapping[str, Any]) -> str | None:
+    """The first parameter of a caller whose cost is not known: it may search, or call other models."""
+    return next((name for name, value in params.items() if value is not None and name not in _BOUNDED_PARAMS), None)
 
 
 def _parts(value: object) -> list[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import HttpClients
 from focalroute.endpoints.elicit import Plan
 from focalroute.endpoints.member import PoolMember
-from focalroute.endpoints.paid_call import unbounded, upper_bound
+from focalroute.endpoints.paid_call import unbounded, unknown_param, upper_bound
 from focalroute.endpoints.rate_limits import Health
 from focalroute.endpoints.round import RaceAllowance, RoundCalls, RoundController, Rules
 from focalroute.endpoints.wire.refusals import Feature
@@ -122,6 +122,13 @@ class Pool:
         """
         if not ask_budget.limited:
             return None
+        own = {name for member in self._members for name in member.endpoint.params}
+        unknown = unknown_param({name: value for name, value in query.params.items() if name not in own})
+        if unknown is not None:
+            raise ConfigError(
+                f"params: {unknown}: nothing bounds what it costs, where a budget is to be kept; leave it out, or give "
+                "it to the Endpoint if it costs nothing"
+            )
         by_samples = self._plan(query, capabilities.DEAREST, bounded=True)
         after_thinking = self._plan(query, _THINKING, bounded=True)
         bounds = []

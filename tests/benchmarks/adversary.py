@@ -1,8 +1,9 @@
 """The bill never passes a limit, whatever provider and caller do: ``python -m tests.benchmarks.adversary``.
 
-Each case draws limits of every kind (a total, a period, a tag, an ask), then asks with parameters, contents and tools
-of which many are wrong, at services that answer, refuse and break off as they like, lie about usage and cost both ways,
-and keep the books. No limit may be passed, and every error must be one of focalroute's own.
+Each case draws limits of every kind (a total, a period, a tag, an ask), then asks, one or five at a time, with
+parameters, contents and tools of which many are wrong or dear, at services that answer, refuse and break off as they
+like, lie about usage and cost both ways, and keep the books. No limit may be passed, and every error must be one of
+focalroute's own.
 
 A service may bill: for a reply with usage, the dearer of price times tokens and its own figure, at most what the
 request allows; for a refusal below 500 other than 408, nothing; for all that breaks off, one and a half times the mean
@@ -42,6 +43,7 @@ _AT_A_TIME = 8
 _REFUSALS = (400, 401, 403, 404, 409, 413, 422, 429, 307)
 _BREAKS = (408, 500, 502, 503, 504, 524)
 _MARK = re.compile(r"ask-(\d+)")
+_EXTRAS = ("web_search_options", "plugins", "audio", "service_tier", "search_parameters", "models", "best_of")
 _ODD_COUNTS = (-1, 0, 1, 5, 64, 10**6, 10**30, True, 1.5, math.nan, math.inf, "7", None, [3])
 _WAYS = (("status",), ("status", "reset", "page", "usage"))
 _ODD_COSTS = (0, -1, 99, 1e300, math.nan, "0.5", "1e-3", True, None, [1], {"usd": 1})
@@ -80,6 +82,8 @@ class Provider:
             luck.choice((longest, luck.randint(1, longest))),
             luck.choice((0, luck.randint(0, room), room)),
         )
+        if any(name in body for name in _EXTRAS):
+            price *= 100
         bound = price * (longest + room) / 1_000_000
         act = luck.random()
         if act < 0.05:
@@ -165,6 +169,7 @@ async def play(seed: int) -> Case:
     }
     budget = Budget(**{name: limits[name] for name in luck.sample(list(limits), luck.randint(1, 4))})
     odd = luck.choice((0.0, 0.15))
+    gate = asyncio.Semaphore(luck.choice((1, 5)))
     ended: Counter[str] = Counter()
     caps: dict[str, Decimal] = {}
     tags: dict[str, tuple[str, ...]] = {}
@@ -178,16 +183,21 @@ async def play(seed: int) -> Case:
         ]
         settings: dict[str, Any] = {"attempts": luck.choice((1, 1, 2)), "deadline_s": 30.0, "seed": seed}
         async with AsyncEnsemble(endpoints, budget=budget, explore=False, probe_share=0, **settings) as ensemble:
-            for number in range(_ASKS):
-                arguments = _arguments(luck, number, odd=odd)
+
+            async def ask(arguments: dict[str, Any]) -> None:
+                async with gate:
+                    try:
+                        await ensemble.ask(**arguments)
+                        ended["answered"] += 1
+                    except FocalrouteError as error:
+                        ended[type(error).__name__] += 1
+
+            asked = [_arguments(luck, number, odd=odd) for number in range(_ASKS)]
+            for number, arguments in enumerate(asked):
                 own, shared = arguments.get("max_usd", _NONE), limits["max_usd_per_ask"]
                 caps[str(number)] = min(own, shared if budget.max_usd_per_ask else _NONE)
                 tags[str(number)] = arguments["tags"]
-                try:
-                    await ensemble.ask(**arguments)
-                    ended["answered"] += 1
-                except FocalrouteError as error:
-                    ended[type(error).__name__] += 1
+            await asyncio.gather(*map(ask, asked))
     found = provider.billed
     total = sum(found.values(), Decimal(0))
     accounts: list[tuple[str, Decimal, Any]] = [
@@ -246,7 +256,7 @@ def _arguments(luck: random.Random, number: int, *, odd: float) -> dict[str, Any
         kind = luck.choice(("function", "custom", "web_search", "code_interpreter"))
         params["tools"] = [{"type": kind, kind: {"name": "look", "parameters": {"type": "object"}}}]
     if luck.random() < odd / 4:
-        params[luck.choice(("web_search_options", "plugins", "audio", "service_tier"))] = {}
+        params[luck.choice(_EXTRAS)] = {}
     if params:
         arguments["params"] = params
     if luck.random() < 0.6:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from focalroute import AsyncEnsemble, Budget, ConfigError, Endpoint, EnsembleClosed, FocalrouteError
+from focalroute import AsyncEnsemble, Budget, ConfigError, Endpoint, EnsembleClosed, FocalrouteError, PoolError
 from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
 from focalroute.serving.query import MAX_CHOICES, make_query
@@ -86,6 +87,9 @@ UNBOUNDED = [
     {"plugins": [{"id": "web"}]},
     {"modalities": ["text", "audio"]},
     {"service_tier": "priority"},
+    {"search_parameters": {"mode": "on"}},  # xAI's, billed by the source
+    {"models": ["a-dear-one"]},  # OpenRouter's, asked in the place of the model
+    {"best_of": 20},
 ]
 
 
@@ -100,6 +104,20 @@ def test_under_a_limit_what_nothing_bounds_is_refused_before_anything_is_paid(
 
     asyncio.run(ask())
     assert sum(stats.calls for stats in simulated_pool.stats().values()) == 0
+
+
+def test_what_an_endpoint_itself_is_given_may_be_given_to_an_ask(simulated_pool: SimulatedPool) -> None:
+    """It is the operator's word that it costs nothing."""
+    endpoints = [replace(endpoint, params={"safe_prompt": False}) for endpoint in simulated_pool.endpoints]
+
+    async def ask() -> None:
+        async with AsyncEnsemble(endpoints, budget=Budget(usd_total=1)) as ensemble:
+            with pytest.raises(PoolError, match="safe_prompt"):  # it was sent: the service is one without it
+                await ensemble.ask("What is 1 + 1?", extra_body={"safe_prompt": True})
+            with pytest.raises(ConfigError, match="params: other: nothing bounds"):
+                await ensemble.ask("What is 1 + 1?", extra_body={"other": True})
+
+    asyncio.run(ask())
 
 
 def test_what_is_nested_too_deep_to_be_sent_is_refused(simulated_pool: SimulatedPool) -> None:
