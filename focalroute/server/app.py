@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from focalroute.core.errors import FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
@@ -38,6 +39,9 @@ from focalroute.serving.streaming import AsyncAnswerStream
 MAX_BODY_BYTES = 16 * 2**20
 
 _SMALL_BODY_BYTES = 64 * 1024  # up to which a body is read at once: in 2 ms at the most
+_MOST_BODY_BYTES = (
+    256 * 2**20
+)  # of the bodies of all requests under way, each of which takes several times as much memory
 _BODY_S = 30.0  # within which it has to arrive
 _PIECE_S = 60.0  # within which a client has to take a piece of a stream
 _MOST_ASKS = 1000  # under way at a time; beyond that they are refused
@@ -61,6 +65,7 @@ class Service:
         self._metrics = Metrics()
         self._created = int(time.time())
         self._under_way: Counter[str] = Counter()  # asks, by the caller's name
+        self._body_bytes = 0  # of all requests under way
         self._reader = ThreadPoolExecutor(1, "focalroute-body")
         self._recent: dict[str, deque[float]] = {}  # when asks of the last minute began, by the caller's name
 
@@ -74,7 +79,24 @@ class Service:
             self._route("/metrics", self._metrics_text),
             self._route("/healthz", self._healthy, open_to_all=True),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found}, lifespan=self._lifespan)
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(self._counting_bodies)],
+            exception_handlers={HTTPException: self._not_found},
+            lifespan=self._lifespan,
+        )
+
+    def _counting_bodies(self, app: ASGIApp) -> ASGIApp:
+        """Forget a request's body once its response is sent."""
+
+        async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+            state = scope.setdefault("state", {})
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._body_bytes -= state.get("body_bytes", 0)
+
+        return counting
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -167,10 +189,38 @@ class Service:
         Raises:
             Refused: the body, or a field, is wrong.
         """
-        body = await _body(request)
+        body = await self._body(request)
         if len(body) <= _SMALL_BODY_BYTES:
             return read(parse_json(body))
         return await asyncio.get_running_loop().run_in_executor(self._reader, lambda: read(parse_json(body)))
+
+    async def _body(self, request: Request) -> bytes:
+        """The whole body.
+
+        Raises:
+            Refused: it is not JSON by its own word, is too large, or does not arrive.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # which a page of another site cannot send without being asked
+            raise Refused(415, "send the header Content-Type: application/json", code="unsupported_media_type")
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > MAX_BODY_BYTES:
+                        message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+                        raise Refused(413, message, code="body_too_large", extra_headers={"Connection": "close"})
+                    self._body_bytes += len(part)
+                    request.state.body_bytes = size
+                    if self._body_bytes > _MOST_BODY_BYTES:
+                        message = "too many large requests are under way; try again"
+                        headers = {"Connection": "close"}
+                        raise Refused(503, message, "server_error", code="busy", retry_after_s=1, extra_headers=headers)
+                    parts.append(part)
+        except TimeoutError:
+            raise Refused(408, "the body did not arrive in time", extra_headers={"Connection": "close"}) from None
+        return b"".join(parts)
 
     def _check_share(self, caller: Caller) -> None:
         """Count an ask of a caller against its bounds.
@@ -292,29 +342,6 @@ class _EventStream(Response):
 
 async def _send_part(send: Send, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def _body(request: Request) -> bytes:
-    """The whole body.
-
-    Raises:
-        Refused: it is not JSON by its own word, is too large, or does not arrive.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # which a page of another site cannot send without being asked
-        raise Refused(415, "send the header Content-Type: application/json", code="unsupported_media_type")
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BODY_BYTES:
-                    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
-                    raise Refused(413, message, code="body_too_large", extra_headers={"Connection": "close"})
-                parts.append(part)
-    except TimeoutError:
-        raise Refused(408, "the body did not arrive in time", extra_headers={"Connection": "close"}) from None
-    return b"".join(parts)
 
 
 async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:

@@ -64,6 +64,36 @@ def test_a_key_has_a_bounded_number_of_asks_under_way(stream: bool) -> None:
         assert asked(url, KEY)[0] == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bodies_of_all_requests_are_bounded_and_forgotten_at_their_end(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one key with 100 asks, or any number of feedbacks, they took gigabytes."""
+    monkeypatch.setattr("focalroute.server.app._MOST_BODY_BYTES", 150_000)
+    go_on = threading.Event()
+
+    async def hold(_request: web.Request, _body: Any) -> web.StreamResponse:
+        await asyncio.to_thread(go_on.wait, 50)
+        return json_reply(completion("held back"))
+
+    large = [{"role": "user", "content": "word " * 20_000}]
+    with (
+        serving(hold) as service,
+        served([Endpoint("slow", model="slow", base_url=service.url)], callers=callers()) as url,
+    ):
+        asking = threading.Thread(target=asked, args=(url, KEY), kwargs={"messages": large, "stream": stream})
+        asking.start()
+        until(lambda: len(service.received) == 1)
+        for path in ("chat/completions", "feedback"):
+            status, got = post(f"{url}/v1/{path}", {"messages": large}, Authorization=f"Bearer {OTHER}")
+            assert (status, got["error"]["code"]) == (503, "busy")
+        go_on.set()
+        asking.join()
+        for fields in ({"stream": stream}, {"n": 2}, {}, {}):
+            status, _ = asked(url, OTHER, messages=large, **fields)
+            assert status != 503
+
+
 def test_a_key_has_a_bounded_number_of_asks_in_a_minute(pool: SimulatedPool) -> None:
     with served(pool.endpoints, callers=callers(requests_per_minute=2), policy="plurality") as url:
         assert [asked(url, KEY)[0] for _ in range(2)] == [200, 200]
