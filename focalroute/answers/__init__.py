@@ -7,7 +7,7 @@ a label is right if its form is.
 - "number": one number, see `numbers.read_number`;
 - "short": a name, a place, a word or a few, see `short.read_short`;
 - "yes-no": yes or no, see `short.read_verdict`;
-- "date": a day, month or year, see `dates.read_date`;
+- "date": a day, month or year, see `short.read_date`;
 - "math": an expression, list, set, tuple, interval, equation or inequality, see `formulas.read_math`;
 - "text": open text, the same only if equal up to spacing;
 - a callable of the caller's own.
@@ -69,7 +69,7 @@ KINDS: dict[str, Normaliser] = {
     "short": _read_later("short", "read_short"),
     "text": read_text,
     "yes-no": _read_later("short", "read_verdict"),
-    "date": _read_later("dates", "read_date"),
+    "date": _read_later("short", "read_date"),
     "math": _read_later("formulas", "read_math"),
 }
 
