@@ -18,7 +18,7 @@ from focalroute import AsyncEnsemble, Ensemble
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.loopback import until
 
-MANY = 30
+MANY = 8
 
 
 @pytest.fixture(scope="module")

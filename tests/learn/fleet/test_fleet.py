@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from focalroute import Endpoint, Ensemble
@@ -67,6 +68,7 @@ def _listed(endpoint: Endpoint) -> str:
     return "[[endpoint]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**listed, **prices}.items())
 
 
+@pytest.mark.slow
 def test_a_fleet_in_little() -> None:
     """Two workers, a learner killed once, Redis restarted once; it checks everything itself."""
     got = run(asks=160, workers=2, kills=1)

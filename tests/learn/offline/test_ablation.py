@@ -99,6 +99,7 @@ def test_the_trunk_has_the_gradients_of_finite_differences() -> None:
         assert (ends[0] - ends[1]) / 2 == pytest.approx((gradients[name] * step).sum(), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_variants_are_trained_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a tiny log, one variant of each kind; what is kept is not played again."""
     path, pool = write_log(tmp_path / "log.jsonl", LINES), write_pool(tmp_path / "pool.toml", PRICES)
