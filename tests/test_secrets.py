@@ -113,8 +113,7 @@ def caught(said: Said, act: Callable[[], Any]) -> BaseException:
 
 def test_an_ensemble_at_work_tells_nobody(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks, feedback, probes, an update that publishes a bundle, statistics, receipts and the ledger."""
-    monkeypatch.setattr("focalroute.learn.update_report.ENOUGH", 0.0)  # whatever was learned is published
-    monkeypatch.setattr("focalroute.learn.update_report.MARGIN", 100.0)
+    monkeypatch.setattr("focalroute.learn.online.LEAST", 10)  # whatever was learned is tried
     monkeypatch.setattr(
         "focalroute.learn.subprocess_update.can_start", lambda: False
     )  # it updates here, where these hold
@@ -142,8 +141,9 @@ def test_an_ensemble_at_work_tells_nobody(said: Said, tmp_path: Path, monkeypatc
 
         ensemble.ask([{"role": "system", "content": PROMPT}, {"role": "user", "content": "?"}], answer=looking)
         report = ensemble.update()
-        assert report.status == "published"
+        assert report.status == "on trial"
         said.add("report", report)
+        said.add("judged", ensemble.update())
         said.add("stats", ensemble.stats())
         said.add("ensemble", f"{ensemble!r} {ensemble.endpoints!r}")
         said.raised(caught(said, lambda: ensemble.feedback(last, label="no such choice")))

@@ -47,8 +47,11 @@ def show_policy(
         print(json.dumps(shown, indent=2))
         return
     if "folder" in shown:
-        kept = ", ".join(f"{version}{' (serves)' * (version == shown['current'])}" for version in shown["versions"])
+        roles = {shown["challenger"]: " (on trial)", shown["current"]: " (serves)"}
+        kept = ", ".join(f"{version}{roles.get(version, '')}" for version in shown["versions"])
         print(f"{shown['folder']}: versions {kept}")
+        for verdict in shown["record"]:
+            print(f"version {verdict['version']} was {verdict['outcome']}: {verdict['reason']}")
     made = datetime.fromtimestamp(shown["created_at"], UTC).isoformat(" ", "seconds") if shown["created_at"] else "-"
     print(f"version {shown['version']}, learned from {shown['parent'] or 'the shipped policy'}, made {made}")
     print(f"endpoints: {', '.join(shown['names']) or 'none by name'}")
@@ -65,6 +68,7 @@ def describe(reference: str) -> dict[str, Any]:
         ConfigError: there is no such folder or version.
         PolicyError: it does not pass its checks.
     """
+    from focalroute.learn.trial import read_trial
     from focalroute.policy import bundle
     from focalroute.policy.der import load_served
     from focalroute.policy.references import SHIPPED, parse_reference
@@ -75,7 +79,9 @@ def describe(reference: str) -> dict[str, Any]:
     else:
         folder, wanted = parse_reference(reference)
         policy = load_served(folder, wanted)
-        kept = {"folder": str(folder), "versions": list(bundle.versions(folder)), "current": bundle.current(folder)}
+        serves, challenger = bundle.current(folder), bundle.challenger(folder)
+        kept = {"folder": str(folder), "versions": list(bundle.versions(folder)), "current": serves}
+        kept |= {"challenger": challenger, "record": list(read_trial(folder, serves, challenger).record)}
     shown = ("version", "parent", "created_at", "hyperparameters", "metrics")
     return {**kept, **{name: getattr(policy, name) for name in shown}, "names": list(policy.names)}
 

@@ -38,7 +38,7 @@ def update(
     seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON, in one line each.")] = False,
 ) -> None:
-    """Learn from the feedback in a store and publish the new policy, if it passes its gate.
+    """Learn a challenger from the feedback in a store, or judge the one that is on trial.
 
     A process that serves with this folder notices within a second of its next question. With a Redis store the policy
     is the fleet's: all workers get it, and of those who run this command with --follow one at a time is the learner.

@@ -301,6 +301,7 @@ class Trajectory:
         features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
         task: the query's.
         embedder: what made the features (see `focalroute.observe.features.name_of`); only those of one name compare.
+        rival: the other version of a trial, either of which chance could have given this query; None: there was none.
     """
 
     version: int
@@ -312,6 +313,7 @@ class Trajectory:
     features: F32 = field(default_factory=lambda: np.zeros(0, np.float32))
     task: str | None = None
     embedder: str = HASHED
+    rival: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

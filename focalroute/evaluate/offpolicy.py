@@ -1,8 +1,7 @@
 """Estimates the worth of two policies on answers of others, from the stored probabilities.
 
-Off-policy evaluation of whole queries: `focalroute.learn.gate` has the formulas, which the gate of an update uses
-as well. A policy is valued as it serves with exploration, on queries like the ones stored, seen with the window as it
-was then.
+`focalroute.evaluate.importance` has the formulas. A policy is valued as it serves with exploration, on queries like
+the ones stored, seen with the window as it was then.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from numpy.typing import NDArray
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64, Feedback
 from focalroute.evaluate import output
+from focalroute.evaluate.importance import corrections, effective_sample_size, interval, ratios
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
-from focalroute.learn.gate import POINTS, corrections, effective_sample_size, interval, log_q, ratios, worth
+from focalroute.learn.gate import POINTS, log_q, worth
 from focalroute.learn.trajectory import Batch, StepBatch, batch, vocabulary
-from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy
 from focalroute.policy.references import load_reference
 from focalroute.store import display_name, open_store, require_existing
@@ -39,6 +38,8 @@ UNTRIED = 0.05
 
 #: An episode's V is fitted on the other parts.
 PARTS = 5
+#: An effective sample size below this says nothing.
+ENOUGH = 50.0
 
 _RIDGE = 10.0  # as if so many episodes had shown no effect of a feature
 

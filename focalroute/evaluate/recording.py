@@ -227,7 +227,7 @@ def publish_trained(
         },
         metrics={"trust": trained.trust, "score": trained.score, "curve": [asdict(point) for point in trained.curve]},
         experience=trained.experience,
-        learner=pack(Learner.fresh(trained.decider, trained.fusion, trained.critic), {}),
+        learner=pack(Learner.fresh(trained.decider, trained.fusion, trained.critic)),
         trained_on=trained_on,
     )
 

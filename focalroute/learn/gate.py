@@ -1,62 +1,192 @@
-"""Decides whether a new policy may take over: off-policy evaluation on episodes that it has not learned from.
+"""Whether another policy may take over from the one that serves: a test on answers that chose nothing.
 
-rho_1:t is the product of an episode's ratios pi / mu up to decision t, mu the probability stored when it was decided.
-The Fusion is deterministic: what it would have answered with is computed, not weighed. What another Fusion would have
-shown the Decider between rounds is left out.
+While a challenger is on trial it decides a share s of the asks, drawn by chance, and the champion the rest. An answer
+tells about both: with P the probability of its decisions under either, it counts
+
+    rho = P(challenger) / P    for the challenger and    sigma = P(champion) / P    for the champion,
+
+P = (1 - s) P(champion) + s P(challenger), either of which decided. So with s = 1/2 neither counts more than twice, and
+where both decide alike they differ by nothing. Without a share (s = 0) rho is an importance weight. A Fusion counts
+through the answer it gives to the same replies, and through the posterior it shows the Decider between rounds
+(`reobserved`).
+
+What an answer was worth is v = u - lambda c / C, u from -1 to 1, lambda the price in force when it was asked: what a
+policy spends more has to be worth it. With v in [a, b] an answer gives two values, one bounded below and one above,
+
+    rho (v - a) + sigma (b - v) - (b - a)    and    (b - a) - rho (b - v) - sigma (v - a),
+
+and the mean of each is the challenger's gain in v. `lower_bound` makes bounds of them that hold however often one
+looks. What a policy does that was never tried counts in the first as if it were worth the least of the challenger and
+the most of the champion; in the second the other way round.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from focalroute.learn.critic import values
-from focalroute.learn.losses import likelihood, log_posterior, unlikeliness
-from focalroute.learn.mappo import Learner
-from focalroute.learn.nets import DeciderNet, Floats, FusionNet, between, decider_pass, parameters
-from focalroute.learn.trajectory import Batch, Bools, Decisions, Fusions
+import numpy as np
+
+from focalroute.core.records import COST_WEIGHT_RANGE, F64
+from focalroute.learn.confidence_sequence import lower_bound
+from focalroute.learn.episodes import Episode
+from focalroute.learn.losses import likelihood, log_posterior
+from focalroute.learn.nets import DeciderNet, Floats, FusionNet, decider_pass
+from focalroute.learn.reobserved import reobserved
+from focalroute.learn.trajectory import Batch, Bools, Fusions, batch, vocabulary
 from focalroute.learn.update_report import Comparison
+from focalroute.observe import layout
 
 #: Points in one unit of u, which runs from -1 to 1: a point is 1 % of right answers.
 POINTS = 50.0
-_SURE = 1.96
-F64 = NDArray[np.float64]
-#: Standard errors by which a Fusion must be better on held-out feedback.
-LIKELY = 1.0
-_SHARES = (1.0, 0.5, 0.25, 0.125)
+#: How likely each of the two bounds may ever be wrong.
+ALPHA = 0.05
+#: What an answer says: the two values, b - a, and what the challenger gains in u and in c / C.
+WIDTH = 5
+
+_LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
+_LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4
 
 
-def sampled_throughout(batch: Batch) -> Bools:
-    """(B,) the episodes whose every decision was sampled; greedy ones have no probability to weigh by."""
-    sampled = np.bincount(batch.decisions.episode, minlength=len(batch.steps.taken))
-    whole: Bools = sampled == batch.steps.taken.sum(axis=1) - 1
-    return whole
+@dataclass(frozen=True, slots=True)
+class Nets:
+    """A policy as the gate reads it.
+
+    Attributes:
+        version: what its answers are stamped with.
+        names: the endpoints it knows, in the order of its tables from row 1 on.
+    """
+
+    version: int
+    names: tuple[str, ...]
+    decider: DeciderNet
+    fusion: FusionNet
+
+    def over(self, names: Sequence[str]) -> Nets:
+        """With the tables of these names; one that it does not know has row 0, as where it serves."""
+        known = {name: row for row, name in enumerate(self.names, 1)}
+        rows = np.array([0, *(known.get(name, 0) for name in names)])
+        return Nets(
+            self.version,
+            tuple(names),
+            replace(self.decider, names=self.decider.names[rows]),
+            replace(self.fusion, names=self.fusion.names[rows], vote=self.fusion.vote[rows]),
+        )
 
 
-def ratios(net: DeciderNet, decisions: Decisions, shape: tuple[int, ...]) -> F64:
-    """rho_1:t (B, T); the last column, the Fusion's, is that of all decisions."""
-    logits, _ = decider_pass(net, decisions.context, decisions.endpoints, decisions.ids)
-    log_ratio = np.zeros(shape)
-    log_ratio[decisions.episode, decisions.step] = likelihood(logits, decisions.heads).log_pi - decisions.log_mu
-    found: F64 = np.exp(np.cumsum(log_ratio, axis=1))
-    return found
-
-
-def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64:
-    """sum over t of rho_1:t (r_t + V(s_{t+1}) - V(s_t)), (B,): what doubly robust estimation adds to V(s_1).
-
-    Jiang & Li 2016 (arXiv 1511.03722) with Q(s, a) taken to be V(s). V(s_1) plus this has the policy's value as its
-    mean whatever V, as long as V was not fitted on the same episodes, and the less variance the better V.
+def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, share: float) -> F64:
+    """The evidence of answers on a challenger against the champion, (n, 5) in their order (see `WIDTH`).
 
     Args:
-        rewards: (B, T).
-        value: (B, T) V(s_t); what stands at padding does not matter.
-        ratio: (B, T) rho_1:t.
-        taken: (B, T) a step, not padding.
+        episodes: decided by either of them; without a share all by the champion.
+        share: of the asks that were the challenger's, drawn by chance.
     """
-    value = np.where(taken, value, 0).astype(np.float64)
-    after = np.concatenate([value[:, 1:], np.zeros_like(value[:, :1])], axis=1)
-    total: F64 = np.where(taken, ratio * (rewards + after - value), 0).sum(axis=1)
+    if not episodes:
+        return np.zeros((0, WIDTH))
+    names = vocabulary((), episodes)
+    champion, challenger = champion.over(names), challenger.over(names)
+    made = batch(episodes, names, greedy=True)
+    theirs = np.array([one.trajectory.version == challenger.version for one in episodes])
+    rho, sigma = _weights(champion, challenger, episodes, made, theirs, share)
+    price = np.array([_price(one) for one in episodes])
+    paid = np.minimum(-made.steps.rewards[:, :-1].sum(axis=1, dtype=np.float64), price)
+    after, before = _worth_by(champion, challenger, made, theirs)
+    share_of_all = np.minimum([sum(one.shares) for one in episodes], 1.0)
+    gains = rho * after - sigma * before, (rho - sigma) * share_of_all
+    return np.concatenate([paired(rho, sigma, after - paid, before - paid, price), np.stack(gains, axis=1)], axis=1)
+
+
+def balanced(champion: F64, challenger: F64, share: float) -> tuple[F64, F64]:
+    """Rho and sigma of answers whose decisions either makes with these probabilities, in log."""
+    if share == 0:
+        return np.exp(challenger - champion), np.ones(len(champion))
+    both = np.logaddexp(np.log1p(-share) + champion, np.log(share) + challenger)
+    return np.exp(challenger - both), np.exp(champion - both)
+
+
+def paired(rho: F64, sigma: F64, after: F64, before: F64, price: F64) -> F64:
+    """The two values of answers, and b - a, (n, 3).
+
+    Args:
+        rho: what each counts for the challenger; ``sigma`` for the champion.
+        after: v of the answer that the challenger would have given to the same replies; ``before`` the champion.
+        price: lambda: v is from -1 - lambda to 1.
+    """
+    least, span = -1 - price, 2 + price
+    low = rho * (after - least) + sigma * (1 - before) - span
+    high = span - rho * (1 - after) - sigma * (before - least)
+    return np.stack([low, high, span], axis=1)
+
+
+def judge(evidence: F64) -> Comparison:
+    """The estimate and its bounds, by all evidence so far."""
+    low, high, span, right, cost = evidence.T
+    return Comparison(
+        episodes=len(evidence),
+        gain=POINTS * _mean((low + high) / 2),
+        low=POINTS * lower_bound(low, span, alpha=ALPHA),
+        high=-POINTS * lower_bound(-high, span, alpha=ALPHA),
+        right=POINTS * _mean(right),
+        cost=100 * _mean(cost),
+    )
+
+
+def _mean(values: F64) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _price(one: Episode) -> float:
+    """The dearest lambda of its decisions."""
+    return max((float(10 ** seen.context[_LAMBDA]) for seen, _ in one.trajectory.decisions), default=0.0)
+
+
+def _worth_by(champion: Nets, challenger: Nets, made: Batch, theirs: Bools) -> tuple[F64, F64]:
+    """u (B,) of the answers that the challenger and the champion give to the same replies."""
+    posteriors = [log_q(nets.fusion, made.fusions) for nets in (challenger, champion)]
+    answers = [posterior.argmax(axis=1) for posterior in posteriors]
+    u = worth(made.fusions, np.where(theirs[:, None], *posteriors))
+    given = np.where(theirs, *answers)
+    each, was = np.arange(len(u)), made.fusions.reward.astype(np.float64)
+    after, before = (np.where(answer == given, was, u[each, answer]) for answer in answers)
+    return after, before
+
+
+def _weights(
+    champion: Nets, challenger: Nets, episodes: Sequence[Episode], made: Batch, theirs: Bools, share: float
+) -> tuple[F64, F64]:
+    """Rho and sigma of each episode; by who decided where it is not known what the other saw."""
+    decisions, fusions = made.decisions, made.fusions
+    known = np.ones(len(theirs), np.bool_)
+    chances = []
+    for nets, other, mine in ((champion, challenger, ~theirs), (challenger, champion, theirs)):
+        context, certain = reobserved(episodes, decisions, fusions, other.fusion, nets.fusion)
+        own = mine[decisions.episode]
+        np.logical_and.at(known, decisions.episode, certain | own)
+        chances.append(_log_chance(nets.decider, made, np.where(own[:, None], decisions.context, context)))
+    champions, challengers = chances
+    known &= np.isfinite(np.where(theirs, challengers, champions))
+    champions = np.where(known, champions, np.where(theirs, -np.inf, 0.0))
+    challengers = np.where(known, challengers, np.where(theirs, 0.0, -np.inf))
+    return balanced(champions, challengers, share)
+
+
+def _log_chance(net: DeciderNet, made: Batch, context: Floats) -> F64:
+    """(B,) how likely the net makes an episode's decisions, in log; those that were not sampled, for sure or never."""
+    decisions, heads = made.decisions, made.decisions.heads
+    total = np.zeros(len(made.steps.taken))
+    if not len(decisions.episode):
+        return total
+    logits, _ = decider_pass(net, context, decisions.endpoints, decisions.ids)
+    likely = (logits > 0) & heads.eligible
+    lone = heads.must_pick & ~likely.any(axis=1)
+    if heads.one is not None:
+        lone |= heads.one
+    best = np.where(heads.visited, logits, -np.inf).argmax(axis=1)[:, None] == np.arange(logits.shape[1])
+    likely = np.where(lone[:, None], best & heads.visited, likely)
+    forced = (decisions.context[:, _LAMBDA] <= _LOWEST) & (heads.picked == heads.visited).all(axis=1)
+    alike = np.where((likely == heads.picked).all(axis=1) | forced, 0.0, -np.inf)
+    sampled = likelihood(logits, heads).log_pi
+    np.add.at(total, decisions.episode, np.where(np.isnan(decisions.log_mu), alike, sampled))
     return total
 
 
@@ -86,66 +216,3 @@ def worth(fusions: Fusions, log_q: Floats) -> F64:
     written = fusions.answered < 0
     found[written] = fusions.reward[written, None]
     return found
-
-
-def effective_sample_size(weights: Floats) -> float:
-    """(sum w)^2 / sum w^2: how many episodes of the policy's own these are worth."""
-    return float(weights.sum() ** 2 / (weights**2).sum())
-
-
-def interval(values: Floats) -> tuple[float, float, float]:
-    """The mean of one value an episode, and the ends of its 95 % interval.
-
-    By the normal approximation: each decision was sampled by itself, so what weighing adds is independent from episode
-    to episode.
-    """
-    mean, half = float(values.mean()), _SURE * float(values.std()) / max(len(values) - 1, 1) ** 0.5
-    return mean, mean - half, mean + half
-
-
-def compare(old: Learner, new: Learner, held: Batch) -> Comparison:
-    """Doubly robust, step by step (see `corrections`).
-
-    V is the new critic's for both, so V(s_1) cancels, and the difference is taken episode by episode. The last step is
-    the Fusion's: its reward is that of the candidate the policy would have answered with. Two that decide alike are as
-    likely to have decided as it was, greedily or not: what they differ in is their answers to the same replies.
-    """
-    steps = held.steps
-    whole = np.ones(len(steps.taken), np.bool_) if _decide_alike(old, new) else sampled_throughout(held)
-    if not whole.any():
-        return Comparison(0, 0.0, 0.0, 0.0, 0.0)
-    value = values(new.critic, steps.states)
-    u = worth(held.fusions, log_q(old.fusion, held.fusions))
-    weights = [ratios(policy.decider, held.decisions, value.shape) for policy in (new, old)]
-    totals = []
-    for policy, ratio in zip((new, old), weights, strict=True):
-        rewards = steps.rewards.astype(np.float64)
-        answer = log_q(policy.fusion, held.fusions).argmax(axis=1)
-        rewards[:, -1] = u[np.arange(len(u)), answer]
-        totals.append(corrections(rewards, value, ratio, steps.taken))
-    gain, low, high = interval(POINTS * (totals[0] - totals[1])[whole])
-    return Comparison(int(whole.sum()), gain, low, high, effective_sample_size(weights[0][whole, -1]))
-
-
-def supported(old: FusionNet, new: FusionNet, held: Fusions) -> FusionNet:
-    """As far from the old Fusion towards the new one as held-out feedback says that it is better.
-
-    Of the shares of the way that are likely better, the one that is best; the old one itself if none is. Better is the
-    likelihood of the feedback, which tells much smaller steps apart than the share of right answers does: the Decider
-    reads the posterior, and a Fusion that is a little too sure stops asking too soon.
-    """
-    losses = unlikeliness(log_q(old, held), held)
-    best, found = 0.0, old
-    for share in _SHARES:
-        moved = between(old, new, share)
-        gains = losses - unlikeliness(log_q(moved, held), held)
-        gain, error = float(gains.mean()), float(gains.std()) / max(len(gains) - 1, 1) ** 0.5
-        if gain > max(best, LIKELY * error):
-            best, found = gain, moved
-    return found
-
-
-def _decide_alike(old: Learner, new: Learner) -> bool:
-    """Whether the Decider is the same: where nothing was sampled, nothing of it is learned."""
-    before, after = parameters(old.decider), parameters(new.decider)
-    return all(np.array_equal(before[name], after[name]) for name in before)

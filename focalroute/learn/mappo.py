@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from focalroute.learn.adam import Moments, fit_minibatches
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.critic import CriticNet, critic_parameters, values
+from focalroute.learn.gate import log_q
 from focalroute.learn.losses import (
     Likelihood,
     SurrogateLoss,
@@ -24,6 +25,7 @@ from focalroute.learn.losses import (
     log_posterior,
     standardised,
     surrogate_loss,
+    unlikeliness,
 )
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients, between, parameters
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, StepBatch
@@ -34,6 +36,8 @@ _Rows = NDArray[Any]
 _Figures = dict[str, float]
 
 _HALVINGS, _SLACK = 8, 1.5
+_LIKELY = 1.0  # standard errors by which a Fusion must be better on held-out feedback
+_SHARES = (1.0, 0.5, 0.25, 0.125)
 
 
 #: Nothing is discounted inside an episode, which is one query.
@@ -271,3 +275,21 @@ def gae(rewards: Floats, values: Floats, *, gamma: float = GAMMA, lam: float = G
         advantages[:, t] = ahead
         following = values[:, t]
     return advantages
+
+
+def supported(old: FusionNet, new: FusionNet, held: Fusions) -> FusionNet:
+    """As far from the old Fusion towards the new one as held-out feedback says that it is better.
+
+    Of the shares of the way that are likely better, the one that is best; the old one itself if none is. Better is the
+    likelihood of the feedback, which tells much smaller steps apart than the share of right answers does: the Decider
+    reads the posterior, and a Fusion that is a little too sure stops asking too soon.
+    """
+    losses = unlikeliness(log_q(old, held), held)
+    best, found = 0.0, old
+    for share in _SHARES:
+        moved = between(old, new, share)
+        gains = losses - unlikeliness(log_q(moved, held), held)
+        gain, error = float(gains.mean()), float(gains.std()) / max(len(gains) - 1, 1) ** 0.5
+        if gain > max(best, _LIKELY * error):
+            best, found = gain, moved
+    return found

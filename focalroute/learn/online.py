@@ -1,4 +1,4 @@
-"""Learning online (the paper's Algorithm 2): from the store to the next policy, if it passes the gate.
+"""Learning online (the paper's Algorithm 2): from the store to a challenger, and from a challenger to the next policy.
 
 It runs on any thread or in a process of its own, and never on the event loop. Read `_updated` from top to bottom.
 """
@@ -6,7 +6,7 @@ It runs on any thread or in a process of its own, and never on the event loop. R
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,88 +20,187 @@ from focalroute.learn.adam import Moments
 from focalroute.learn.critic import CriticNet, critic_parameters
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
-from focalroute.learn.gate import compare, supported
-from focalroute.learn.mappo import Hyperparameters, Learner, update
+from focalroute.learn.gate import Nets
+from focalroute.learn.mappo import Hyperparameters, Learner, supported, update
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, parameters
 from focalroute.learn.trajectory import batch, grown, vocabulary
-from focalroute.learn.update_report import ENOUGH, MARGIN, REACH, WINDOW, Comparison, Status, UpdateReport
+from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
+from focalroute.learn.update_report import REACH, WINDOW, Comparison, UpdateReport
 from focalroute.policy import bundle
-from focalroute.policy.publish import publish
+from focalroute.policy.publish import end_trial, make_current, publish
+from focalroute.policy.slot import CHALLENGER_SHARE
 from focalroute.store.base import Store
 
-#: How many versions an episode's policy may differ from the current one.
-MAX_LAG = 3
-#: How many updates may learn from an episode.
-MAX_USES = 3
+#: A challenger is learned from at least so many answers with feedback.
+LEAST = 100
 #: How the shipped policy goes on learning: its Fusion knows nothing of this pool yet, its Decider is meant for any.
 STARTING = Hyperparameters(decider_rate=5e-4, target_kl=0.005)
 #: How one that was trained on recorded answers does: a thousand answers of its own say much less than these.
 REFINING = replace(STARTING, fusion_rate=1.5e-3)
 
-_NOTHING = "no decision was sampled, and no other Fusion is likely better: the old policy stays"
-_HELD_OUT = 5  # one in so many is held out for the gate
+_HELD_OUT = 5  # one in so many is held out to choose how far the Fusion goes
 
 _log = logging.getLogger("focalroute")
 
 
 def update_policy(
-    store: Store, root: str | Path, *, settings: Hyperparameters | None = None, seed: int | None = None
+    store: Store,
+    root: str | Path,
+    *,
+    settings: Hyperparameters | None = None,
+    seed: int | None = None,
+    share: float = CHALLENGER_SHARE,
 ) -> UpdateReport:
-    """Run one update on what the store holds, and publish the new policy unless the gate keeps the old one.
+    """Judge the challenger on what the store holds since; without one, learn one and put it on trial.
 
     Args:
         store: where answers and their feedback are.
-        root: the folder of bundles; the shipped policy is the start as long as it holds none.
+        root: the folder of bundles; one that holds none gets the shipped policy as its first.
         settings: how to learn; None: `STARTING`, or `REFINING` a policy that brings experience along.
         seed: for the split and the minibatches; None: new chance every time. The same seed, store and folder give the
             same weights.
+        share: what a challenger decides of the asks; 0: those who serve do not know of it.
 
     Raises:
         PolicyError: the current bundle does not pass its checks, or the new one cannot be written.
         StoreError: the store cannot be read.
     """
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
-        return _updated(store, root, settings, seed)
+        return _updated(store, root, settings, seed, share)
 
 
-def _updated(store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None) -> UpdateReport:
-    rng = np.random.default_rng(seed)
+def _updated(
+    store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None, share: float
+) -> UpdateReport:
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
-    settings = settings or (STARTING if policy.experience is None else REFINING)
-    state = _state(root, policy.version)
-    rows = rewarded(store.recent(REACH))[-WINDOW:]
-    costs = Costs.of(answer for answer, _ in rows)
+    rows = rewarded(store.recent(REACH))
+    costs = Costs.of(answer for answer, _ in rows[-WINDOW:])
     episodes = [found for answer, said in rows if (found := episode(answer, said, costs))]
-    held, rest = _split(episodes, rng)
-    used = uses(state)
-    fresh = [one for one in rest if used.get(one.id, 0) < MAX_USES and _lag(one, policy.version) <= MAX_LAG]
-    if not fresh or not held:
-        reason = f"only {len(fresh)} rewarded answers to learn from and {len(held)} to test on"
-        return UpdateReport("insufficient", policy.version, policy.version, len(fresh), len(held), reason)
+    trial = read_trial(root, policy.version, bundle.challenger(root))
 
+    if trial.parent in bundle.versions(root):
+        trial, back = _watched(root, policy, trial, episodes)
+        if back is not None:
+            return back
+    if trial.challenger is not None:
+        return _judged(root, policy, trial, episodes, share)
+    return _challenged(root, policy, trial, episodes[-WINDOW:], settings, seed, costs)
+
+
+def _watched(
+    root: str | Path, policy: bundle.Policy, trial: Trial, episodes: Sequence[Episode]
+) -> tuple[Trial, UpdateReport | None]:
+    """Go back to the version before, if it is surely better; stop watching once that will not be shown."""
+    before = bundle.load(root, trial.parent)
+    trial = with_new_evidence(trial, _nets(policy), _nets(before), episodes)
+    outcome, found = verdict(trial.watched)
+    if outcome != "better":
+        trial = replace(trial, parent=None) if outcome == "not better" else trial
+        write_trial(root, trial)
+        return trial, None
+    reason = f"version {before.version}, which served before, is surely better: {_shown(found)}"
+    make_current(root, before.version)
+    write_trial(root, Trial(before.version, record=trial.noted(policy.version, "rolled back", found, reason).record))
+    return trial, UpdateReport("rolled back", before.version, policy.version, reason, comparison=found)
+
+
+def _judged(
+    root: str | Path, policy: bundle.Policy, trial: Trial, episodes: Sequence[Episode], share: float
+) -> UpdateReport:
+    """Let the challenger take over, go, or stay on trial."""
+    challenger = bundle.load(root, trial.challenger)
+    trial = with_new_evidence(trial, _nets(policy), _nets(challenger), episodes, share=share)
+    outcome, found = verdict(trial.tried)
+    if outcome == "open":
+        write_trial(root, trial)
+        reason = f"version {challenger.version} is on trial: {_shown(found)}"
+        return UpdateReport("on trial", policy.version, policy.version, reason, challenger.version, comparison=found)
+    if outcome == "better":
+        reason = f"surely better: {_shown(found)}"
+        record = trial.noted(challenger.version, "published", found, reason).record
+        make_current(root, challenger.version)
+        write_trial(root, Trial(challenger.version, parent=policy.version, record=record))
+        return UpdateReport("published", challenger.version, policy.version, reason, comparison=found)
+    reason = f"version {challenger.version} will not be shown to be better: {_shown(found)}"
+    end_trial(root)
+    ended = trial.noted(challenger.version, "dropped", found, reason)
+    write_trial(root, Trial(policy.version, parent=ended.parent, watched=ended.watched, record=ended.record))
+    return UpdateReport("dropped", policy.version, policy.version, reason, comparison=found)
+
+
+def _challenged(
+    root: str | Path,
+    policy: bundle.Policy,
+    trial: Trial,
+    episodes: Sequence[Episode],
+    settings: Hyperparameters | None,
+    seed: int | None,
+    costs: Costs,
+) -> UpdateReport:
+    """Learn a challenger, and put it on trial."""
+    rng = np.random.default_rng(seed)
+    settings = settings or (STARTING if policy.experience is None else REFINING)
+    held, rest = _split(episodes, rng)
+    if len(rest) + len(held) < LEAST:
+        reason = f"only {len(rest) + len(held)} answers with feedback to learn from; {LEAST} are needed"
+        return UpdateReport("insufficient", policy.version, policy.version, reason, None, len(rest), len(held))
     names = vocabulary(policy.names, episodes)
-    learner = _resumed(state, policy, len(names), rng)
-    learned, diagnostics = update(learner, batch(fresh, names), settings, rng)
-    judged = batch(held, names)
-    learned = replace(learned, fusion=supported(learner.fusion, learned.fusion, judged.fusions))
-    comparison = compare(learner, learned, judged)
-    changed = learned.fusion is not learner.fusion or learned.decider is not learner.decider
-    status, reason = _verdict(comparison) if changed else ("insufficient", _NOTHING)
-    version = policy.version
-    if status == "published":
-        version = publish(
-            root,
-            decider=decider_model(learned.decider),
-            fusion=fusion_model(learned.fusion),
-            names=names,
-            parent=policy.version,
-            hyperparameters={**asdict(settings), "seed": seed, "usd_per_call": dict(costs.usd)},
-            metrics={**asdict(diagnostics), "gate": asdict(comparison)},
-            experience=policy.experience,
-            learner=pack(learned, _counted(used, fresh, episodes)),
-            trained_on=policy.trained_on,
+    learner = _resumed(_state(root, policy.version), policy, len(names), rng)
+    learned, diagnostics = update(learner, batch(rest, names), settings, rng)
+    learned = replace(learned, fusion=supported(learner.fusion, learned.fusion, batch(held, names).fusions))
+    if learned.fusion is learner.fusion and learned.decider is learner.decider:
+        reason = "no decision was sampled, and no other Fusion is likely better: there is nothing to try"
+        return UpdateReport(
+            "insufficient", policy.version, policy.version, reason, None, len(rest), len(held), diagnostics=diagnostics
         )
-    return UpdateReport(status, version, policy.version, len(fresh), len(held), reason, comparison, diagnostics)
+    version = _first_published(root, policy)
+    challenger = publish(
+        root,
+        decider=decider_model(learned.decider),
+        fusion=fusion_model(learned.fusion),
+        names=names,
+        parent=version,
+        hyperparameters={**asdict(settings), "seed": seed, "usd_per_call": dict(costs.usd)},
+        metrics=asdict(diagnostics),
+        experience=policy.experience,
+        learner=pack(learned),
+        trained_on=policy.trained_on,
+        on_trial=True,
+    )
+    tried = Counted(tuple(one.id for one in episodes))
+    write_trial(root, replace(trial, champion=version, challenger=challenger, tried=tried))
+    reason = f"version {challenger} is on trial from now on"
+    return UpdateReport(
+        "on trial", version, policy.version, reason, challenger, len(rest), len(held), diagnostics=diagnostics
+    )
+
+
+def _first_published(root: str | Path, policy: bundle.Policy) -> int:
+    """The version that is to be challenged: the current one, or the shipped one, which an empty folder gets first."""
+    if bundle.versions(root):
+        return policy.version
+    return publish(
+        root,
+        decider=policy.decider_onnx,
+        fusion=policy.fusion_onnx,
+        names=policy.names,
+        parent=None,
+        hyperparameters=policy.hyperparameters,
+        metrics=policy.metrics,
+    )
+
+
+def _nets(policy: bundle.Policy) -> Nets:
+    return Nets(policy.version, policy.names, decider_net(policy.decider_onnx), fusion_net(policy.fusion_onnx))
+
+
+def _shown(found: Comparison) -> str:
+    if not found.episodes:
+        return "no feedback since on an answer that either decided; serve with this policy folder, and give feedback"
+    return (
+        f"{found.gain:+.1f} points ({found.low:+.1f} to {found.high:+.1f}) on {found.episodes} answers, right answers "
+        f"{found.right:+.1f}, cost {found.cost:+.1f} % of asking everybody"
+    )
 
 
 def _split(episodes: Sequence[Episode], rng: np.random.Generator) -> tuple[list[Episode], list[Episode]]:
@@ -111,11 +210,6 @@ def _split(episodes: Sequence[Episode], rng: np.random.Generator) -> tuple[list[
     for place, one in enumerate(episodes):
         parts[place not in held].append(one)
     return parts
-
-
-def _lag(one: Episode, version: int) -> int:
-    """How many versions lie between; after a rollback the episode's may be the later one."""
-    return abs(version - one.trajectory.version)
 
 
 def _state(root: str | Path, version: int) -> Mapping[str, NDArray[Any]]:
@@ -141,29 +235,12 @@ def _resumed(state: Mapping[str, NDArray[Any]], policy: bundle.Policy, names: in
     return Learner.fresh(decider, fusion, CriticNet.initial(rng))
 
 
-def _verdict(comparison: Comparison) -> tuple[Status, str]:
-    size, gain = comparison.effective_sample_size, f"{comparison.gain:+.1f} points"
-    interval = f"{gain} ({comparison.low:+.1f} to {comparison.high:+.1f})"
-    if not comparison.enough:
-        return "insufficient", f"an effective sample size of {size:.0f} is under {ENOUGH:.0f}: the old policy stays"
-    if comparison.worse:
-        return "rejected", f"surely worse: {interval}, more than {MARGIN:.0f} lost; the old policy stays"
-    return "published", f"{interval} on an effective sample size of {size:.0f}"
-
-
-def _counted(used: Mapping[str, int], fresh: Iterable[Episode], episodes: Iterable[Episode]) -> dict[str, int]:
-    """The uses after this update, of the episodes that a later one may still meet."""
-    now = {one.id for one in fresh}
-    counts = {one.id: used.get(one.id, 0) + (one.id in now) for one in episodes}
-    return {key: count for key, count in counts.items() if count}
-
-
 _TABLES = ("names", "vote")
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def pack(learner: Learner, used: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+def pack(learner: Learner) -> dict[str, NDArray[Any]]:
     """The state as named arrays."""
     arrays: dict[str, NDArray[Any]] = {
         f"critic.{key}": value for key, value in critic_parameters(learner.critic).items()
@@ -172,15 +249,7 @@ def pack(learner: Learner, used: Mapping[str, int]) -> dict[str, NDArray[Any]]:
         arrays[f"{net}.steps"] = np.array(moments.steps)
         arrays |= {f"{net}.first.{key}": value for key, value in moments.first.items()}
         arrays |= {f"{net}.second.{key}": value for key, value in moments.second.items()}
-    ids = np.array(list(used), np.str_) if used else np.zeros(0, "U1")
-    return {**arrays, "uses.ids": ids, "uses.counts": np.array(list(used.values()), np.int64)}
-
-
-def uses(arrays: Arrays) -> dict[str, int]:
-    """By episode, in how many updates it was; none where that is not kept."""
-    if "uses.ids" not in arrays or "uses.counts" not in arrays:
-        return {}
-    return dict(zip(arrays["uses.ids"].tolist(), arrays["uses.counts"].tolist(), strict=False))
+    return arrays
 
 
 def unpack(arrays: Arrays, decider: DeciderNet, fusion: FusionNet) -> Learner:

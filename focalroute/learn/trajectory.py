@@ -21,7 +21,7 @@ from focalroute.observe import layout
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
-_SMALL = 0.1
+_SMALL = 0.01  # what a tenth does to decisions is as much as an update does
 
 Bools = NDArray[np.bool_]
 
@@ -56,16 +56,17 @@ class HeadBatch:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """The sampled decisions; greedy ones have no probability and stay out.
+    """Some decisions, for learning those that were sampled; greedy ones have no probability to learn by.
 
     Attributes:
         context: (S, Dc).
         endpoints: (S, P, De) of the heads in visiting order.
         ids: (S, P) their rows in the nets' tables.
         heads: what was chosen from.
-        log_mu: (S,) log-probability under the policy that chose.
+        log_mu: (S,) log-probability under the policy that chose; NaN of a greedy one.
         episode: (S,) the row of `StepBatch`.
         step: (S,) the column of `StepBatch`.
+        place: (S,) which of its episode's decisions it is.
     """
 
     context: F32
@@ -75,6 +76,7 @@ class Decisions:
     log_mu: NDArray[np.float64]
     episode: I64
     step: I64
+    place: I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,32 +172,35 @@ def unlimited(net: DeciderNet) -> DeciderNet:
     )
 
 
-def batch(episodes: Sequence[Episode], names: Sequence[str], *, cost_weight: float | None = None) -> Batch:
+def batch(
+    episodes: Sequence[Episode], names: Sequence[str], *, cost_weight: float | None = None, greedy: bool = False
+) -> Batch:
     """The episodes as arrays.
 
     Args:
         episodes: at least one.
         names: every endpoint's name, in the order of the nets' tables.
         cost_weight: lambda for all; None: for each decision the one that it saw.
+        greedy: whether decisions that were not sampled are among the `Decisions`.
     """
     rows = {name: row for row, name in enumerate(names, 1)}
     ids = [np.array([rows[name] for name in one.trajectory.endpoints], np.int64) for one in episodes]
-    return Batch(_decisions(episodes, ids), _steps(episodes, cost_weight), _fusions(episodes, ids))
+    return Batch(_decisions(episodes, ids, greedy), _steps(episodes, cost_weight), _fusions(episodes, ids))
 
 
-def _decisions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Decisions:
+def _decisions(episodes: Sequence[Episode], ids: Sequence[I64], greedy: bool) -> Decisions:
     steps = _width(episodes)
-    sampled = [
-        (row, steps - 1 - len(one.trajectory.decisions) + place, observation, decision, decision.log_mu)
+    taken = [
+        (row, place, observation, decision)
         for row, one in enumerate(episodes)
         for place, (observation, decision) in enumerate(one.trajectory.decisions)
-        if decision.log_mu is not None
+        if greedy or decision.log_mu is not None
     ]
-    size, places = len(sampled), max((len(decision.order) for *_, decision, _ in sampled), default=1)
+    size, places = len(taken), max((len(decision.order) for *_, decision in taken), default=1)
     context = np.zeros((size, layout.width(layout.CONTEXT)), np.float32)
     endpoints = np.zeros((size, places, layout.width(layout.ENDPOINT)), np.float32)
     rows = np.zeros((size, places), np.int64)
-    for s, (row, _, observation, decision, _) in enumerate(sampled):
+    for s, (row, _, observation, decision) in enumerate(taken):
         order = list(decision.order)
         context[s] = observation.context
         endpoints[s, : len(order)] = observation.endpoints[order]
@@ -204,10 +209,11 @@ def _decisions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Decisions:
         context=context,
         endpoints=endpoints,
         ids=rows,
-        heads=_heads([(observation, decision) for _, _, observation, decision, _ in sampled], places),
-        log_mu=np.array([log_mu for *_, log_mu in sampled], np.float64),
-        episode=np.array([row for row, *_ in sampled], np.int64),
-        step=np.array([column for _, column, *_ in sampled], np.int64),
+        heads=_heads([(observation, decision) for _, _, observation, decision in taken], places),
+        log_mu=np.array([decision.log_mu for *_, decision in taken], np.float64),
+        episode=np.array([row for row, *_ in taken], np.int64),
+        step=np.array([steps - 1 - len(episodes[row].shares) + place for row, place, *_ in taken], np.int64),
+        place=np.array([place for _, place, *_ in taken], np.int64),
     )
 
 

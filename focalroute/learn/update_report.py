@@ -5,46 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: An effective sample size below this says nothing.
-ENOUGH = 50.0
-#: Points of value that may be lost: a new policy is rejected if it surely loses more.
-MARGIN = 1.0
-#: The latest rewarded answers that an update reads.
+#: The latest rewarded answers that an update learns from.
 WINDOW = 1_000
 #: How many of the latest answers it looks at to find them.
 REACH = 4 * WINDOW
 
-Status = Literal["published", "rejected", "insufficient"]
+Status = Literal["published", "on trial", "dropped", "rolled back", "insufficient"]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The new policy's value minus the old one's, in points: 1 is one more right answer in 100, costs counted too.
+    """Another policy's value minus the serving one's, in points: 1 is one more right answer in 100, costs counted too.
 
     Attributes:
-        episodes: those that count: where the Deciders differ, only those whose every decision was sampled, since greedy
-            ones have no probability to weigh by; where only the Fusions differ, all.
+        episodes: answers with feedback that it is from, each of which chose nothing and counts once.
         gain: the estimate.
-        low: lower end of its 95 % interval (normal approximation).
+        low: lower end of a 95 % interval that holds however often it is looked at.
         high: upper end.
-        effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi_new / mu.
+        right: how much of the gain is right answers, in points.
+        cost: how much more is spent on an answer, in % of asking every endpoint.
     """
 
     episodes: int
     gain: float
     low: float
     high: float
-    effective_sample_size: float
-
-    @property
-    def enough(self) -> bool:
-        """Whether there is evidence at all."""
-        return self.effective_sample_size >= ENOUGH
-
-    @property
-    def worse(self) -> bool:
-        """Whether the new one is surely worse."""
-        return self.high < -MARGIN
+    right: float
+    cost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +73,25 @@ class UpdateReport:
     """The result of an update.
 
     Attributes:
-        status: "published"; "rejected": surely worse than the old policy; "insufficient": too little evidence to tell.
-            In both of the latter cases the old policy stays.
+        status: "on trial": a challenger decides a share of the asks, and there is no verdict yet; "published": it was
+            surely better, and serves; "dropped": it will not be shown to be; "rolled back": what served before is
+            surely better than what took over from it, and serves again; "insufficient": too little to learn from.
         version: the version that is current now.
-        parent: the version it started from.
-        episodes: how many it learned from.
-        held_out: how many were kept for the gate.
+        parent: the version that was current before.
+        challenger: the version that is on trial now; None: there is none.
+        episodes: how many answers with feedback it learned from; 0: it judged, and learned nothing.
+        held_out: how many were kept to choose how far the Fusion goes.
         reason: the status in words.
-        comparison: the gate's estimate; None if there was nothing to learn from.
-        diagnostics: how learning went; None likewise.
+        comparison: the gate's estimate; None: there was nothing to judge.
+        diagnostics: how learning went; None if it learned nothing.
     """
 
     status: Status
     version: int
     parent: int
-    episodes: int
-    held_out: int
     reason: str
+    challenger: int | None = None
+    episodes: int = 0
+    held_out: int = 0
     comparison: Comparison | None = None
     diagnostics: Diagnostics | None = None

@@ -2,12 +2,14 @@
 
 root/
   CURRENT              the version that serves, such as "v000003"
+  CHALLENGER           optional: the version that is on trial against it, see `focalroute.policy.slot`
   v000003/
     decider.onnx       see `focalroute.learn.export`
     fusion.onnx
     manifest.json      schema, version, parent, names, layout, ...; SHA-256 of every file and of the manifest itself
     experience.npz     optional: long-run accuracies and a memory of texts, see `focalroute.observe.experience`
     learner.npz        optional: what the learner goes on from; serving never reads it
+  trial.npz            optional: how the trial stands, see `focalroute.learn.trial`; serving never reads it
   .lock, .tmp-*        of the publisher
 """
 
@@ -34,6 +36,7 @@ from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMB
 from focalroute.policy.onnx_model import MAX_BYTES, Inputs, Session, Signature
 
 CURRENT = "CURRENT"
+CHALLENGER = "CHALLENGER"
 #: What a sequential policy has in place of the other two (see `focalroute.policy.der`).
 DER_FILE = "der.onnx"
 SCHEMA = 1
@@ -171,7 +174,16 @@ def versions(root: str | Path) -> tuple[int, ...]:
 
 def current(root: str | Path) -> int:
     """The version that serves; PolicyError if nothing says which."""
-    path = Path(root) / CURRENT
+    return _named(Path(root) / CURRENT)
+
+
+def challenger(root: str | Path) -> int | None:
+    """The version that is on trial; None: there is none. PolicyError if it cannot be told which."""
+    path = Path(root) / CHALLENGER
+    return _named(path) if os.path.lexists(path) else None
+
+
+def _named(path: Path) -> int:
     match = _VERSION.fullmatch(read_file(path, path.parent, _LONGEST_CURRENT).decode(errors="replace").strip())
     if match is None:
         raise PolicyError(f"{path}: does not name a version; roll back to one, or publish again")

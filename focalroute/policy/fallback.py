@@ -62,18 +62,20 @@ class Guarded:
     Attributes:
         endpoints: the pool's names, tuple of length N.
         version: the one version that every answer of this ask is stamped with.
+        rival: the other version of a trial (see `focalroute.policy.slot.PolicySlot.draw`); None: there is none.
         name: of a named policy; None for all others.
         sequential: whether it asks one endpoint after another, each shown the answer before its own.
         one_a_round: whether at most one endpoint is asked in a round.
         failed: whether the fallback took over.
     """
 
-    def __init__(self, policy: Served, endpoints: Sequence[str]) -> None:
+    def __init__(self, policy: Served, endpoints: Sequence[str], rival: int | None = None) -> None:
         self._steps = policy if isinstance(policy, Sequential | Der) else None
         self._policy = Fallback() if isinstance(policy, Der) else policy
         self.endpoints = tuple(endpoints)
         self._ids = policy.ids(endpoints)
         self.version = policy.version
+        self.rival = rival
         self.name = policy.name if isinstance(policy, Baseline) else None
         self.one_a_round = isinstance(policy, Baseline) and policy.one_a_round
         self.sequential = self._steps is not None

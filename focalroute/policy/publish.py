@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 from focalroute.core.errors import PolicyError
 from focalroute.observe.experience import Experience
 from focalroute.policy.bundle import (
+    CHALLENGER,
     CURRENT,
     DER_FILE,
     SCHEMA,
@@ -55,6 +56,7 @@ def publish(
     learner: Mapping[str, ArrayLike] | None = None,
     trained_on: Iterable[str] = (),
     keep: int = 10,
+    on_trial: bool = False,
 ) -> int:
     """Write a new version and make it the current one.
 
@@ -70,6 +72,7 @@ def publish(
         learner: arrays to go on learning from.
         trained_on: the digests of the recorded questions it was trained on, by which an evaluation on them is noticed.
         keep: how many of the latest versions to keep, beside the new one and its parent.
+        on_trial: make it the challenger instead; the current one stays.
 
     Raises:
         PolicyError: the bundle would not pass its checks, or cannot be written; the current policy stays.
@@ -90,7 +93,7 @@ def publish(
             trained_on=trained_on,
         )
 
-    return _publish(Path(root), files, parent, keep)
+    return _publish(Path(root), files, parent, keep, CHALLENGER if on_trial else CURRENT)
 
 
 def publish_der(
@@ -120,15 +123,17 @@ def publish_der(
     return _publish(Path(root), files, parent, keep)
 
 
-def _publish(root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int) -> int:
-    """Add the files that are made for the next version, and make it the current one."""
+def _publish(
+    root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int, pointer: str = CURRENT
+) -> int:
+    """Add the files that are made for the next version, and make it the current one, or the challenger."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with lock_folder(root):
             remove_leftovers(root)
             version = max(versions(root), default=0) + 1
             _add(root, version, files(version))
-            _point(root, version)
+            _point(root, version, pointer)
             _prune(root, keep, {version, parent})
     except OSError as error:
         raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
@@ -197,14 +202,21 @@ def rollback(root: str | Path, version: int | None = None) -> int:
     Raises:
         PolicyError: there is no such version, or it does not pass its checks; the current policy stays.
     """
-    root = Path(root)
     if not versions(root):
         raise PolicyError(f"{root}: holds no policy to go back to")
+    return make_current(root, load_served(root).parent if version is None else version)
+
+
+def make_current(root: str | Path, version: int | None) -> int:
+    """Make a version that is kept the current one; a trial that is under way ends.
+
+    Raises:
+        PolicyError: there is no such version, or it does not pass its checks; the current policy stays.
+    """
+    root = Path(root)
     try:
         with lock_folder(root):
-            if version is None:
-                version = load_served(root).parent
-            if version not in versions(root):
+            if version is None or version not in versions(root):
                 kept = ", ".join(map(str, versions(root)))
                 raise PolicyError(
                     f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy"
@@ -282,8 +294,29 @@ def _add(
     sync_path(root)
 
 
-def _point(root: Path, version: int) -> None:
-    replace_file(root / CURRENT, f"{folder_of(root, version).name}\n".encode())
+def _point(root: Path, version: int, pointer: str = CURRENT) -> None:
+    """Name a version; with a new current one no trial goes on, which was against the old one."""
+    replace_file(root / pointer, f"{folder_of(root, version).name}\n".encode())
+    if pointer == CURRENT:
+        _remove_challenger(root)
+
+
+def end_trial(root: str | Path) -> None:
+    """Let the challenger decide no more; its version is kept.
+
+    Raises:
+        PolicyError: the folder cannot be written.
+    """
+    try:
+        with lock_folder(Path(root)):
+            _remove_challenger(Path(root))
+    except OSError as error:
+        raise PolicyError(f"{root}: cannot be written: {error.strerror}; the trial goes on") from None
+
+
+def _remove_challenger(root: Path) -> None:
+    (root / CHALLENGER).unlink(missing_ok=True)
+    sync_path(root)
 
 
 def _prune(root: Path, keep: int, needed: set[int | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,18 +15,23 @@ from typing import Self
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import Outcome
 from focalroute.policy.baselines import Baseline
-from focalroute.policy.bundle import CURRENT, cold, current, versions
+from focalroute.policy.bundle import CHALLENGER, CURRENT, Policy, challenger, cold, current, load, versions
 from focalroute.policy.der import load_served
 from focalroute.policy.fallback import Fallback, Served
 from focalroute.policy.publish import install
 
 _log = logging.getLogger("focalroute")
 
+_Stamp = tuple[tuple[int, int] | None, tuple[int, int] | None]
+
+#: The share of the asks that a challenger decides.
+CHALLENGER_SHARE = 0.5
+
 _CHECK_EVERY_S = 1.0
 
 
 class PolicySlot:
-    """Holds one policy; reading and swapping it are single reference operations, safe from any thread.
+    """Holds the policy that serves; reading and swapping it are single reference operations, safe from any thread.
 
     A slot over a folder notices what any process publishes there. A bundle that fails its checks is never served: the
     old policy stays, the reason is kept in ``error`` and logged once, and the folder is looked at again when
@@ -36,15 +42,17 @@ class PolicySlot:
         root: the folder of bundles to follow; None: none.
 
     Attributes:
-        current: the policy to serve with; read it once for each ask.
+        current: the policy to serve with.
+        challenger: the one that is on trial against it; None: there is none.
         error: why the latest bundle is not served; None if it is.
     """
 
     def __init__(self, policy: Served, root: str | Path | None = None) -> None:
         self.current = policy
+        self.challenger: Policy | None = None
         self.error: PolicyError | None = None
         self._path = None if root is None else Path(root) / CURRENT
-        self._seen: tuple[int, int] | None = None
+        self._seen: _Stamp = (None, None)
         self._next_check = 0.0
         self._refreshing = threading.Lock()  # two at a time could end with the older of two bundles
         self._worker = ThreadPoolExecutor(1, "focalroute-policy")
@@ -66,10 +74,11 @@ class PolicySlot:
         slot = cls(Fallback(), root)
         slot._seen = slot._stamp()
         served = slot._try(
-            lambda: cold() if root is None or (slot._seen is None and not versions(root)) else load_served(root)
+            lambda: cold() if root is None or (slot._seen[0] is None and not versions(root)) else load_served(root)
         )
         if root is not None and not served:
             slot._serve_last_good(root)
+        slot._load_challenger()
         return slot
 
     def _serve_last_good(self, root: str | Path) -> None:
@@ -91,13 +100,18 @@ class PolicySlot:
         if isinstance(self.current, Baseline):
             self.current.learn(outcome, candidates)
 
+    def draw(self, rng: random.Random) -> tuple[Served, int | None]:
+        """See `drawn`."""
+        return drawn(self.current, self.challenger, rng)
+
     def swap(self, policy: Served) -> None:
         """Serve with this policy from now on."""
+        self.challenger = None
         self.current = policy
         self.error = None
 
     def stale(self) -> bool:
-        """Whether ``CURRENT`` was replaced since it was last loaded. Looks at most once a second, else says no."""
+        """Whether ``CURRENT`` or ``CHALLENGER`` was replaced since. Looks at most once a second, else says no."""
         now = time.monotonic()
         if self._path is None or now < self._next_check:
             return False
@@ -117,8 +131,10 @@ class PolicySlot:
             stamp = self._stamp()  # before loading: what is published meanwhile is not missed
             if stamp == self._seen:
                 return False
+            swapped = stamp[0] != self._seen[0] and self._try(lambda: load_served(root))
             self._seen = stamp
-            return self._try(lambda: load_served(root))
+            self._load_challenger()
+            return swapped
 
     def install(self, version: int, files: Mapping[str, bytes]) -> None:
         """Serve a bundle that was published elsewhere as soon as it passed its checks, and keep it in the folder.
@@ -150,10 +166,40 @@ class PolicySlot:
             return False
         return True
 
-    def _stamp(self) -> tuple[int, int] | None:
-        """Return a stamp that changes whenever ``CURRENT`` is replaced; None while it is missing."""
-        try:
-            status = self._path.stat() if self._path else None
-        except OSError:
-            return None
-        return (status.st_mtime_ns, status.st_ino) if status else None
+    def _load_challenger(self) -> None:
+        """Load the challenger of the policy that serves; one that fails its checks decides nothing."""
+        found = None
+        if self._path is not None and self.error is None:
+            root = self._path.parent
+            try:
+                version = challenger(root)
+                found = None if version is None else load(root, version)
+            except PolicyError as error:
+                _log.error("a challenger cannot be tried, its asks go to version %d: %s", self.current.version, error)
+        self.challenger = found
+
+    def _stamp(self) -> _Stamp:
+        """Return what changes whenever ``CURRENT`` or ``CHALLENGER`` is replaced; None for one that is missing."""
+        if self._path is None:
+            return None, None
+        return _stamp_of(self._path), _stamp_of(self._path.with_name(CHALLENGER))
+
+
+def drawn(policy: Served, challenger: Policy | None, rng: random.Random) -> tuple[Served, int | None]:
+    """The policy for one ask, and the version that chance could have given it instead; None: there is no challenger.
+
+    A challenger gets `CHALLENGER_SHARE` of the asks.
+    """
+    if challenger is None:
+        return policy, None
+    if rng.random() < CHALLENGER_SHARE:
+        return challenger, policy.version
+    return policy, challenger.version
+
+
+def _stamp_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -288,6 +288,7 @@ def _trajectory(ask: Ask, selection: Selection) -> Trajectory | None:
         features=ask.view.features,
         task=ask.query.task,
         embedder=ask.view.embedder,
+        rival=ask.policy.rival,
     )
 
 

@@ -126,6 +126,7 @@ def pack(trajectory: Trajectory) -> bytes:
         "shapes": [array.shape for array in arrays],
         "task": trajectory.task,
         "embedder": trajectory.embedder,
+        "rival": trajectory.rival,
     }
     text = _json(head)
     text += b" " * (-len(text) % 4)
@@ -154,6 +155,7 @@ def unpack(data: bytes) -> Trajectory:
         features=features,
         task=head.get("task"),
         embedder=head.get("embedder", HASHED),
+        rival=head.get("rival"),
     )
 
 

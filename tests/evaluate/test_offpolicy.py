@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback
 from focalroute.evaluate.offpolicy import (
+    ENOUGH,
     ESTIMATORS,
     MEASURES,
     PARTS,
@@ -25,7 +26,6 @@ from focalroute.learn.critic import STATE
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
 from focalroute.learn.trajectory import StepBatch
-from focalroute.learn.update_report import ENOUGH
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.publish import publish
 from focalroute.store.base import SYNTHESIS, StoredAnswer

@@ -77,6 +77,7 @@ def _decisions(rng: np.random.Generator, episodes: int, rounds: int, pool: int) 
         log_mu=likelihood(0.3 * rng.standard_normal(visited.shape), heads).log_pi.astype(np.float64),
         episode=np.repeat(np.arange(episodes), rounds),
         step=np.tile(np.arange(rounds), episodes),
+        place=np.tile(np.arange(rounds), episodes),
     )
 
 

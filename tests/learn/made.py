@@ -14,12 +14,14 @@ import numpy as np
 from focalroute.core.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode
+from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients
 from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.trajectory import batch, grown
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.policy.decider import decide
+from focalroute.policy.slot import CHALLENGER_SHARE
 from focalroute.store.base import StoredAnswer
 from tests.by_hand import linear_decider
 
@@ -110,9 +112,43 @@ def evidence(votes: Mapping[int, int], k: int = 4) -> Evidence:
     return Evidence(members, np.zeros((k, width(CANDIDATE)), np.float32), tuple(votes))
 
 
+Played = list[tuple[StoredAnswer, Feedback]]
+
+
+def tried(
+    champion: Learner,
+    challenger: Learner,
+    number: int,
+    seed: int,
+    *,
+    versions: tuple[int, int] = (1, 2),
+    **settings: Any,
+) -> Played:
+    """Answers of a trial: chance gives each to one of the two."""
+    rng = random.Random(seed)
+    played: Played = []
+    for i in range(number):
+        theirs = rng.random() < CHALLENGER_SHARE
+        learner, (version, rival) = (challenger, versions[::-1]) if theirs else (champion, versions)
+        played += play(learner, 1, 100_000 * (seed + 1) + i, version=version, rival=rival, **settings)
+    return played
+
+
+def nets(learner: Learner, version: int) -> Nets:
+    """A learner of the small world as the gate reads a policy."""
+    return Nets(version, NAMES, learner.decider, learner.fusion)
+
+
 def play(
-    learner: Learner, number: int, seed: int, *, version: int = 0, explore: bool = True, label: bool = True
-) -> list[tuple[StoredAnswer, Feedback]]:
+    learner: Learner,
+    number: int,
+    seed: int,
+    *,
+    version: int = 0,
+    rival: int | None = None,
+    explore: bool = True,
+    label: bool = True,
+) -> Played:
     """Answers of a small world: "left" is right if x = -1, "right" if x = 1, "useless" never; four choices, one round.
 
     The optimum: ask "left" alone if x = -1 and "right" alone if x = 1. Wrong votes fall anywhere.
@@ -142,7 +178,7 @@ def play(
             NAMES[j]: Member(1, candidate, 5, 0.1, Decimal(str(USD[NAMES[j]]))) for j, candidate in votes.items()
         }
         name = f"{seed}-{i}"
-        steps = Trajectory(version, NAMES, ((seen, made),), shown, answered)
+        steps = Trajectory(version, NAMES, ((seen, made),), shown, answered, rival=rival)
         answer = StoredAnswer(
             name, 1.0 + i, ("k0", "k1", "k2", "k3"), "choice", answered, (0.25,) * 4, members, steps, "{}"
         )
@@ -151,7 +187,7 @@ def play(
     return played
 
 
-def episodes_of(played: list[tuple[StoredAnswer, Feedback]]) -> list[Episode]:
+def episodes_of(played: Played) -> list[Episode]:
     """As an update makes them, at the world's true costs."""
     return [found for answer, said in played if (found := episode(answer, said, Costs(USD)))]
 

@@ -5,14 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.critic import CriticNet
-from focalroute.learn.gate import compare, log_q, supported
+from focalroute.learn.gate import evidence, judge, log_q
 from focalroute.learn.losses import unlikeliness
-from focalroute.learn.mappo import Learner
+from focalroute.learn.mappo import Learner, supported
 from focalroute.learn.nets import FusionNet, parameters
 from focalroute.learn.trajectory import batch
 from focalroute.learn.update_report import Comparison
-from tests.learn.made import NAMES, episodes_of, fresh_learner, learned, play, value
+from focalroute.policy.slot import CHALLENGER_SHARE
+from tests.learn.made import (
+    NAMES,
+    PRICE_OF_MONEY,
+    Played,
+    episodes_of,
+    fresh_learner,
+    learned,
+    nets,
+    play,
+    tried,
+    value,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,60 +42,76 @@ def truth(old: Learner, new: Learner) -> float:
     return 50 * (value(new, 4000, explore=True) - value(old, 4000, explore=True))
 
 
+def compared(old: Learner, new: Learner, played: Played, share: float = 0) -> Comparison:
+    return judge(evidence(nets(old, 1), nets(new, 2), episodes_of(played), share=share))
+
+
+@pytest.mark.parametrize("share", [0, CHALLENGER_SHARE])
 @pytest.mark.parametrize("label", [True, False])
 def test_the_estimate_is_unbiased_and_its_interval_honest(
-    old: Learner, new: Learner, truth: float, label: bool
+    old: Learner, new: Learner, truth: float, label: bool, share: float
 ) -> None:
-    """From what the old policy did, against playing both; a bare reward leaves the Fusion's part partly guessed."""
-    found = [compare(old, new, batch(episodes_of(play(old, 300, s, label=label)), NAMES)) for s in range(20)]
+    """With a trial or from what the old policy did; a bare reward leaves the Fusion's part partly guessed."""
+    runs = [
+        tried(old, new, 300, seed, label=label) if share else play(old, 300, seed, version=1, label=label)
+        for seed in range(20)
+    ]
+    found = [compared(old, new, played, share) for played in runs]
     assert truth > 5
-    assert abs(np.mean([one.gain for one in found]) - truth) < (1.0 if label else 3.0)
+    assert abs(np.mean([one.gain for one in found]) - truth) < (1.2 if label else 3.0)
     if label:
-        assert sum(one.low < truth < one.high for one in found) >= 17
-    assert all(one.episodes == 300 and one.enough for one in found)
+        assert all(one.low < truth < one.high for one in found)
+    assert all(one.episodes == 300 for one in found)
+    saved = -100 * PRICE_OF_MONEY / 2 * np.mean([one.cost for one in found]) / 100
+    assert np.mean([one.right for one in found]) + saved == pytest.approx(truth, abs=1.5 if label else 3.0)
+
+
+def test_a_trial_says_more_than_as_many_answers_of_the_champion(old: Learner) -> None:
+    """Where the challenger often does what the champion hardly ever does."""
+    sure = learned(8, 0)
+    trial = compared(sure, old, tried(sure, old, 600, 0), CHALLENGER_SHARE)
+    alone = compared(sure, old, play(sure, 600, 0, version=1))
+    assert trial.high - trial.low < 0.8 * (alone.high - alone.low)
 
 
 def test_a_policy_compared_with_itself_gains_exactly_nothing(old: Learner) -> None:
-    held = batch(episodes_of(play(old, 100, 0)), NAMES)
-    found = compare(old, old, held)
-    assert (found.gain, found.low, found.high) == (0, 0, 0)
-    assert found.effective_sample_size == pytest.approx(100, rel=1e-4)
+    for played, share in ((tried(old, old, 300, 0), CHALLENGER_SHARE), (play(old, 300, 0, version=1), 0)):
+        found = compared(old, old, played, share)
+        assert (found.gain, found.right, found.cost) == pytest.approx((0, 0, 0), abs=1e-4)
+        assert found.high - found.low < 6
 
 
-def test_it_holds_whatever_the_critic_says(old: Learner, new: Learner, truth: float) -> None:
-    """A critic far off widens the interval but does not move it off the truth."""
-    held = batch(episodes_of(play(old, 1000, 7)), NAMES)
-    off = CriticNet.initial(np.random.default_rng(0))
-    off = replace(off, bias=np.full(1, 3, np.float32))
-    good, bad = compare(old, new, held), compare(old, replace(new, critic=off), held)
-    assert good.high - good.low < bad.high - bad.low
-    assert bad.low < truth < bad.high
+def test_a_policy_that_is_worse_is_surely_so(old: Learner, new: Learner) -> None:
+    assert compared(new, old, tried(new, old, 600, 0), CHALLENGER_SHARE).high < 0
+    assert compared(new, old, play(new, 600, 0, version=1)).high < 0
 
 
-def test_going_back_is_surely_worse(old: Learner, new: Learner) -> None:
-    held = batch(episodes_of(play(new, 400, 0)), NAMES)
-    assert compare(new, old, held).worse
-    assert not compare(new, new, held).worse
+def test_nothing_is_known_without_answers(old: Learner, new: Learner) -> None:
+    found = compared(old, new, [])
+    assert found.episodes == 0
+    assert found.low < 0 < found.high
 
 
-def test_greedy_episodes_are_no_evidence_of_another_decider(old: Learner, new: Learner) -> None:
-    held = batch(episodes_of(play(old, 50, 0, explore=False)), NAMES)
-    assert compare(old, new, held) == Comparison(0, 0.0, 0.0, 0.0, 0.0)
-    assert not compare(old, new, held).enough
-
-
-def test_greedy_episodes_are_evidence_of_another_fusion(new: Learner) -> None:
+def test_of_greedy_answers_those_that_both_decide_alike_differ_by_the_fusion_alone(new: Learner) -> None:
     """The Decider is the same: the difference is that of the answers to the same replies, counted exactly."""
-    held = batch(episodes_of(play(new, 100, 0, explore=False)), NAMES)
     deaf = replace(new, fusion=fresh_learner().fusion)
-    right = [
-        np.mean(log_q(one.fusion, held.fusions).argmax(axis=1) == held.fusions.right).item() for one in (new, deaf)
-    ]
-    found = compare(new, deaf, held)
+    played = play(new, 100, 0, version=1, explore=False)
+    told = batch(episodes_of(played), NAMES).fusions
+    right = [np.mean(log_q(one.fusion, told).argmax(axis=1) == told.right).item() for one in (new, deaf)]
     assert right[0] > right[1] + 0.3
-    assert found.gain == pytest.approx(100 * (right[1] - right[0]))
-    assert (found.episodes, found.effective_sample_size, found.worse) == (100, 100, True)
-    assert compare(deaf, new, held).low > 0
+    for share in (0, CHALLENGER_SHARE):
+        assert compared(new, deaf, played, share).gain == pytest.approx(100 * (right[1] - right[0]))
+
+
+def test_greedy_answers_say_of_another_decider_only_what_it_does_alike(old: Learner) -> None:
+    """What it does otherwise was never tried, so it may be worth anything; in a trial it is tried."""
+    away = replace(old, decider=replace(old.decider, bias=old.decider.bias + 9))  # asks everybody
+    alone = compared(old, away, play(old, 300, 0, version=1, explore=False))
+    assert alone.low < -50 < 50 < alone.high
+    truth = 50 * (value(away, 2000) - value(old, 2000))
+    trial = compared(old, away, tried(old, away, 1500, 0, explore=False), CHALLENGER_SHARE)
+    assert trial.low < truth < trial.high
+    assert trial.gain == pytest.approx(truth, abs=6)
 
 
 def test_the_fusion_goes_only_as_far_as_held_out_feedback_supports(old: Learner, new: Learner) -> None:
@@ -100,11 +127,3 @@ def test_the_fusion_goes_only_as_far_as_held_out_feedback_supports(old: Learner,
     assert loss(supported(old.fusion, new.fusion, told)) < loss(old.fusion)
     assert supported(new.fusion, fresh_learner().fusion, told) is new.fusion
     assert loss(supported(old.fusion, far, told)) <= min(loss(old.fusion), loss(far))
-
-
-def test_a_policy_that_has_gone_far_leaves_little_evidence() -> None:
-    far = learned(8, 0)
-    held = batch(episodes_of(play(fresh_learner(), 100, 0)), NAMES)
-    found = compare(fresh_learner(), far, held)
-    assert found.effective_sample_size < 50
-    assert not found.enough

@@ -9,6 +9,8 @@ import pytest
 
 from focalroute.cli.policy import describe, roll_back, roll_back_folder, show_policy
 from focalroute.core.errors import ConfigError, PolicyError
+from focalroute.learn.trial import Trial, write_trial
+from focalroute.learn.update_report import Comparison
 from focalroute.policy.bundle import COLD, current
 from focalroute.policy.publish import publish
 from focalroute.policy.references import load_reference
@@ -82,8 +84,21 @@ def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pyt
     said = json.loads(capsys.readouterr().out)
     assert said == describe(str(root))
     assert (said["version"], said["parent"], said["current"], said["versions"]) == (3, 1, 3, [1, 2, 3])
+    assert (said["challenger"], said["record"]) == (None, [])
     show_policy("cold")
     assert capsys.readouterr().out.startswith("version 0, learned from the shipped policy, made -\n")
+
+
+def test_it_shows_who_is_on_trial_and_what_became_of_others(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(root, decider=DECIDER, fusion=FUSION, names=(), parent=3, on_trial=True)
+    found = Comparison(700, 1.5, 0.25, 2.75, 1.25, -2.5)
+    write_trial(root, Trial(3, 4).noted(2, "dropped", found, "no better").noted(3, "published", found, "surely better"))
+    show_policy(str(root))
+    shown = capsys.readouterr().out
+    assert f"{root}: versions 1, 2, 3 (serves), 4 (on trial)\n" in shown
+    assert "version 2 was dropped: no better\nversion 3 was published: surely better\n" in shown
+    said = describe(str(root))
+    assert (said["challenger"], said["record"][1]["gate"]["low"]) == (4, 0.25)
 
 
 def test_rollback_goes_to_the_parent_or_to_a_version(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

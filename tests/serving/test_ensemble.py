@@ -49,7 +49,7 @@ from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.policy.fallback import FALLBACK
-from focalroute.policy.publish import publish, rollback
+from focalroute.policy.publish import make_current, publish, rollback
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store.base import StoredAnswer
 from focalroute.store.sqlite import database
@@ -793,19 +793,30 @@ def taught(ensemble: Ensemble, n: int, seed: int = 12) -> None:
         ensemble.feedback(answer, label_index=question.label)
 
 
-def test_an_update_is_learned_published_and_served(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_an_update_is_learned_tried_and_served(pool: SimulatedPool, tmp_path: Path) -> None:
+    """Chance gives each ask to the challenger or to the champion, and every answer says which it was."""
     with Ensemble(pool.endpoints, policy=tmp_path / "policy", store=tmp_path / "s.db", seed=0) as ensemble:
         taught(ensemble, 20)
         early = ensemble.update()
         assert (early.status, early.version) == ("insufficient", 0)
-        taught(ensemble, 380)
+        taught(ensemble, 180)
         report = ensemble.update()
-        assert (report.status, report.version) == ("published", 1)
-        answer = ensemble.ask(QUESTION, choices=CHOICES)
-        assert answer.receipt.policy_version == 1
-        assert answer.degraded == ()
+        assert (report.status, report.version, report.challenger) == ("on trial", 1, 2)
+        answers = [ensemble.ask(QUESTION, choices=CHOICES) for _ in range(40)]
+        decided = [answer.receipt.policy_version for answer in answers]
+        assert set(decided) == {1, 2}
+        assert 10 <= decided.count(2) <= 30
+        assert all(answer.degraded == () for answer in answers)
+        for answer in answers:
+            ensemble.feedback(answer, label_index=0)
+        judged = ensemble.update()
+        assert judged.comparison is not None
+        assert (judged.status, judged.challenger, judged.comparison.episodes) == ("on trial", 2, 40)
     with Ensemble(pool.endpoints, policy=tmp_path / "policy") as again:
         assert again.stats().policy_version == 1
+        make_current(tmp_path / "policy", 2)
+        again.reload()
+        assert {again.ask(QUESTION, choices=CHOICES).receipt.policy_version for _ in range(10)} == {2}
 
 
 @pytest.mark.slow

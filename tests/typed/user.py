@@ -80,7 +80,9 @@ def right(endpoint: Endpoint) -> None:
         ensemble.feedback(answer, label="a")
         ensemble.feedback(answer.id, reward=1.0, source="review")
         assert_type(ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}]), Answers)
-        assert_type(ensemble.update().status, Literal["published", "rejected", "insufficient"])
+        assert_type(
+            ensemble.update().status, Literal["published", "on trial", "dropped", "rolled back", "insufficient"]
+        )
         with ensemble.stream("?") as stream:
             assert_type(stream, AnswerStream)
             for piece in stream:

@@ -16,6 +16,7 @@ from focalroute.evaluate.report_page.drawings import Series, VersionHistories
 from focalroute.evaluate.report_page.history import read_history
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, check_extra, html, pngs
 from focalroute.evaluate.report_page.store_page import store_page
+from focalroute.learn.trial import read_trial
 from focalroute.policy import bundle
 from focalroute.policy.der import load_served
 from focalroute.store import display_name, is_redis, open_store, require_existing
@@ -24,8 +25,8 @@ from focalroute.store import display_name, is_redis, open_store, require_existin
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "gain": (
         "gain, points",
-        "What the gate expects of the new policy against the old one on answers held out: 1 is one more right answer "
-        "in 100, cost counted. Surely below -1, and it is not published.",
+        "What the trial showed of it against the version that served: 1 is one more right answer in 100, cost counted. "
+        "It is published once the gain is surely above 0.",
     ),
     "effective_sample_size": (
         "effective sample size",
@@ -71,7 +72,7 @@ def updates_section(folder: str) -> Section:
         PolicyError: a version does not pass its checks.
     """
     name = Path(folder).name
-    found = {version: metrics for version in bundle.versions(folder) if (metrics := _metrics(folder, version))}
+    found = _published(folder)
     if not found:
         return Section(f"{name} holds no version that an update made: give feedback, then run focalroute update.")
     drawn = list(MEANINGS)[:_DRAWN]
@@ -79,20 +80,21 @@ def updates_section(folder: str) -> Section:
     latest = max(found)
     rows = [(title, _shown(found[latest][key]), meaning) for key, (title, meaning) in MEANINGS.items()]
     return Section(
-        f"The {len(found)} versions that {name} keeps of its updates. An update that was rejected, or had too little "
-        "evidence, makes no version: focalroute update says so, and a serving process logs it.",
+        f"The {len(found)} versions that {name} keeps of those that its updates published. focalroute policy show has "
+        "what became of the others.",
         VersionHistories(tuple(found), lines) if len(found) > 1 else None,
         TextTable(("", f"version {latest}", "what it means"), rows, words=True),
     )
 
 
-def _metrics(folder: str, version: int) -> Mapping[str, Any] | None:
-    """Read the metrics of an update's version; None where something else made the version."""
-    metrics = load_served(folder, version).metrics
-    gate = metrics.get("gate")
-    if not isinstance(gate, Mapping):
-        return None
-    return {**metrics, "gain": gate["gain"]}
+def _published(folder: str) -> dict[int, Mapping[str, Any]]:
+    """The versions that were published after a trial, each with the metrics of its update and what it gained."""
+    if not bundle.versions(folder):
+        return {}
+    record = read_trial(folder, bundle.current(folder), None).record
+    gains = {entry["version"]: entry["gate"]["gain"] for entry in record if entry["outcome"] == "published"}
+    kept = sorted(gains.keys() & set(bundle.versions(folder)))
+    return {version: {**load_served(folder, version).metrics, "gain": gains[version]} for version in kept}
 
 
 def _shown(value: float) -> str:

@@ -3,6 +3,7 @@
 The new version and the note of which feedback it was about are one step in Redis, which only the holder of the latest
 lease can take, and only if the version that it started from still serves. So a learner that dies, hangs or is rolled
 back under its hands leaves everything to its successor, and nothing is counted twice. Any number may run; one works.
+A challenger is tried on the answers of the version that serves: the workers do not know of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,9 +21,10 @@ from tempfile import TemporaryDirectory
 from focalroute.core.errors import StoreError
 from focalroute.learn.fleet.archive import Archive
 from focalroute.learn.online import update_policy
+from focalroute.learn.trial import TRIAL
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
-from focalroute.policy.publish import FILES, install
+from focalroute.policy.publish import FILES, install, make_current
 from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 
@@ -90,7 +92,7 @@ class FleetLearner:
         if report is not None:
             return report
         current = self._fleet_policy.state().current
-        return UpdateReport("insufficient", current, current, 0, 0, "another process learns for this fleet now")
+        return UpdateReport("insufficient", current, current, "another process learns for this fleet now")
 
     def close(self) -> None:
         """Give the lease up, so that the next one need not wait for its end."""
@@ -102,13 +104,20 @@ class FleetLearner:
         seed = None if self._seed is None else self._seed + parent.current
         with TemporaryDirectory() as name:
             folder = Path(name)
-            for version in sorted({max(parent.versions, default=0), parent.current} - {0}, reverse=True):
-                install(folder, version, self._fleet_policy.files(version))  # the current one last
-            report = update_policy(self._store, folder, seed=seed)
-            files = _read(bundle.folder_of(folder, report.version)) if report.status == "published" else {}
-        done = self._fleet_policy.publish(
-            files, version=report.version, parent=parent.current, token=token, learned=entries
-        )
+            for version in parent.versions:
+                install(folder, version, self._fleet_policy.files(version))
+            if parent.current:
+                make_current(folder, parent.current)
+            put_trial(folder, self._fleet_policy.trial())
+            report = update_policy(self._store, folder, seed=seed, share=0)
+            current = bundle.current(folder) if bundle.versions(folder) else 0
+            files = {} if current in (0, *parent.versions) else _read(bundle.folder_of(folder, current))
+            trial = trial_files(folder)
+        done = self._fleet_policy.publish(files, version=current, parent=parent.current, token=token, learned=entries)
+        if done == "done":
+            self._fleet_policy.keep_trial(trial)
+            if current in parent.versions and current != parent.current:
+                self._fleet_policy.roll_back(current)
         if done == "done":
             return report
         said = "its lease was over" if done == "fenced" else "another version serves by now"
@@ -152,3 +161,21 @@ class FleetLearner:
 def _read(folder: Path) -> dict[str, bytes]:
     """The files of a bundle; PolicyError if one is too large, or no regular file within the policy folder."""
     return {name: bundle.read_file(folder / name, folder.parent) for name in FILES if os.path.lexists(folder / name)}
+
+
+def trial_files(folder: Path) -> dict[str, bytes]:
+    """The files that a trial in this folder consists of, by name; the challenger's files with its folder's."""
+    version = bundle.challenger(folder)
+    files = {name: folder / name for name in (TRIAL, bundle.CHALLENGER) if (folder / name).exists()}
+    if version is not None:
+        home = bundle.folder_of(folder, version)
+        files |= {f"{home.name}/{path.name}": path for path in home.iterdir()}
+    return {name: bundle.read_file(path, folder) for name, path in files.items()}
+
+
+def put_trial(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Put into this folder what `trial_files` gave."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)

@@ -11,6 +11,7 @@ from focalroute.store.redis.connection import BUNDLES, FEEDBACK, GROUP, POLICY, 
 from focalroute.store.redis.reads import ARCHIVED, pairs
 from focalroute.store.redis.store import RedisStore
 
+_TRIAL = "trial/"
 _FORGET_S = 7 * 24 * 3600.0  # a writer that has said nothing for so long is dead
 
 
@@ -65,6 +66,22 @@ class FleetPolicy:
             return dict(zip(names, found, strict=True)) if all(data is not None for data in found) else {}
 
         return self._store.run(read)
+
+    def trial(self) -> dict[str, bytes]:
+        """The files of the learner's trial of a challenger by name; none if there is none."""
+
+        def read(connection: RedisConnection) -> dict[str, bytes]:
+            names = json.loads(connection.command("HGET", connection.keys[BUNDLES], _TRIAL) or b"[]")
+            found = [connection.command("HGET", connection.keys[BUNDLES], f"{_TRIAL}{name}") for name in names]
+            return {name: data for name, data in zip(names, found, strict=True) if data is not None}
+
+        return self._store.run(read)
+
+    def keep_trial(self, files: Mapping[str, bytes]) -> None:
+        """Keep the files of the learner's trial, in one step; what they replace goes with the next of the same name."""
+        words: list[Any] = [_TRIAL, json.dumps(list(files))]
+        words += [word for name, data in files.items() for word in (f"{_TRIAL}{name}", data)]
+        self._store.run(lambda connection: connection.command("HSET", connection.keys[BUNDLES], *words))
 
     def lease(self, what: Literal["take", "keep", "give up"], who: str, seconds: float) -> int:
         """Take, keep or give up the learner's lease; the fencing token it is held with, 0: it is not."""

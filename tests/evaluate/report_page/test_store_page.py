@@ -27,7 +27,8 @@ from focalroute.evaluate.report_page.report_command import MEANINGS, report_comm
 from focalroute.evaluate.report_page.store_page import FEW, store_page
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.shipped import cold_fusion
-from focalroute.learn.update_report import Diagnostics
+from focalroute.learn.trial import Trial, write_trial
+from focalroute.learn.update_report import Comparison, Diagnostics
 from focalroute.policy.publish import publish
 from focalroute.sim import Question, SimulatedPool, stream
 from focalroute.store.base import StoredAnswer
@@ -78,10 +79,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A policy folder with a trained version and two that updates made."""
     root = tmp_path_factory.mktemp("policy") / "p"
     figures = {one.name: 0.5 for one in fields(Diagnostics)} | {"episodes": 1234}
-    gate = {"gain": 0.25, "low": -1.0, "high": 1.5, "episodes": 3, "effective_sample_size": 60.0}
-    for metrics in ({"score": 0.9}, {**figures, "gate": gate}, {**figures, "entropy": 0.125, "gate": gate}):
+    trial = Trial(3)
+    for version, metrics in enumerate(({"score": 0.9}, figures, {**figures, "entropy": 0.125}), 1):
         decider, fusion = decider_model(linear_decider()), fusion_model(cold_fusion())
         publish(root, decider=decider, fusion=fusion, names=(), parent=None, metrics=metrics)
+        if version > 1:
+            trial = trial.noted(version, "published", Comparison(300, 0.25, 0.1, 1.5, 0.25, 0.0), "surely better")
+    write_trial(root, trial)
     return str(root)
 
 

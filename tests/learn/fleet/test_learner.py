@@ -70,10 +70,22 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-def published(report: UpdateReport | None) -> int:
+def published(store: RedisStore, learner: FleetLearner, seed: int = 0) -> int:
+    """Feed the fleet until the learner has put a challenger on trial and published it; the version."""
+    fill(store, played(500, seed, FleetPolicy(store).state().current or 1))
+    assert on_trial(learner.step())
+    fill(store, played(1500, seed + 1000, FleetPolicy(store).state().current))
+    report = learner.step()
     assert report is not None
     assert report.status == "published", report.reason
     return report.version
+
+
+def on_trial(report: UpdateReport | None) -> int:
+    """The challenger."""
+    assert report is not None
+    assert report.status == "on trial", report.reason
+    return report.challenger or 0
 
 
 def test_it_learns_once_there_is_enough_and_notes_every_feedback_once(store: RedisStore, start: Path) -> None:
@@ -82,24 +94,44 @@ def test_it_learns_once_there_is_enough_and_notes_every_feedback_once(store: Red
     assert learner.step() is None
     assert (fleet_policy.state().current, fleet_policy.state().learned) == (1, 0)
     fill(store, played(101, 1))
-    assert published(learner.step()) == 2
+    assert on_trial(learner.step()) == 2
     state = fleet_policy.state()
-    assert (state.current, state.versions, state.learned) == (2, (1, 2), 500)
+    assert (state.current, state.versions, state.learned) == (1, (1,), 500)
     assert learner.step() is None
     assert fleet_policy.unlearned(10_000) == []
+
+
+def test_a_trial_goes_on_with_whoever_learns_next(store: RedisStore, start: Path) -> None:
+    """The challenger and its evidence are in Redis; workers hear of it once it is published."""
+    one, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
+    fill(store, played(500, 0))
+    assert on_trial(one.step()) == 2
+    fill(store, played(20, 1))
+    assert on_trial(one.step()) == 2
+    one.close()
+    other = FleetLearner(store, start=start, every=1, seed=0)
+    fill(store, played(1300, 2))
+    report = other.step()
+    assert report is not None
+    assert (report.status, report.version) == ("published", 2)
+    assert report.comparison is not None
+    assert report.comparison.episodes == 1320
+    state = fleet_policy.state()
+    assert (state.current, state.versions, state.learned) == (2, (1, 2), 1820)
+    assert fleet_policy.trial().keys() == {"trial.npz"}
 
 
 def test_the_same_seed_and_feedback_give_the_same_policy_as_one_file_does(store: RedisStore, start: Path) -> None:
     rows = played(500, 0)
     fill(store, rows)
-    assert published(FleetLearner(store, start=start, every=1, seed=3).step()) == 2
+    assert on_trial(FleetLearner(store, start=start, every=1, seed=3).step()) == 2
     with closing(open_store(None)) as alone:
         fill(alone, rows)
         update_policy(alone, start, seed=4)  # in a fleet the seed counts from the version
-    shared = FleetPolicy(store).files(2)
+    shared = FleetPolicy(store).trial()
     here = bundle.folder_of(start, 2)
-    assert shared["decider.onnx"] == (here / "decider.onnx").read_bytes()
-    assert shared["fusion.onnx"] == (here / "fusion.onnx").read_bytes()
+    for name in ("decider.onnx", "fusion.onnx"):
+        assert shared[f"v000002/{name}"] == (here / name).read_bytes()
 
 
 def test_of_two_candidates_one_learns_and_the_other_takes_over_when_its_lease_ends(
@@ -108,7 +140,7 @@ def test_of_two_candidates_one_learns_and_the_other_takes_over_when_its_lease_en
     one = FleetLearner(store, start=start, every=1, seed=0, lease_s=1.5)
     other = FleetLearner(store, start=start, every=1, seed=0, lease_s=1.5)
     fill(store, played(500, 0))
-    assert published(one.step()) == 2
+    assert on_trial(one.step()) == 2
     fill(store, played(10, 1))
     assert other.step() is None
     assert "another process learns" in other.run().reason
@@ -133,16 +165,15 @@ def test_who_lost_the_lease_publishes_nothing_and_its_feedback_is_left(store: Re
 
 def test_a_policy_rolled_back_under_an_update_stays_so(store: RedisStore, start: Path) -> None:
     learner, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
-    fill(store, played(500, 0))
-    assert published(learner.step()) == 2
+    assert published(store, learner) == 2
     fill(store, played(500, 1, version=2))
     token = fleet_policy.lease("keep", learner._who, 5.0)
     entries = fleet_policy.unlearned(1000)
     assert fleet_policy.roll_back(1)
     assert fleet_policy.publish({"manifest.json": b""}, version=3, parent=2, token=token, learned=entries) == "moved"
     assert (fleet_policy.state().current, fleet_policy.unlearned(1000)) == (1, entries)
-    assert published(learner.step()) == 3
-    assert fleet_policy.state().versions == (1, 2, 3)
+    assert on_trial(learner.step()) == 3
+    assert fleet_policy.state().versions == (1, 2)
 
 
 DYING = """
@@ -176,8 +207,7 @@ def test_workers_follow_what_is_published_and_rolled_back(store: RedisStore, whe
     slot = PolicySlot.open(folder)
     follower = Follower(store, slot, folder)
     learner = FleetLearner(store, start=tmp_path / "start", every=1, seed=0)
-    fill(store, played(500, 0))
-    assert published(learner.step()) == 2
+    assert published(store, learner) == 2
     until(lambda: slot.current.version == 2)
     assert not (bundle.folder_of(folder, 2) / "learner.npz").exists()
     runner_output = roll_back(where)
@@ -255,7 +285,7 @@ def test_the_command_follows_until_it_is_told_to_end(where: str, store: RedisSto
             assert process.stdout is not None
             until(lambda: FleetPolicy(store).state().current == 1)
             fill(store, played(500, 0))
-            assert process.stdout.readline().startswith("published: version 2; ")
+            assert process.stdout.readline().startswith("on trial: version 1; version 2 is on trial")
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         finally:
@@ -298,7 +328,7 @@ def test_threads_of_one_process_may_all_be_candidates(store: RedisStore, start: 
     for thread in threads:
         thread.join()
     state = FleetPolicy(store).state()
-    assert (state.current, state.learned) == (2, 500)
+    assert (state.current, state.learned) == (1, 500)
 
 
 @pytest.fixture
