@@ -24,7 +24,7 @@ from focalroute.learn.offline.stacking import Sets, fit
 from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.observe import layout
-from focalroute.policy.bundle import load
+from focalroute.policy.bundle import challenger, load
 from focalroute.policy.publish import publish
 from focalroute.store import Store, open_store
 
@@ -66,7 +66,8 @@ class _Learning(Serving):
         if self._heard % self._every == 0:
             self._improve(self._store, self._root, np.random.default_rng([self._seed, self._runs]))
             self._runs += 1
-            self.policy = load(self._root)
+            self.policy, rival = load(self._root), challenger(self._root)
+            self.challenger = None if rival is None else load(self._root, rival)
 
     @abstractmethod
     def _improve(self, store: Store, root: Path, rng: np.random.Generator) -> None:

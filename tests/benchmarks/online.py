@@ -1,6 +1,7 @@
 """What learning online is worth: the same stream, decisions and cost to hold, served several ways.
 
     python -m tests.benchmarks.online LOG --pool POOL [--seeds 5] [--point 0.2] [--every 100] [--greedy] [--json FILE]
+    python -m tests.benchmarks.online LOG --pool POOL --cold [...]
 
 Trained on the first 80 % of the log, then the last 500 queries of it, unscored, and the rest are served prequentially:
 
@@ -12,6 +13,8 @@ Trained on the first 80 % of the log, then the last 500 queries of it, unscored,
 The stream is played as it is, with the two endpoints that were best and middling in training giving each other's
 answers from half-way on, and with the price of the best one doubled from half-way on. Differences are in points, to
 ``frozen``, paired, all seeds, over blocks of 50 queries; regret is against the best of ways and single endpoints.
+With ``--cold`` the shipped policy begins, nothing is trained, and the last 4,500 queries are served as they are. What
+became of the trials follows.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -34,17 +38,20 @@ from focalroute.evaluate.metrics import compare, interval
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import price_at
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import FeedbackKind, ReplayResult, play
+from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackKind, ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join, split
 from focalroute.learn.offline.reinforce import OfflineSettings
-from focalroute.policy.bundle import load
+from focalroute.learn.trial import read_trial
+from focalroute.policy.bundle import cold, current, load
+from focalroute.policy.publish import publish
 from tests.benchmarks.learning_replay import Online, Refitted
 
 WARM = 500
 WAYS = ("still", "frozen", "refitted", "online")
 STREAMS = ("no drift", "endpoint swapped", "price doubled")
 STEP = 50  # queries between two points of a regret curve
+COLD_ROWS = 4500
 
 Runs = Mapping[str, Sequence[ReplayResult]]
 
@@ -87,13 +94,23 @@ def served(
         copy = Path(shutil.copytree(root, Path(folder) / "policy"))
         if way == "online":
             serving: Serving = stack.enter_context(Online(copy, table.endpoints, every=every, **settings))
+            stack.callback(_show_trials, copy)
         elif way == "refitted":
             serving = stack.enter_context(Refitted(copy, table.endpoints, **settings))
         else:
             serving = Serving(load(copy), table.endpoints, **settings)
         warm, test = rows
-        _held(serving, table, warm, point)
+        if len(warm):
+            _held(serving, table, warm, point)
         return _held(serving, table, test, point, "none" if way == "still" else "label")
+
+
+def _show_trials(root: Path) -> None:
+    """What became of every challenger, to standard error."""
+    serves = current(root)
+    for entry in read_trial(root, serves, None).record:
+        print(f"version {entry['version']} was {entry['outcome']}: {entry['reason']}", file=sys.stderr)
+    print(f"version {serves} serves at the end", file=sys.stderr, flush=True)
 
 
 def _held(serving: Serving, table: LogTable, rows: I64, point: float, feedback: FeedbackKind = "label") -> ReplayResult:
@@ -152,31 +169,40 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--point", type=float, default=0.2)
     parser.add_argument("--every", type=int, default=100)
+    parser.add_argument("--cold", action="store_true", help="begin with the shipped policy, and without training")
     parser.add_argument("--greedy", action="store_true", help="serve the likeliest decisions instead of sampled ones")
     parser.add_argument("--json", type=Path, help="where the regret curves go")
     given = parser.parse_args()
     pool = load_pool(given.pool)
     whole = join(read_log(given.log), pool, given.log)
     parts = split(whole, per_task=False, fraction=0.8)
-    test, start = parts.test, int(parts.test[len(parts.test) // 2])
+    train, test = parts.train, parts.test
+    if given.cold:
+        train, test = train[:0], np.arange(max(0, len(whole.queries) - COLD_ROWS), len(whole.queries))
+    start = int(test[len(test) // 2])
     curves = {}
     with tempfile.TemporaryDirectory() as folder:
         roots = [Path(folder) / str(seed) for seed in range(given.seeds)]
         for seed, root in enumerate(roots):
+            if given.cold:
+                shipped = cold()
+                publish(root, decider=shipped.decider_onnx, fusion=shipped.fusion_onnx, names=(), parent=None)
+                continue
             plan = OfflineSettings()
-            publish_trained(root, train_on(whole, parts.train, seed=seed, settings=plan), settings=plan)
+            publish_trained(root, train_on(whole, train, seed=seed, settings=plan), settings=plan)
         print("| stream | way | all | first half | second half |\n|---|---|---|---|---|")
-        for stream in STREAMS:
-            table = changed(whole, pool, stream, parts.train, start)
-            runs: dict[str, list[ReplayResult]] = {way: [] for way in WAYS}
+        ways = ("frozen", "online") if given.cold else WAYS
+        for stream in STREAMS[:1] if given.cold else STREAMS:
+            table = changed(whole, pool, stream, train, start)
+            runs: dict[str, list[ReplayResult]] = {way: [] for way in ways}
             for seed, root in enumerate(roots):
                 settings = {
                     "seed": seed,
                     "explore": not given.greedy,
-                    "cost_weight": price_at(load(root), given.point),
+                    "cost_weight": PRICE_OF_MONEY if given.cold else price_at(load(root), given.point),
                 }
-                rows = parts.train[-WARM:], test
-                for way in WAYS:
+                rows = train[-WARM:], test
+                for way in ways:
                     played = served(way, table, root, rows, settings, point=given.point, every=given.every)
                     runs[way].append(played)
             show(stream, runs, table, test)
