@@ -14,7 +14,7 @@ from focalroute import AsyncEnsemble
 from focalroute.server import create_app
 from focalroute.sim import SimulatedPool
 
-QUESTION = "What is 17 + 25?"
+QUESTION = "What is 21 + 21?"
 
 
 def user(text: str) -> ChatCompletionUserMessageParam:
@@ -45,7 +45,7 @@ async def ask(url: str) -> None:
 async def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         async with SimulatedPool() as pool:
-            app = create_app(AsyncEnsemble(pool.endpoints), local_only=True)  # which it closes at its end
+            app = create_app(AsyncEnsemble(pool.endpoints, seed=0), local_only=True)  # which it closes at its end
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             await ask(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")

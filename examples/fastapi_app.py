@@ -18,7 +18,7 @@ from focalroute.sim import SimulatedPool
 
 
 class Sum(BaseModel):
-    answer: str
+    answer: int
     confidence: float
     usd: Decimal | None
 
@@ -26,7 +26,10 @@ class Sum(BaseModel):
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """One ensemble for all requests, made and closed with the application."""
-    async with SimulatedPool() as pool, AsyncEnsemble(pool.endpoints) as ensemble:  # or AsyncEnsemble.from_toml(...)
+    async with (
+        SimulatedPool() as pool,
+        AsyncEnsemble(pool.endpoints, seed=0) as ensemble,
+    ):  # or AsyncEnsemble("pool.toml")
         app.state.ensemble = ensemble
         app.mount("/llm", create_app(ensemble))
         yield
@@ -37,16 +40,15 @@ app = FastAPI(lifespan=lifespan)
 
 @app.get("/sums")
 async def sums(a: int, b: int) -> Sum:
-    wrong, right = str(a + b - 10), str(a + b)
-    answer = await app.state.ensemble.ask(f"What is {a} + {b}?", choices=[wrong, right])
-    return Sum(answer=answer.text, confidence=answer.confidence, usd=answer.cost)
+    answer = await app.state.ensemble.ask(f"What is {a} + {b}?", answer=int)
+    return Sum(answer=answer.value, confidence=answer.confidence, usd=answer.cost)
 
 
 async def main() -> None:
     transport = httpx.ASGITransport(app)
     async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        print((await client.get("/sums", params={"a": 17, "b": 25})).json())
-        body = {"model": "focalroute", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+        print((await client.get("/sums", params={"a": 21, "b": 21})).json())
+        body = {"model": "focalroute", "messages": [{"role": "user", "content": "What is 21 + 21?"}]}
         reply = (await client.post("/llm/v1/chat/completions", json=body)).json()
         print(reply["choices"][0]["message"]["content"], reply["usage"])
 

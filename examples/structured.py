@@ -16,7 +16,7 @@ class Sum(BaseModel):
 
 
 with SimulatedPool() as pool, Ensemble(pool.endpoints, policy="plurality") as ensemble:
-    answer = ensemble.ask("What is 17 + 25?", answer=Sum)
+    answer = ensemble.ask("What is 21 + 21?", answer=Sum)
     print(repr(answer.value), f"at {answer.confidence:.2f}, by field: {dict(answer.shares)}")
     for text, probability in zip(answer.candidates, answer.probabilities, strict=True):
         print(f"  {probability:.2f} {text}")

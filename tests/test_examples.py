@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from nbclient import NotebookClient
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 NOTEBOOK = EXAMPLES[0].parent / "notebook.ipynb"
 # Examples whose uvicorn sets up the logging of its whole process, and a part of what they print.
-OWN_PROCESS = {"drop_in_server": "% sure", "fastapi_app": "'confidence'"}
+OWN_PROCESS = {"drop_in_server": "42, ", "fastapi_app": "{'answer': 42, "}
+#: The right answer of those that ask one question.
+RIGHT = {"streaming": "The answer is 42.\n", "structured": "Sum(result='42'", "tools": "The answer is 42."}
 SLOW = ("periodic_updates",)  # three updates, each in a process of its own
 
 
@@ -35,7 +38,16 @@ def test_an_example_runs_and_writes_no_errors(
     runpy.run_path(str(example), run_name="__main__")
     out, err = capfd.readouterr()
     assert out.strip()
+    assert RIGHT.get(example.stem, "") in out
     assert err == ""
+
+
+def test_what_each_prints_stands_beside_it() -> None:
+    page = (EXAMPLES[0].parents[1] / "docs" / "examples.md").read_text("utf-8")
+    shown = dict(re.findall(r"^`(\w+)`:\n\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    assert [path.stem for path in EXAMPLES if path.stem not in (*shown, *SLOW)] == []
+    for stem, output in {**OWN_PROCESS, **RIGHT}.items():
+        assert output in shown[stem]
 
 
 @pytest.mark.parametrize(("stem", "output"), [("quickstart", "42 (confidence"), *OWN_PROCESS.items()])
