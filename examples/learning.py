@@ -16,4 +16,4 @@ with (
         ensemble.feedback(answer, label=question.answer)
     report = ensemble.update()
     print(f"{report.status}: version {report.version}; {report.reason}")
-    print(f"now serving version {ensemble.ask('What is 17 + 25?', answer='number').receipt.policy_version}")
+    print(f"the next answer is by version {ensemble.ask('What is 17 + 25?', answer='number').receipt.policy_version}")
