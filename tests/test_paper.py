@@ -27,7 +27,9 @@ SCRIPTS = {
 ASKING = {"elicitation": "10 samples", "table6": "picked, greedily", "der": "DER minus"}
 
 
-@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize(
+    "name", ["elicitation", *(pytest.param(name, marks=pytest.mark.slow) for name in ("table6", "der"))]
+)
 def test_a_script_that_asks_runs(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
