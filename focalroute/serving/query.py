@@ -56,6 +56,7 @@ class ModelParams(TypedDict, total=False):
     presence_penalty: float | None
     logit_bias: Mapping[str, float] | None
     user: str | None
+    prompt_cache_key: str | None
     extra_body: Mapping[str, Any] | None
     extra_headers: Mapping[str, str] | None
 

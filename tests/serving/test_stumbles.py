@@ -200,13 +200,14 @@ def test_openais_parameters_and_a_system_message_go_to_every_member() -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     with serving(reply) as server, Ensemble([endpoint(server)]) as ensemble:
         ensemble.ask(messages=[{"role": "user", "content": "?"}], system="Be brief.", temperature=0, max_tokens=5)
-        ensemble.ask("?", seed=1, stop=["x"], tools=tools, top_p=None, params={"top_k": 3})
+        ensemble.ask("?", seed=1, stop=["x"], tools=tools, top_p=None, prompt_cache_key="c", params={"top_k": 3})
         with ensemble.stream("?", temperature=0.5) as stream:
             assert "".join(stream)
     first, second, third = (received.body for received in server.received)
     assert [message["role"] for message in first["messages"]] == ["system", "user"]
     assert (first["temperature"], first["max_tokens"]) == (0, 5)
     assert (second["seed"], second["stop"], second["tools"], second["top_k"]) == (1, ["x"], tools, 3)
+    assert second["prompt_cache_key"] == "c"
     assert "top_p" not in second
     assert third["temperature"] == 0.5
 
