@@ -154,6 +154,7 @@ def _challenged(
             "insufficient", policy.version, policy.version, reason, None, len(rest), len(held), diagnostics=diagnostics
         )
     version = _first_published(root, policy)
+    served = {"curve": policy.metrics["curve"]} if "curve" in policy.metrics else {}  # see `Policy.served`
     challenger = publish(
         root,
         decider=decider_model(learned.decider),
@@ -161,7 +162,7 @@ def _challenged(
         names=names,
         parent=version,
         hyperparameters={**asdict(settings), "seed": seed, "usd_per_call": dict(costs.usd)},
-        metrics=asdict(diagnostics),
+        metrics={**served, **asdict(diagnostics)},
         experience=policy.experience,
         learner=pack(learned),
         trained_on=policy.trained_on,

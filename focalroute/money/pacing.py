@@ -16,11 +16,12 @@ have all asks under way on one side of it, and then all on the other. Mixing rea
 cost responds to the weight as gently as it is spread. The positions follow a golden-ratio sequence, so that any few
 consecutive asks are spread evenly.
 
-What policies do at the weights they are trained for need be neither the least nor the most that can be spent. At the
-bounds of the weight some asks go to the cheapest endpoint alone (`HIGHEST_WEIGHT`), or to everybody (`LOWEST_WEIGHT`);
-all others are decided at the nearest trained weight. Their share follows D, from none to all within 20 targets, and the
-weight stays at its bound meanwhile. So every target is held from what the cheapest endpoint costs to what all cost, but
-for policies of which nothing shows that asking everybody has more right (see `Policy.served_weight`).
+What policies do at the weights they are trained for need be neither the least nor the most that can be spent. Beyond
+the highest of these one endpoint is asked, by the text (see `focalroute.serving.ask.Ask.decide`). At the bounds of the
+weight some asks go to the cheapest endpoint alone (`HIGHEST_WEIGHT`), or to everybody (`LOWEST_WEIGHT`). Their share
+follows D, from none to all within 20 targets, and the weight stays at its bound meanwhile. So every target is held from
+what the cheapest endpoint costs to what all cost, but for policies of which nothing shows that asking everybody has
+more right (see `Policy.served`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _log = logging.getLogger("focalroute")
 #: At this weight, or a lower one, everybody is asked at once.
 LOWEST_WEIGHT = COST_WEIGHT_RANGE[0] / 2
 #: At this weight, or a higher one, the cheapest endpoint is asked alone.
-HIGHEST_WEIGHT = COST_WEIGHT_RANGE[1] * 2
+HIGHEST_WEIGHT = COST_WEIGHT_RANGE[1] * 32
 
 _RATE = 0.1  # eta
 _STEP = 1.0  # the most that one query moves log lambda
@@ -92,15 +93,15 @@ class Pacer:
         return _within(self._log + self._width * place)
 
     def _drawn(self, weight: float) -> float:
-        """This weight; beyond those that policies are trained for the last of these or, by chance, the bound."""
-        lowest, highest = COST_WEIGHT_RANGE
-        if lowest <= weight <= highest:
+        """This weight; next to a bound the last one that is decided at or, by chance, the bound."""
+        lowest = COST_WEIGHT_RANGE[0]
+        if lowest <= weight <= HIGHEST_WEIGHT / 2:
             return weight
-        trained, bound, owed = highest, HIGHEST_WEIGHT, self._debt
+        last, bound, owed = HIGHEST_WEIGHT / 2, HIGHEST_WEIGHT, self._debt
         if weight < lowest:
-            trained, bound, owed = lowest, LOWEST_WEIGHT, -self._debt
+            last, bound, owed = lowest, LOWEST_WEIGHT, -self._debt
         at_bound = math.isclose(weight, bound) and self._begun * _SILVER % 1.0 < 0.5 + owed / _MIXED
-        return bound if at_bound else trained
+        return bound if at_bound else last
 
     @property
     def _width(self) -> float:

@@ -105,6 +105,16 @@ class AskView:
         """Endpoint indices, those first whose typical call is the cheapest."""
         return self._stats.by_price
 
+    def by_text(self, cost_weight: float) -> tuple[int, ...] | None:
+        """Endpoint indices, the one first that is to be asked if only one is; see `observation.worth_alone`.
+
+        None: nothing is known of how right they are on such a text.
+        """
+        if not self._similar.any():
+            return None
+        worth = observation.worth_alone(self._similar, cost_weight, self._stats.typical_shares)
+        return tuple(np.argsort(-worth, kind="stable").tolist())
+
     def fork(self) -> AskView:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)

@@ -97,6 +97,18 @@ def similar_column(similar: F32) -> F32:
     return np.minimum(np.maximum(4 * similar, -4), 4)
 
 
+def worth_alone(similar: F32, cost_weight: Any, shares: Any) -> F64:
+    """How right each endpoint is expected to be on a text, minus what asking it costs: of one call, the best choice.
+
+    Args:
+        similar: (..., N) the column of this name.
+        cost_weight: lambda, beyond `COST_WEIGHT_RANGE` as well; a number, or (..., 1).
+        shares: (..., N) c / C, what a typical call costs, relative to asking all.
+    """
+    worth: F64 = similar.astype(np.float64) / 4 - cost_weight * shares
+    return worth
+
+
 def signal_column(signal: F64) -> F32:
     """The column "signal" (..., N) of `Corrections.signal`."""
     column: F32 = (signal - signal.mean(axis=-1, keepdims=True)).clip(-4, 4).astype(np.float32)

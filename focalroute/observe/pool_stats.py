@@ -191,6 +191,7 @@ class PoolStats:
         mean_length: completion tokens, length N; ``length_deviation``: see `length_moments`.
         order: endpoint indices, cheapest first, unknown cost last, then by name.
         by_price: likewise, by what a typical call costs, whatever each was asked lately.
+        typical_shares: float64 (N,) that cost, relative to asking all once; an unknown one counts as the mean.
         pairs: float32 (N, N) focal diversity of each pair, 0 on the diagonal.
     """
 
@@ -205,6 +206,7 @@ class PoolStats:
     length_deviation: list[float]
     order: tuple[int, ...]
     by_price: tuple[int, ...]
+    typical_shares: F64
     pairs: F32
     _at_cost_weight: dict[float, F32] = field(default_factory=dict)
     _by_choices: dict[int, F32] = field(default_factory=dict)
@@ -302,8 +304,17 @@ class PoolTotals:
             length_deviation=length_deviation.tolist(),
             order=_cheapest_first(costs, names),
             by_price=_cheapest_first(_where_known(self.prices, ~np.isnan(self.prices)), names),
+            typical_shares=typical_shares(self.prices),
             pairs=pairs.astype(np.float32),
         )
+
+
+def typical_shares(prices: F64) -> F64:
+    """Each call's cost relative to asking all once, (N,), of its prices (N,); NaN, unknown, counts as the mean."""
+    known = ~np.isnan(prices)
+    paid = np.where(known, prices, prices[known].mean() if known.any() else 1.0)
+    shares: F64 = paid / max(float(paid.sum()), _LEAST)
+    return shares
 
 
 def _where_known(values: F64, known: NDArray[Any]) -> list[float | None]:

@@ -128,20 +128,21 @@ class Policy:
         rows = self._rows
         return np.array([rows.get(name, 0) for name in endpoints], np.int64)
 
-    def served_weight(self, cost_weight: float) -> float:
-        """The cost weight to decide at: this one, or a higher one that surely had more right on the validation part.
+    def served(self, cost_weight: float) -> tuple[float, bool]:
+        """The cost weight to decide at, and whether one endpoint is asked, by the text, instead of whom the nets want.
 
-        Where nothing was measured, as at the start, nothing shows either that asking everybody has more right.
+        What did best on the validation part near this weight; beyond the weights that nets are trained for they are not
+        asked. Where nothing was measured, as at the start, nothing shows that asking everybody has more right.
         """
-        curve = self.metrics.get("curve", ())
+        curve = {point["cost_weight"]: point for point in self.metrics.get("curve", ())}
         if not curve:
-            return max(cost_weight, COST_WEIGHT_RANGE[0])
-        served: dict[float, float] = {
-            point["cost_weight"]: point.get("served", point["cost_weight"]) for point in curve
-        }
-        below = max((weight for weight in served if weight <= cost_weight), default=None)
-        above = min((weight for weight in served if weight >= cost_weight), default=None)
-        return max([cost_weight, *(served[end] for end in (below, above) if end is not None and served[end] != end)])
+            return max(cost_weight, COST_WEIGHT_RANGE[0]), cost_weight > COST_WEIGHT_RANGE[1]
+        below = max((weight for weight in curve if weight <= cost_weight), default=min(curve))
+        above = min((weight for weight in curve if weight >= cost_weight), default=max(curve))
+        low, high = _served(curve, below), _served(curve, above)
+        if (low[0], high[0]) == (below, above) and low[1] == high[1]:
+            return cost_weight, low[1]
+        return high if cost_weight**2 > below * above else low
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
         """z of every endpoint, float32 (N,), given their embedding rows; PolicyError if that fails."""
@@ -154,6 +155,12 @@ class Policy:
         inputs: Inputs = {"members": evidence.members[None], "candidates": evidence.candidates[None], "ids": ids[None]}
         logits: F32 = self._fusion.run(inputs)[0]
         return logits
+
+
+def _served(curve: Mapping[float, Mapping[str, Any]], cost_weight: float) -> tuple[float, bool]:
+    """Read what a measured point serves; an earlier version of this package asked no endpoint by the text."""
+    served = float(curve[cost_weight].get("served", cost_weight))
+    return served, bool(curve[served].get("alone", served > COST_WEIGHT_RANGE[1]))
 
 
 def cold() -> Policy:

@@ -86,9 +86,9 @@ class Guarded:
         """Whether nets decide: only these sample, and only from these a trajectory is kept to learn from."""
         return isinstance(self._policy, Policy) or isinstance(self._steps, Der)
 
-    def served_weight(self, cost_weight: float) -> float:
-        """See `Policy.served_weight`."""
-        return self._policy.served_weight(cost_weight) if isinstance(self._policy, Policy) else cost_weight
+    def served(self, cost_weight: float) -> tuple[float, bool]:
+        """See `Policy.served`."""
+        return self._policy.served(cost_weight) if isinstance(self._policy, Policy) else (cost_weight, False)
 
     def decider_logits(self, observation: Observation) -> F32:
         """float32 (N,)."""

@@ -50,6 +50,7 @@ class Ask:
         unavailable: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
             limit, or lack what the query needs.
         cost_weight: the lambda of its latest observation.
+        alone: whether one endpoint is asked, by the text (see `decide`).
         written: the reply of the endpoint that was to write the answer; None: none was asked to.
         embedding_error: why there are no features of its text; empty: there are, or it has no text.
         stream_sink: takes the pieces of the answer as they come; None: it is not streamed.
@@ -68,6 +69,7 @@ class Ask:
     late: bool = False
     unavailable: dict[str, str] = field(default_factory=dict)
     cost_weight: float = 0.0
+    alone: bool = False
     written: Reply | None = None
     embedding_error: str = ""
     stream_sink: StreamSink | None = None
@@ -109,26 +111,28 @@ class Ask:
 
     def observe(self, cost_weight: float) -> Observation:
         """Make the observation that the Decider sees before the next decision, at the lambda served for this one."""
-        self.cost_weight = cost_weight = self.policy.served_weight(cost_weight)
+        self.cost_weight, self.alone = self.policy.served(cost_weight)
         if self.fused is not None:  # only now: after the last round it would not be used
             self.view.see(self.fused.posterior)
         return self.view.observe(
-            round=len(self.rounds) + 1, cost_weight=cost_weight, budget_left=self.ask_budget.share_left
+            round=len(self.rounds) + 1, cost_weight=self.cost_weight, budget_left=self.ask_budget.share_left
         )
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
         """Decide whom to ask next, of those not asked yet that are eligible, visited in this order (see `decide`).
 
-        Where nets decide, the bounds of the cost weight decide in their place: at the highest the cheapest endpoint is
-        asked alone, at the lowest everybody at once, without chance.
+        Where nets serve, some decisions are not theirs, and without chance: at the highest cost weight the cheapest
+        endpoint is asked alone, at the lowest everybody at once, and where that did better in training the one endpoint
+        that is worth most by the query's text.
         """
         asked = self.view.asked
         logits = self.policy.decider_logits(observation)
         order = [endpoint for endpoint in order if endpoint not in asked]
         must_pick, one = not self.view.backs, self.query.combine == "pick"
-        if self.policy.learnable and self.cost_weight >= HIGHEST_WEIGHT:
-            cheapest = (i for i in self.view.by_price if i in order and eligible(i, ()))
-            order = [*itertools.islice(cheapest, int(must_pick or one))]
+        lone = self._lone() if self.policy.learnable else None
+        if lone is not None:
+            could = (i for i in lone if i in order and eligible(i, ()))
+            order = [*itertools.islice(could, int(must_pick or one))]
         elif self.policy.learnable and self.cost_weight <= LOWEST_WEIGHT and not one:
             logits, explore = np.full_like(logits, SURE), False
         return decide(
@@ -141,6 +145,12 @@ class Ask:
             rng=self.rng,
             one=one,
         )
+
+    def _lone(self) -> tuple[int, ...] | None:
+        """The endpoints, most wanted first, where one is asked alone; None: the nets decide."""
+        if self.cost_weight >= HIGHEST_WEIGHT:
+            return self.view.by_price
+        return self.view.by_text(self.cost_weight) if self.alone else None
 
     def note_unavailable(self, available: Sequence[bool], broken: Sequence[bool], lacks: Sequence[str | None]) -> None:
         """Note why endpoints are not available now: they lack something, their breaker is open, or a rate limit."""

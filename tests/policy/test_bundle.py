@@ -86,15 +86,35 @@ def test_a_published_policy_loads_as_it_was_written(root: Path) -> None:
     assert "onnx" not in repr(policy)
 
 
-def test_a_weight_that_had_fewer_right_is_decided_at_a_higher_one(root: Path) -> None:
-    """Likewise what lies between such a weight and its neighbours; without a curve only asking everybody is out."""
+def test_what_is_served_at_a_weight_is_what_did_best_near_it(root: Path) -> None:
+    """Between two weights that serve different ways the nearer one; without a curve only asking everybody is out."""
     policy = load(root)
-    assert policy.served_weight(0.02) == 0.02
-    assert policy.served_weight(LOWEST_WEIGHT) == COST_WEIGHT_RANGE[0]
-    curve = [{"cost_weight": weight, "served": served} for weight, served in ((0.01, 0.01), (0.1, 1.0), (1.0, 1.0))]
+    assert policy.served(0.02) == (0.02, False)
+    assert policy.served(LOWEST_WEIGHT) == (COST_WEIGHT_RANGE[0], False)
+    assert policy.served(COST_WEIGHT_RANGE[1] * 2) == (COST_WEIGHT_RANGE[1] * 2, True)
+    curve = [
+        {"cost_weight": 0.01, "served": 0.01, "alone": False},
+        {"cost_weight": 0.1, "served": 1.0, "alone": False},
+        {"cost_weight": 1.0, "served": 1.0, "alone": True},
+        {"cost_weight": 4.0, "served": 4.0, "alone": True},
+    ]
     curved = replace(policy, metrics={"curve": curve})
-    weights = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 4.0)
-    assert [curved.served_weight(weight) for weight in weights] == [0.001, 0.01, 1.0, 1.0, 1.0, 1.0, 4.0]
+    for weight, served in (
+        (0.001, (0.001, False)),
+        (0.01, (0.01, False)),
+        (0.02, (0.01, False)),
+        (0.05, (1.0, True)),
+        (0.1, (1.0, True)),
+        (2.0, (2.0, True)),
+        (8.0, (8.0, True)),
+    ):
+        assert curved.served(weight) == served
+
+
+def test_of_an_earlier_curve_the_nets_serve_the_weights_they_are_trained_for(root: Path) -> None:
+    curve = [{"cost_weight": weight, "served": weight} for weight in (1.0, 4.0, 8.0)]
+    policy = replace(load(root), metrics={"curve": curve})
+    assert [policy.served(weight)[1] for weight in (1.0, 2.0, 4.0, 5.0, 7.0, 100.0)] == [False] * 4 + [True] * 2
 
 
 def test_ids_follow_the_names_and_unknown_endpoints_are_neutral(root: Path) -> None:

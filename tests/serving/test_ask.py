@@ -14,6 +14,8 @@ from focalroute.core.records import Failure, Member, Outcome, Query, Reply, Roun
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import Observer
+from focalroute.observe.experience import Experience
+from focalroute.observe.features import text_features
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.bundle import cold
 from focalroute.policy.decider import decide, pick_probabilities
@@ -26,8 +28,14 @@ CHEAPEST_FIRST = (3, 1, 0, 2)
 FAILED = Failure("timeout", "too slow")
 
 
-def begun(*, failing: bool = False, cap: str | None = None, seed: int = 0, priced: bool = False) -> Ask:
+def begun(
+    *, failing: bool = False, cap: str | None = None, seed: int = 0, priced: bool = False, known: bool = False
+) -> Ask:
     observer = Observer(NAMES, [0.3, 0.2, 0.4, 0.1])
+    if known:  # "b" is right on texts like the one below, the others never are
+        texts = np.stack([text_features(f"Red or {colour}?") for colour in ("green", "pink", "grey") for _ in range(9)])
+        right = np.tile(np.array([0, 1, 0, 0], np.float32), (len(texts), 1))
+        observer.adopt(Experience(NAMES, np.full(4, 0.5, np.float32), np.full(4, np.nan, np.float32), texts, right))
     if priced:
         observer.learn(Outcome("before", {"b": Member(1, 0, 5, 4.0, Decimal("0.2"))}, {"b": 1.0}))
     query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"), answer=None)
@@ -38,6 +46,10 @@ def begun(*, failing: bool = False, cap: str | None = None, seed: int = 0, price
 
 def anybody(endpoint: int, picked: tuple[int, ...]) -> bool:
     return True
+
+
+def answered(name: str) -> Reply:
+    return Reply(name, choice=0)
 
 
 def one_round(
@@ -112,6 +124,28 @@ def test_at_the_highest_cost_weight_the_cheapest_is_asked_alone_until_one_answer
     assert one_round(ask, lambda name: Reply(name, choice=0), cost_weight=HIGHEST_WEIGHT) == (1,)
     assert one_round(ask, lambda name: Reply(name, choice=0), cost_weight=HIGHEST_WEIGHT) == ()
     assert [round_.decision.log_mu for round_ in ask.rounds] == [0.0, 0.0, None]
+
+
+def test_beyond_the_trained_weights_the_one_is_asked_that_the_text_favours() -> None:
+    """On such texts "b" is right, "d" is the cheapest; where nothing is known of the text the nets decide."""
+    assert one_round(begun(known=True), answered, cost_weight=5.0) == (1,)
+    assert one_round(begun(known=True), answered, cost_weight=50.0) == (3,)
+    ask = begun(known=True)
+    assert one_round(ask, lambda name: Reply(name, error=FAILED), cost_weight=5.0) == (1,)
+    assert one_round(ask, answered, cost_weight=5.0) == (3,)
+    assert one_round(ask, answered, cost_weight=5.0) == ()
+    assert [round_.decision.log_mu for round_ in ask.rounds] == [0.0, 0.0, None]
+    unknown = begun()
+    assert unknown.view.by_text(5.0) is None
+    assert one_round(unknown, answered, cost_weight=5.0) == one_round(begun(), answered, cost_weight=4.0)
+
+
+def test_where_one_endpoint_by_the_text_did_better_in_training_it_is_asked_at_any_weight() -> None:
+    ask = begun(known=True)
+    curve = [{"cost_weight": 0.1, "served": 0.1, "alone": True}]
+    ask.policy = Guarded(replace(cold(), metrics={"curve": curve}), NAMES)
+    assert one_round(ask, answered) == (1,)
+    assert ask.rounds[0].decision.log_mu == 0.0
 
 
 def test_at_the_lowest_cost_weight_everybody_is_asked_without_chance() -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import F64
+from focalroute.core.records import COST_WEIGHT_RANGE, F64
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters
@@ -81,7 +81,7 @@ class OfflineSettings:
 
 
 #: The cost weights at which a policy is measured; at the first everybody is asked, at the last the cheapest alone.
-GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, HIGHEST_WEIGHT)
+GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, HIGHEST_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class ValidationPoint:
         cost_ratio: paid / what asking everybody costs.
         calls: a query.
         served: the weight that is served in place of this one: its own, or the next higher one that is (see `kept`).
+        alone: whether one endpoint is asked, by the text.
     """
 
     cost_weight: float
@@ -101,6 +102,7 @@ class ValidationPoint:
     cost_ratio: float
     calls: float
     served: float
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,15 @@ class PolicyGradient:
         return total
 
     def roll(
-        self, decider: DeciderNet, view: int, rows: I64, price: float, samples: int, rng: np.random.Generator | None
+        self,
+        decider: DeciderNet,
+        view: int,
+        rows: I64,
+        price: float,
+        samples: int,
+        rng: np.random.Generator | None,
+        *,
+        alone: bool = False,
     ) -> Rollout:
         """These queries answered at one cost weight; without ``rng`` greedily."""
         return roll(
@@ -158,25 +168,42 @@ class PolicyGradient:
             samples=samples,
             rng=rng,
             passes=self.passes,
+            alone=alone,
         )
 
     def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
-        """The greedy policy on these queries at every price of `GRID`."""
-        everything = float(self.views.recorded.usd[rows].sum())
+        """The greedy policy on these queries at every price of `GRID`: the nets, or the one endpoint that texts favour.
+
+        Where no two answers can be compared the one that has more reward; else the nets, unless they surely have less.
+        """
+        recorded = self.views.recorded
+        comparable = recorded.closed.any() or (recorded.size < recorded.usable.sum(axis=1)).any()
+        everything = float(recorded.usd[rows].sum())
         worths, points = [], []
         for price in GRID:
-            played = self.roll(decider, nearest(price), rows, price, 1, None)
+            alone = price > COST_WEIGHT_RANGE[1]
+            played = self.roll(decider, nearest(price), rows, price, 1, None, alone=alone)
+            if not alone and price > LOWEST_WEIGHT:
+                one = self.roll(decider, nearest(price), rows, price, 1, None, alone=True)
+                if _surely(_reward(one, price) - _reward(played, price)) > 2 * comparable:
+                    played, alone = one, True
             paid = float(played.shares.sum()) * self.everybody
             calls = float((played.first | played.later).sum(axis=1).mean())
             cost_ratio = paid / everything if everything else 0.0
             worths.append(played.worth)
-            points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price))
-        # Where no two answers can be compared, what looks better than chance on few queries is often luck.
-        recorded = self.views.recorded
-        gain = -1.0 if recorded.closed.any() or (recorded.size < recorded.usable.sum(axis=1)).any() else 1.0
+            points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price, alone))
+        # Where no two answers can be compared, what looks better than chance on few queries is often luck; what texts
+        # favour costs less and has fewer right by its own estimate, which is shrunk.
+        gain = np.where(comparable | np.array([point.alone for point in points]), -1.0, 1.0)
         cost = np.array([point.cost_ratio for point in points])
         served = [GRID[at] for at in kept(np.stack(worths), cost, gain)]
         return tuple(replace(point, served=min(w for w in served if w >= point.cost_weight)) for point in points)
+
+
+def _reward(played: Rollout, price: float) -> F32:
+    """Of each query, minus what it cost; one sample of each."""
+    reward: F32 = played.worth - price * played.shares.sum(axis=0)
+    return reward
 
 
 def improved(
@@ -212,7 +239,7 @@ def improved(
     return decider, adam.moments
 
 
-def kept(worth: F32, cost: F64, gain: float) -> list[int]:
+def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
     """Which of G ways to answer, the dearest first, are worth serving; what lies between two of them is left to chance.
 
     Always the last; and the first, unless it has too few right beside the best: then that one. Each of the others has
@@ -221,12 +248,12 @@ def kept(worth: F32, cost: F64, gain: float) -> list[int]:
     Args:
         worth: (G, n) of the answers to the same queries.
         cost: (G,).
-        gain: by how many standard errors of the paired difference; below 0: it may have fewer. The first has to have
-            as many more than the best of the others, or may have fewer by twice as many.
+        gain: (G,) by how many standard errors of the paired difference; below 0: it may have fewer. The first has to
+            have as many more than the best of the others, or may have fewer by twice as many.
     """
     right = worth[1:].mean(axis=1)
     best = 1 + int(np.flatnonzero(right >= right.max())[-1])
-    found = {len(worth) - 1, 0 if _surely(worth[0] - worth[best]) >= min(gain, 2 * gain) else best}
+    found = {len(worth) - 1, 0 if _surely(worth[0] - worth[best]) >= min(gain[0], 2 * gain[0]) else best}
     while True:
         gains: dict[int, float] = {}
         ends = sorted(found)
@@ -234,9 +261,9 @@ def kept(worth: F32, cost: F64, gain: float) -> list[int]:
             for at in range(dear + 1, cheap):
                 gap = cost[dear] - cost[cheap]
                 share = np.clip((cost[at] - cost[cheap]) / gap, 0, 1) if gap > 0 else 0.0
-                gains[at] = _surely(worth[at] - share * worth[dear] - (1 - share) * worth[cheap])
+                gains[at] = _surely(worth[at] - share * worth[dear] - (1 - share) * worth[cheap]) - gain[at]
         most = max(gains, key=gains.__getitem__, default=0)
-        if gains.get(most, -np.inf) < gain:
+        if gains.get(most, -np.inf) < 0:
             return ends
         found.add(most)
 
@@ -251,7 +278,7 @@ def score_of(curve: tuple[ValidationPoint, ...]) -> float:
     rewards = [
         (2 * point.accuracy - 1 - point.cost_weight * point.cost_ratio) / (1 + point.cost_weight)
         for point in curve
-        if LOWEST_WEIGHT < point.cost_weight < HIGHEST_WEIGHT
+        if LOWEST_WEIGHT < point.cost_weight <= COST_WEIGHT_RANGE[1]
     ]
     return float(np.mean(rewards))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F64
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import raised
 from focalroute.learn.nets import DeciderNet, FusionNet, Vjp
@@ -20,7 +21,7 @@ from focalroute.learn.trajectory import HeadBatch
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import layout, observation
 from focalroute.observe.calibration import MOST_CHOICES, Corrections
-from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties, level_column
+from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties, level_column, typical_shares
 from focalroute.policy.baselines import SURE
 from focalroute.policy.decider import EXPLORATION
 
@@ -221,6 +222,7 @@ def roll(
     samples: int,
     rng: np.random.Generator | None,
     passes: Backend = NUMPY,
+    alone: bool = False,
 ) -> Rollout:
     """Answer every query ``samples`` times.
 
@@ -234,6 +236,7 @@ def roll(
         samples: S.
         rng: to sample decisions with; None: greedy.
         passes: the Decider's forward and backward.
+        alone: whether one endpoint is asked, by the text, wherever something is known of it.
     """
     b, n = seen.recorded.there.shape
     size = b * samples
@@ -245,7 +248,7 @@ def roll(
     k = seen.recorded.worth.shape[1]
     posterior, offered = np.zeros((size, k), np.float32), np.zeros((size, k), np.bool_)
     active = np.arange(size)
-    by_price = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
+    worth_alone, lone = _alone(seen, cost_weight, alone=alone)
     steps: list[RolloutStep] = []
     while len(active):
         number = len(steps)
@@ -257,7 +260,8 @@ def roll(
         eligible = there[active] & ~asked
         # where nobody can be asked a STOP is forced, and nothing decided
         must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
-        logits = _at_bounds(logits, cost_weight[of[active]], by_price, eligible, must)
+        row = of[active]
+        logits = _in_place(logits, cost_weight[row], worth_alone[row], lone[row], eligible, must)
         picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
         heads = HeadBatch(eligible, eligible, picked, must, np.full(len(active), n))
         steps.append(RolloutStep(active, context, endpoints, logits, heads, vjp))
@@ -277,12 +281,21 @@ def roll(
     return Rollout(tuple(steps), np.array(shares), first, later, answer, worth, posterior)
 
 
-def _at_bounds(logits: F32, cost_weight: F32, price: F32, eligible: Bools, must: Bools) -> F32:
-    """As `Ask.decide`: sure of everybody at the lowest cost weight, of the cheapest alone at the highest."""
-    cheapest = np.where(eligible, price, np.inf).argmin(axis=1)[:, None] == np.arange(logits.shape[1])
-    alone = np.where(cheapest & must[:, None], SURE, -SURE)
+def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]:
+    """The worth (B, N) of each endpoint where one is asked, and whether one is, (B,), as `Ask.decide` has it."""
+    usd = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
+    similar = seen.columns[..., _ENDPOINT["similar"].start]
+    worth = observation.worth_alone(similar, cost_weight[:, None], typical_shares(usd.astype(np.float64)))
+    cheapest = cost_weight >= HIGHEST_WEIGHT
+    return np.where(cheapest[:, None], -usd, worth), cheapest | (similar.any(axis=1) & alone)
+
+
+def _in_place(logits: F32, cost_weight: F32, worth: F64, lone: Bools, eligible: Bools, must: Bools) -> F32:
+    """As `Ask.decide`: sure of everybody at the lowest cost weight, of the one worth most where one is asked."""
+    best = np.where(eligible, worth, -np.inf).argmax(axis=1)[:, None] == np.arange(logits.shape[1])
+    one = np.where(best & must[:, None], SURE, -SURE)
     bounded = np.where((cost_weight <= LOWEST_WEIGHT)[:, None], SURE, logits)
-    found: F32 = np.where((cost_weight >= HIGHEST_WEIGHT)[:, None], alone, bounded).astype(logits.dtype)
+    found: F32 = np.where(lone[:, None], one, bounded).astype(logits.dtype)
     return found
 
 

@@ -103,15 +103,33 @@ def test_the_curve_goes_from_everybody_to_the_cheapest_and_names_what_is_served(
     assert {point.served for point in curve} <= {point.cost_weight for point in curve}
 
 
+def test_where_no_two_answers_can_be_compared_the_text_chooses_one() -> None:
+    """Scores alone, of specialists; the nets, which hardly learned, cost more or have fewer right."""
+    log = history(SPECIALISTS, 400, seed=0)
+    n = len(log.names)
+    scored = replace(
+        log,
+        candidate=np.tile(np.arange(n), (len(log), 1)),
+        size=np.full(len(log), n),
+        closed=np.zeros(len(log), np.bool_),
+        worth=log.value,
+    )
+    points = {point.cost_weight: point for point in train(scored, seed=0, settings=SMALL).curve}
+    everybody, one = points[LOWEST_WEIGHT], points[points[0.01].served]
+    assert (everybody.calls, everybody.alone, one.calls, one.alone) == (n, False, 1, True)
+    assert one.cost_ratio == pytest.approx(1 / 6)  # never the dear one
+    assert one.accuracy > 0.85
+
+
 def test_what_chance_does_as_well_is_not_served() -> None:
     """Of five ways: all, two between, of which one is as good as chance and one surely better, and the cheapest."""
     rng = np.random.default_rng(0)
     cost = np.array([1.0, 0.6, 0.4, 0.2, 0.1])
     worth = (rng.random((5, 4000)) < np.array([0.9, 0.78, 0.74, 0.85, 0.6])[:, None]).astype(np.float32)
-    assert kept(worth, cost, 1.0) == [0, 3, 4]
-    assert kept(worth, cost, -99.0) == [0, 1, 2, 3, 4]
+    assert kept(worth, cost, np.full(5, 1.0)) == [0, 3, 4]
+    assert kept(worth, cost, np.full(5, -99.0)) == [0, 1, 2, 3, 4]
     worth[0] = worth[4]  # everybody has surely fewer right than the best
-    assert kept(worth, cost, 1.0) == [3, 4]
+    assert kept(worth, cost, np.full(5, 1.0)) == [3, 4]
 
 
 # --- what it learns --------------------------------------------------------------------------------------
