@@ -51,10 +51,23 @@ def version(root: Path, number: int) -> Learner:
     return replace(linear_learner(), decider=decider_net(policy.decider_onnx), fusion=fusion_net(policy.fusion_onnx))
 
 
+CURVE = [{"cost_weight": 1.0, "served": 1.0, "alone": True}]
+
+
 def put(root: Path, learner: Learner, state: Mapping[str, ArrayLike] | None = None, *, on_trial: bool = False) -> None:
     """Publish a learner's nets."""
     decider, fusion = decider_model(learner.decider), fusion_model(learner.fusion)
-    publish(root, decider=decider, fusion=fusion, names=NAMES, parent=None, learner=state, on_trial=on_trial)
+    metrics = {"curve": CURVE}
+    publish(
+        root,
+        decider=decider,
+        fusion=fusion,
+        names=NAMES,
+        parent=None,
+        metrics=metrics,
+        learner=state,
+        on_trial=on_trial,
+    )
 
 
 def updated(store: Store, root: Path, seed: int, start: int) -> int:
@@ -106,6 +119,7 @@ def test_what_is_learned_goes_on_trial_and_is_published_once_it_is_surely_better
     assert policy.hyperparameters["seed"] == 0
     assert policy.hyperparameters["usd_per_call"] == pytest.approx({"left": 0.3, "right": 0.3, "useless": 0.4})
     assert report.diagnostics is not None
+    assert policy.metrics["curve"] == CURVE  # what is served at a cost weight stays
     assert policy.metrics["entropy"] == report.diagnostics.entropy
 
     again = update_policy(store, tmp_path, settings=SETTINGS, seed=0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from focalroute import Budget, ConfigError, Ensemble
-from focalroute.money.pacing import HIGHEST_WEIGHT, make_pacer
+from focalroute.money.pacing import make_pacer
 from focalroute.policy import bundle
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
@@ -88,10 +88,10 @@ def test_what_is_older_than_checksums_is_said(store: Store) -> None:
 
 
 def test_the_pacer_starts_from_the_former_price_of_money(store: Store) -> None:
-    """The latest answers were paced far below their cost, so theirs is as high as it may be."""
+    """The latest answers were paced far below their cost, so theirs is as high as it then might be."""
     assert all(json.loads(answer.receipt)["price_of_money"] for answer, _ in store.recent(16))
     pacer = make_pacer(Budget(usd_per_query="0.000001"), store, 0.2)
-    assert pacer.cost_weight == pytest.approx(HIGHEST_WEIGHT)
+    assert pacer.cost_weight == pytest.approx(8)
 
 
 def test_a_former_policy_is_loaded_with_its_curve(former: Path) -> None:
