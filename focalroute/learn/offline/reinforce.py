@@ -242,8 +242,8 @@ def improved(
 def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
     """Which of G ways to answer, the dearest first, are worth serving; what lies between two of them is left to chance.
 
-    Always the last; and the first, unless it has too few right beside the best: then that one. Each of the others has
-    to have more right than a mixture by chance of its neighbours at its cost.
+    Always the last; and the first, unless it has too few right beside the best of the others: then that one, on the
+    same terms. Each of the others has to have more right than a mixture by chance of its neighbours at its cost.
 
     Args:
         worth: (G, n) of the answers to the same queries.
@@ -251,9 +251,14 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
         gain: (G,) by how many standard errors of the paired difference; below 0: it may have fewer. The first has to
             have as many more than the best of the others, or may have fewer by twice as many.
     """
-    right = worth[1:].mean(axis=1)
-    best = 1 + int(np.flatnonzero(right >= right.max())[-1])
-    found = {len(worth) - 1, 0 if _surely(worth[0] - worth[best]) >= min(gain[0], 2 * gain[0]) else best}
+    last, right = len(worth) - 1, worth.mean(axis=1)
+    first = 0
+    while first < last:
+        best = first + 1 + int(np.flatnonzero(right[first + 1 :] >= right[first + 1 :].max())[-1])
+        if _surely(worth[first] - worth[best]) >= min(gain[first], 2 * gain[first]):
+            break
+        first = best
+    found = {first, last}
     while True:
         gains: dict[int, float] = {}
         ends = sorted(found)

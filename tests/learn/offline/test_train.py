@@ -128,6 +128,9 @@ def test_what_chance_does_as_well_is_not_served() -> None:
     worth = (rng.random((5, 4000)) < np.array([0.9, 0.78, 0.74, 0.85, 0.6])[:, None]).astype(np.float32)
     assert kept(worth, cost, np.full(5, 1.0)) == [0, 3, 4]
     assert kept(worth, cost, np.full(5, -99.0)) == [0, 1, 2, 3, 4]
+    dear = worth.copy()
+    dear[1] = dear[0] = dear[3]  # as many right as the best, for more
+    assert kept(dear, cost, np.full(5, 1.0)) == [3, 4]
     worth[0] = worth[4]  # everybody has surely fewer right than the best
     assert kept(worth, cost, np.full(5, 1.0)) == [3, 4]
 
