@@ -29,6 +29,7 @@ from focalroute.learn.nets import (
     decider_pass,
     fusion_pass,
     parameters,
+    sharpened,
 )
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
@@ -37,9 +38,7 @@ from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, 
 from focalroute.learn.offline.rollout import LogView, Rollout
 from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
-from focalroute.learn.offline.train import (
-    _one_of,
-)
+from focalroute.learn.offline.train import _SHARPER, _one_of
 from focalroute.learn.offline.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.observe import layout
@@ -66,6 +65,7 @@ class Variant:
         named: whether networks know who is who.
         settings: of training.
         fresh: whether a Decider that looks ahead is another start beside the shipped one; the better one goes on.
+        sharper: how much larger the logits of both starts are made.
         scratch: whether training starts anew, from hand-set weights, and not from the nets that are shipped.
         looks_ahead: if so, whether the Decider then looks ahead.
         improves: whether the policy gradient follows.
@@ -82,6 +82,7 @@ class Variant:
     named: bool = False
     settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - frozen
     fresh: bool = True
+    sharper: float = _SHARPER
     scratch: bool = False
     looks_ahead: bool = True
     improves: bool = True
@@ -259,7 +260,7 @@ def _start(variant: Variant, learner: PolicyGradient, held: I64, rng: np.random.
     if variant.scratch:
         fresh = _fresh(variant, learner, rng)
         return fresh, _measured(learner, fresh, held, rng)
-    shipped = decider_net(cold().decider_onnx)
+    shipped = sharpened(decider_net(cold().decider_onnx), variant.sharper)
     shipped = grown(shipped, len(learner.views.recorded.names), rng) if variant.named else shipped
     score = _measured(learner, shipped, held, rng)
     if not variant.fresh:
@@ -282,7 +283,7 @@ def _fresh(variant: Variant, learner: PolicyGradient, rng: np.random.Generator) 
         fresh = replace(fresh, names=names)
     if not variant.looks_ahead:
         return replace(linear_decider(), names=fresh.names)
-    return look_ahead(
+    looking = look_ahead(
         branching(fresh, n, rng) if variant.branches else fresh,
         learner.fusion,
         [(learner.views, learner.rows)],
@@ -293,6 +294,7 @@ def _fresh(variant: Variant, learner: PolicyGradient, rng: np.random.Generator) 
         passes=variant.passes,
         advance=_ignore,
     )
+    return sharpened(looking, variant.sharper)
 
 
 def _learner(

@@ -62,10 +62,7 @@ _ACCURACY = frozenset({"accuracy", "seen"})
 _STANDING = frozenset({"relative_skill"})
 _SIMILAR = frozenset({"similar"})
 _DEFAULT = OfflineSettings()
-_SCRATCH = Variant(
-    scratch=True,
-    settings=replace(_DEFAULT, fusion_epochs=12, fusion_rate=3e-3, decider_rate=1.5e-3, iterations=400),
-)
+_SCRATCH = Variant(scratch=True)
 _FOCAL = replace(_SCRATCH, decider=_ACCURACY | _STANDING | _SIMILAR, fusion=_STANDING | _SIMILAR, weighed_by="level")
 
 #: Name -> what differs from the default.
@@ -74,6 +71,7 @@ VARIANTS: Mapping[str, Variant] = {
     "rounds-1": Variant(settings=replace(_DEFAULT, rounds=1)),
     "rounds-2": Variant(settings=replace(_DEFAULT, rounds=2)),
     "shipped-start": Variant(fresh=False),
+    "more-chance": Variant(sharper=1.0, settings=replace(_DEFAULT, decider_rate=1.5e-3, entropy=0.003)),
     "named": Variant(named=True),
     "no-policy-gradient": Variant(improves=False),
     "central-critic": Variant(critic=True),

@@ -20,7 +20,7 @@ import numpy as np
 
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, sharpened, zeroed
 from focalroute.learn.offline.recorded import F32, I64, Bools
 from focalroute.learn.offline.rollout import LogView, fused, members_of, observed
 from focalroute.learn.offline.views import PRICES, Views
@@ -126,9 +126,7 @@ def _before(seen: LogView, asked: Bools, number: I64, posterior: F32, offered: B
 
 def _decider(net: DeciderNet) -> DeciderNet:
     """From gains to logits; hidden weights of what was left out so far are noise, and start at zero."""
-    scale = np.float32(2 * _KAPPA * _UNIT)
-    linear = ("skip_context", "skip_endpoint", "skip_name", "bias", "out")
-    arrays = {name: parameters(net)[name] * scale for name in linear}
+    arrays = parameters(sharpened(net, 2 * _KAPPA * _UNIT))
     arrays["skip_endpoint"][_ENDPOINT["cost_penalty"].start] = -_KAPPA
     arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST
     arrays["hidden_context"] = zeroed(net.hidden_context, _CONTEXT["cost_weight"])

@@ -61,13 +61,13 @@ class OfflineSettings:
     validation: float = 0.2
     fusion_epochs: int = 12
     fusion_rate: float = 3e-3
-    decider_rate: float = 1.5e-3
+    decider_rate: float = 3e-3
     lookahead_steps: int = 300
     lookahead_rate: float = 3e-3
     iterations: int = 400
     queries: int = 128
     samples: int = 16
-    entropy: float = 0.003
+    entropy: float = 0.0
     renew: int = 80
     probed: float = 0.01
     finish: int = 40

@@ -131,7 +131,7 @@ def _improved(
             np.arange(settings.queries),
             fusion,
             float(views.recorded.usd.sum() / settings.queries),
-            OfflineSettings(),
+            replace(OfflineSettings(), decider_rate=1.5e-3, entropy=0.003),  # it has to explore
             NUMPY,
             _ignore_progress,
         )

@@ -6,6 +6,7 @@ Both nets start from the policy that is shipped (see `focalroute.learn.offline.s
    validation part, since it may have learned the topics rather than the members.
 2. A second Decider to start from, a fresh one that looks one step ahead on this log alone: the better of the two on the
    validation part goes on. The shipped one is hard to leave where a pool is unlike the made-up ones it learned from.
+   Both leave less to chance than what is shipped: what their pool is like is in the log.
 3. The Decider: the policy gradient over whole queries, several samples a query, each the baseline of the others; lambda
    is drawn anew for every batch, so that one policy serves every price. What does best on the validation part is kept.
 4. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
@@ -31,7 +32,7 @@ from focalroute.learn.adam import Moments
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.export import decider_net, fusion_net
-from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters, sharpened
 from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import book
@@ -51,6 +52,9 @@ from focalroute.observe.experience import Experience
 from focalroute.observe.memory import spread
 from focalroute.policy import bundle
 
+#: How much larger the logits of both starts are made: the shipped policy has to explore a pool that it does not know,
+#: and this one does not. The policy gradient's own steps are too small to take that chance away again.
+_SHARPER = 3.0
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 
@@ -132,7 +136,7 @@ def _begun(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progre
     """Nothing learned yet: the nets are those that are shipped, and random members were asked."""
     masks = random_masks(recorded, rng)
     shipped = bundle.cold()
-    decider = decider_net(shipped.decider_onnx)
+    decider = sharpened(decider_net(shipped.decider_onnx), _SHARPER)
     return Progress(
         phase=0,
         done=0,
@@ -249,7 +253,7 @@ def _measure(training: _Training, progress: Progress, rng: np.random.Generator) 
 def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
     """A Decider that learned to look ahead on this log alone, if it is better than the shipped one; else that one."""
     settings = training.settings
-    fresh = look_ahead(
+    looking = look_ahead(
         DeciderNet.initial(rng),
         progress.fusion,
         [(training.views, training.rows)],
@@ -260,6 +264,7 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
         passes=training.passes,
         advance=training.advance,
     )
+    fresh = sharpened(looking, _SHARPER)
     shipped_masks = tuple(training.views.masks)
     curve = training.measured(fresh, progress.fusion, rng)
     after = replace(progress, phase=progress.phase + 1)
