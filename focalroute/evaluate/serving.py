@@ -27,9 +27,7 @@ from focalroute.observe.drift import Change
 from focalroute.observe.exploration import Cost, Probing
 from focalroute.observe.features import Embedder, text_features
 from focalroute.policy.baselines import Baseline
-from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded, Served
-from focalroute.policy.slot import drawn
 from focalroute.serving.ask import Ask
 from focalroute.serving.exploration import stored_probe
 from focalroute.serving.recording import make_answer
@@ -52,7 +50,6 @@ class Serving:
 
     Attributes:
         policy: what serves.
-        challenger: what decides a share of the turns instead (see `focalroute.policy.slot.drawn`); None: nothing.
         history: the endpoints decided on, by round, of every turn so far.
         confidence: the posterior of the answer given, of every turn so far; NaN where there was none.
         changes: (turn from 0, endpoint, change) of every endpoint that was noticed to have changed.
@@ -74,7 +71,6 @@ class Serving:
         embed: Embedder = text_features,
     ) -> None:
         self.policy = policy
-        self.challenger: Policy | None = None
         self.history: list[tuple[tuple[int, ...], ...]] = []
         self.confidence: list[float] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
@@ -86,7 +82,7 @@ class Serving:
         self._max_rounds = max_rounds
         self._explore = explore
         self._pacer = Pacer(None, cost_weight)
-        self._probing = Probing(self._observer, probe_share)
+        self._probing = Probing(self._observer, probe_share, agreement=learn_from_agreement)
         self.changes: list[tuple[int, str, Change]] = []
 
     def hold(self, usd_per_query: float | None) -> None:
@@ -117,13 +113,12 @@ class Serving:
         if isinstance(self.policy, Baseline):
             return ()
         paid = Cost(sum(reply.usd for reply in turn.replies.values()), len(turn.replies))
-        probe = self._probing.after(paid, lambda: set(turn.available) - turn.replies.keys())
+        probe = self._probing.after(paid, lambda: set(turn.available) - turn.replies.keys(), tuple(turn.replies))
         if probe is None:
             return ()
-        reply = self._reply(turn, probe.endpoint)
-        self._probing.settle(probe, Cost(float(reply.cost or 0), 1))
-        row = stored_probe(query, reply)
-        return () if row is None else (row,)
+        replies = [self._reply(turn, endpoint) for endpoint in probe.endpoints]
+        self._probing.settle(probe, Cost(float(sum(reply.cost or 0 for reply in replies)), len(replies)))
+        return tuple([row for reply in replies if (row := stored_probe(query, reply)) is not None])
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
         """Credit every member, as the ensemble does with feedback."""
@@ -147,15 +142,13 @@ class Serving:
     def _begin(self, turn: Turn) -> Ask:
         query = _askable(turn.query)
         self._observer.adopt(self.policy.experience)
-        rng = random.Random(f"{self._seed} {len(self.history)}")  # noqa: S311 - exploration, no secret
-        policy, rival = drawn(self.policy, self.challenger, rng)
         return Ask(
             query,
-            policy=Guarded(policy, self._names, rival),
+            policy=Guarded(self.policy, self._names),
             view=self._observer.begin(query),
             ask_budget=self._guard.ask_budget(None, query.id),
             deadline=math.inf,
-            rng=rng,
+            rng=random.Random(f"{self._seed} {len(self.history)}"),  # noqa: S311 - exploration, no secret
         )
 
     def _decide(self, ask: Ask, observation: Observation, turn: Turn) -> Decision:

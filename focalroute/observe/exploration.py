@@ -1,11 +1,18 @@
-"""Whom to probe: an endpoint that a query was not asked, now and then, so that what is known of it stays fresh.
+"""Whom to probe: endpoints that a query was not asked, so that what is known of them stays fresh.
 
 The policies ask those that were right lately. What they do not ask they hear nothing of: a newcomer, or an endpoint
-that was poor and has become good. Probes are paid out of a share of what the asks cost, and go where a dollar tells the
-most: to keep the sum of the variances of N accuracies low within a budget, endpoint i should be seen in proportion to
-1 / sqrt(c_i), c_i the cost of a call (Neyman's allocation with costs; Cochran 1977, Sampling Techniques, 5.5). So the
-next one is the endpoint of the least (n_i + 10)^2 c_i, n_i the outcomes of it in the window: a newcomer has none, one
-that changed only those since, and of one that is never asked they slide out.
+that was poor and has become good. A probe asks them, too, after the answer was given, so that exploring costs money
+and never a right answer. Probes cost a share p of what the asks do.
+
+*With feedback* a probe goes where a dollar tells the most: to keep the sum of the variances of N accuracies low within
+a budget, endpoint i should be seen in proportion to 1 / sqrt(c_i), c_i the cost of a call (Neyman's allocation with
+costs; Cochran 1977, Sampling Techniques, 5.5). So the next one is the endpoint of the least (n_i + 10)^2 c_i, n_i the
+outcomes of it in the window: a newcomer has none, one that changed only those since, and of one that is never asked
+they slide out. For 200 outcomes after an endpoint changed p is five times as much.
+
+*Without feedback* endpoints are judged by each other, and two alone cannot be. So a probe asks everybody at once, for
+which the account saves up; but of copies only one. What that costs follows how little is known: p (1 + 24 u^2), u the
+mean over endpoints of max(0, 1 - n_i / 20), which at p = 2 % is half of what the asks cost while nothing is.
 """
 
 from __future__ import annotations
@@ -19,9 +26,12 @@ from focalroute.observe.observer import Observer
 
 _PRIOR = 10  # outcomes that knowing nothing counts as
 _ENOUGH = 50  # outcomes in the window, beyond which an endpoint is known to some 7 points and needs no probe
-_WIDER = 5.0  # times the share, while the pool is unsettled
+_FEW = 20  # outcomes below which more is spent
+_WIDER = 24.0  # times the share beside it, while nothing is known and no feedback comes
+_UNSETTLED = 4.0  # likewise, while the pool is unsettled
 _CHEAPEST = 0.1  # of the pool's mean cost: what is cheaper counts as this much, so that nobody is probed for ever
 _REMEMBERED = 100  # probes whose feedback may still come
+_COPIES = 0.5  # see `Referees.copies`
 
 
 class Cost(NamedTuple):
@@ -32,32 +42,33 @@ class Cost(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """An endpoint to probe, and what it is expected to cost."""
+    """Endpoints to probe with one query, and what they are expected to cost."""
 
-    endpoint: int
+    endpoints: tuple[int, ...]
     expected: Cost
 
 
 class Probing:
     """The account of probes, and the choice of the next. Safe to use from any number of threads.
 
-    Over time the probes cost no more than ``share`` of what the asks do, in dollars, or in calls while the cost of any
-    endpoint is unknown; for 200 outcomes after an endpoint changed five times that. Nothing here is random.
-
-    There are no probes before the first outcome: without feedback a probe teaches nothing.
+    Nothing here is random.
 
     Args:
-        share: in [0, 1]; 0: no probes.
+        share: in [0, 1], of what the asks cost, in dollars, or in calls while the cost of any endpoint is unknown;
+            more while little is known. 0: no probes.
+        agreement: whether endpoints are judged by each other where there is no feedback. Otherwise there are no probes
+            before the first outcome, as without feedback they teach nothing.
     """
 
-    def __init__(self, observer: Observer, share: float) -> None:
+    def __init__(self, observer: Observer, share: float, *, agreement: bool = False) -> None:
         self._observer = observer
         self._share = share
+        self._agreement = agreement
         self._owed = Cost(0.0, 0.0)
         self._probed: deque[int] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
-    def after(self, ask: Cost, candidates: Callable[[], Collection[int]]) -> Probe | None:
+    def after(self, ask: Cost, candidates: Callable[[], Collection[int]], asked: Collection[int] = ()) -> Probe | None:
         """After an ask: whom to probe with its query, if anybody; then `settle` what it cost.
 
         The probe is paid by the asks before this one: were it paid by this one, too, dear queries, which are the hard
@@ -66,21 +77,35 @@ class Probing:
         Args:
             ask: what it cost.
             candidates: gives the endpoints that were not asked and can be probed; asked only if it is time for a probe.
+            asked: the endpoints that answered.
         """
         if not self._share:
             return None
         with self._lock:
             prices, unit = self._prices()
-            chosen = self._choose(candidates, prices, unit)
-            share = self._share * (_WIDER if self._observer.unsettled else 1.0)
+            chosen = self._choose(candidates, asked, prices, unit)
+            share = self._share * (1 + self._wider())
             most = Cost(sum(price.usd for price in prices), len(prices))  # nobody is probed in long bursts
             owed = (min(owed + share * paid, top) for owed, paid, top in zip(self._owed, ask, most, strict=True))
             self._owed = Cost(*owed)
-            if chosen is None:
+            if not chosen:
                 return None
-            self._probed.append(chosen)
-            self._pay(prices[chosen])
-            return Probe(chosen, prices[chosen])
+            self._probed.extend(chosen)
+            expected = Cost(sum(prices[i].usd for i in chosen), len(chosen))
+            self._pay(expected)
+            return Probe(chosen, expected)
+
+    def _wider(self) -> float:
+        """How many times the share is spent beside it."""
+        if not self._unlabelled():
+            return _UNSETTLED if self._observer.unsettled else 0.0
+        seen = self._observer.seen()
+        unknown = sum([max(0.0, 1 - n / _FEW) for n in seen]) / len(seen)
+        return _WIDER * (1.0 if self._observer.unsettled else unknown**2)
+
+    def _unlabelled(self) -> bool:
+        """Whether most of what is known is known by agreement."""
+        return self._agreement and 2 * sum(self._observer.labelled()) <= sum(self._observer.seen())
 
     def settle(self, probe: Probe, paid: Cost) -> None:
         """Record the cost of a probe."""
@@ -99,16 +124,34 @@ class Probing:
             return [Cost(0.0, 1.0)] * len(costs), 1
         return [Cost(max(cost, least), 1.0) for cost in usd], 0
 
-    def _choose(self, candidates: Callable[[], Collection[int]], prices: list[Cost], unit: int) -> int | None:
+    def _choose(
+        self,
+        candidates: Callable[[], Collection[int]],
+        asked: Collection[int],
+        prices: list[Cost],
+        unit: int,
+    ) -> tuple[int, ...]:
+        """Choose whom to probe now; no endpoint while the account does not hold what that costs."""
         seen = self._observer.seen()
-        if self._owed[unit] < min(price[unit] for price in prices) or not any(seen):
-            return None
+        if self._owed[unit] < min(price[unit] for price in prices) or not (self._agreement or any(seen)):
+            return ()
         free = candidates()
 
         def score(endpoint: int) -> float:
-            known = seen[endpoint] + self._probed.count(endpoint) + _PRIOR
-            return known * known * prices[endpoint][unit]
+            outcomes = seen[endpoint] + self._probed.count(endpoint) + _PRIOR
+            return outcomes * outcomes * prices[endpoint][unit]
 
         needy = [endpoint for endpoint in self._observer.order() if endpoint in free and seen[endpoint] < _ENOUGH]
-        chosen = min(needy, key=score, default=None)
-        return chosen if chosen is not None and self._owed[unit] >= prices[chosen][unit] else None
+        chosen = sorted(needy, key=score)[:1]
+        if needy and self._unlabelled():
+            chosen = self._different(free, asked)
+        return tuple(chosen) if sum(prices[i][unit] for i in chosen) <= self._owed[unit] else ()
+
+    def _different(self, free: Collection[int], asked: Collection[int]) -> list[int]:
+        """Of these all that copy no other that is asked."""
+        copies = self._observer.copies()
+        chosen: list[int] = []
+        for endpoint in self._observer.order():
+            if endpoint in free and all(copies[endpoint, other] < _COPIES for other in (*asked, *chosen)):
+                chosen.append(endpoint)
+        return chosen

@@ -272,6 +272,10 @@ class Observer:
         """Whether more should be explored: an endpoint changed within the last 200 outcomes, or two may be one."""
         return self._learned < self._unsettled_until or self._suspicious
 
+    def copies(self) -> F64:
+        """How far each two endpoints are one (N, N), see `focalroute.observe.referees`; read-only by agreement."""
+        return self._referees.copies
+
     def changes(self) -> tuple[Change | None, ...]:
         """The last change of each endpoint; None where none was found."""
         return tuple(self._changes.get(name) for name in self.endpoints)

@@ -1,4 +1,4 @@
-"""Makes exploration calls: after an answer, its query is put to one endpoint that was not asked."""
+"""Makes exploration calls: after an answer, its query is put to endpoints that were not asked."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Explorer:
 
     Args:
         pacer: later asks make up for what exploration cost.
-        share: of what the asks cost; 0: no exploration.
+        share: see `focalroute.observe.exploration.Probing`, as is the next one.
         deadline_s: for one call.
-        on_probe: called with the answer and the probe of it.
+        on_probe: called with the answer and its probes.
     """
 
     def __init__(
@@ -45,11 +45,12 @@ class Explorer:
         pacer: Pacer,
         share: float,
         *,
+        agreement: bool,
         deadline_s: float,
         on_probe: Callable[[StoredAnswer], None],
     ) -> None:
         self._on_probe = on_probe
-        self._probing = Probing(observer, share)
+        self._probing = Probing(observer, share, agreement=agreement)
         self._pacer = pacer
         self._pool = pool
         self._store = store
@@ -58,10 +59,10 @@ class Explorer:
         self._closed = False
 
     def on_answer(self, ask: Ask, answer: StoredAnswer) -> None:
-        """Ask another endpoint the query of an answer that was stored, if it is time. Returns at once."""
+        """Ask others the query of an answer that was stored, if it is time. Returns at once."""
         if self._closed or ask.view.agreement is not None:  # feedback tells nothing of another open text
             return
-        probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._callable(ask))
+        probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._callable(ask), ask.view.asked)
         if probe is not None:
             self._tasks.start(self._explore(probe, ask.query, ask.ask_budget, answer))
 
@@ -75,11 +76,11 @@ class Explorer:
         ask_budget.answer_id = f"{PROBE}:{query.id}"
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
-            (reply,) = await self._pool.ask((probe.endpoint,), self._pool.call_context(query, ask_budget, deadline))
-            row = stored_probe(query, reply)
-            if row is not None:
-                self._store.write(row)
-                self._on_probe(replace(answer, probes=(row,)))
+            replies = await self._pool.ask(probe.endpoints, self._pool.call_context(query, ask_budget, deadline))
+            rows = tuple([row for reply in replies if (row := stored_probe(query, reply)) is not None])
+            if rows:
+                self._store.write(*rows)
+                self._on_probe(replace(answer, probes=rows))
         except FocalrouteError as error:
             _log.warning("an exploration call failed: %s", error)
         finally:

@@ -177,8 +177,8 @@ def test_shuffled_follows_the_plan_from_its_start(tmp_path: Path) -> None:
     lines[5]["outputs"].pop("c")
     table = table_of(tmp_path, lines, PRICES)
     plan = [((2,),), ((0, 1), (2,)), ((2,),)]
-    control = Shuffled(cold(), table.endpoints, seed=0, plan=plan, start=3)
-    plain = Serving(cold(), table.endpoints, seed=0)
+    control = Shuffled(cold(), table.endpoints, seed=0, plan=plan, start=3, probe_share=0)
+    plain = Serving(cold(), table.endpoints, seed=0, probe_share=0)
     asked = play(control, table, np.arange(6)).asked
     play(plain, table, np.arange(3))
     assert control.history[:3] == plain.history
@@ -228,7 +228,7 @@ def test_a_newcomer_is_tried_by_a_probe(tmp_path: Path) -> None:
     asked = decided_on(serving, 3, slice(800, 1200))
     probes = played.asked.sum() - sum(len(picked) for rounds in serving.history for picked in rounds)
     assert asked > 0.9
-    assert 0 < probes < 100
+    assert 0 < probes < 200
     assert played.worth[800:].mean() > 0.9
 
 
@@ -241,7 +241,6 @@ def test_one_that_gets_good_is_found(tmp_path: Path) -> None:
     assert decided_on(serving, 2, slice(1100, 1200)) > 0.9
 
 
-@pytest.mark.slow
 def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Path) -> None:
     """And sooner with the detector than without, when the window is long."""
     skills = {"a": 0.95, "b": 0.75, "c": 0.3, "d": 0.3}
@@ -257,24 +256,25 @@ def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Pa
 
 
 def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
-    """At most the share of what the asks cost, and part of what was played; the same every time."""
+    """Once all are known at most the share of what the asks cost, and part of what was played; the same every time."""
     table = table_of(tmp_path, stream(400, SKILLS), PRICES)
-    before = play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(400))
+    plays = [play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(400)) for _ in range(2)]
     serving = Serving(cold(), table.endpoints, seed=0, probe_share=0.1)
     played = play(serving, table, np.arange(400))
     decided = np.zeros_like(played.asked)
     for row, rounds in enumerate(serving.history):
         decided[row, [endpoint for picked in rounds for endpoint in picked]] = True
-    asks = float(table.usd[:400][decided].sum())
+    known = slice(100, 400)
+    asks = float(table.usd[known][decided[known]].sum())
     assert played.usd.sum() == pytest.approx(float(table.usd[:400][played.asked].sum()))
-    assert 0 <= played.usd.sum() - asks <= 0.1 * asks
-    assert before.asked.tolist() == played.asked.tolist()
+    assert 0 <= played.usd[known].sum() - asks <= 0.11 * asks
+    assert plays[0].asked.tolist() == plays[1].asked.tolist() == played.asked.tolist()
 
 
 # -- pacing ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [0.15, 0.75])
+@pytest.mark.parametrize("target", [0.15, 0.4, 0.75])
 def test_the_cost_weight_is_paced_to_a_target(tmp_path: Path, target: float) -> None:
     """A policy that asks the fewer the dearer money is holds the cost ratio in the long run, from a wrong start."""
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}

@@ -30,7 +30,7 @@ def run(probing: Probing, asks: int, cost: Cost, candidates: Sequence[int]) -> C
         probe = probing.after(cost, lambda: candidates)
         if probe is not None:
             probing.settle(probe, probe.expected)
-            probed[probe.endpoint] += 1
+            probed.update(probe.endpoints)
     return probed
 
 
@@ -39,6 +39,20 @@ def test_probes_cost_the_share_of_what_the_asks_cost() -> None:
     learn(watched, "a", 1)
     probed = run(Probing(watched, 0.02), 1001, Cost(2.0, 2), [1, 2, 3])
     assert probed.total() == 40  # 0.02 x 2 dollars x 1,000 asks, a dollar a probe
+
+
+def test_without_feedback_everybody_is_probed_at_once_but_of_copies_one() -> None:
+    watched = observer()
+    assert run(Probing(watched, 0.02), 100, Cost(1.0, 1), [1, 2, 3]).total() == 0
+    probing = Probing(watched, 0.02, agreement=True)
+    probes = [probe for _ in range(20) if (probe := probing.after(Cost(1.0, 1), lambda: [1, 2, 3], [0]))]
+    assert [probe.endpoints for probe in probes] == [(1, 2, 3)] * 3
+    for n in range(30):  # c says what b says, a and d what no other does
+        members = {name: Member(1, 1 if name == "c" else k, 5, 0.1, None) for k, name in enumerate(NAMES)}
+        watched.agree(Outcome(f"{n}", members, {}), 8)
+    probing = Probing(watched, 0.5, agreement=True)
+    probed = next(probe for _ in range(20) if (probe := probing.after(Cost(1.0, 1), lambda: [1, 2, 3], [0])))
+    assert probed.endpoints in ((1, 3), (2, 3))
 
 
 def test_nobody_is_probed_without_a_share_or_feedback_or_candidates() -> None:
@@ -57,7 +71,7 @@ def test_the_ask_that_pays_is_not_the_one_whose_query_is_probed() -> None:
     assert probing.after(Cost(100.0, 1), lambda: [1]) is None
     probe = probing.after(Cost(0.0, 1), lambda: [1])
     assert probe is not None
-    assert probe.endpoint == 1
+    assert probe.endpoints == (1,)
 
 
 def test_what_a_probe_really_cost_is_paid_back_before_the_next() -> None:
@@ -78,7 +92,7 @@ def test_a_newcomer_comes_first_and_then_whoever_was_seen_least() -> None:
     learn(watched, "b", 30)
     learn(watched, "c", 20)
     probing = Probing(watched, 1.0)
-    probed = [probe.endpoint for _ in range(40) if (probe := probing.after(Cost(1.0, 1), lambda: [0, 1, 2, 3]))]
+    probed = [probe.endpoints[0] for _ in range(40) if (probe := probing.after(Cost(1.0, 1), lambda: [0, 1, 2, 3]))]
     assert probed[:20] == [3] * 20
     assert set(probed[20:32]) == {2, 3}
 
