@@ -173,7 +173,7 @@ def between(start: Net, end: Net, share: float) -> Net:
 
 
 def sharpened(net: DeciderNet, factor: float) -> DeciderNet:
-    """The Decider with logits so many times as large: decisions as before, with less chance in them."""
+    """The Decider with logits this many times as large: the likelier decision of each head stays, with less chance."""
     linear = ("skip_context", "skip_endpoint", "skip_name", "bias", "out")
     return replace(net, **{name: getattr(net, name) * np.float32(factor) for name in linear})
 
