@@ -9,7 +9,7 @@ CUSTOMERS = ("acme", "globex", "initech")
 budget = Budget(
     max_usd_per_ask="0.001",
     usd_per_period={"hour": "0.05"},
-    usd_per_tag={customer: {"day": "0.0005"} for customer in CUSTOMERS},
+    usd_per_tag={customer: {"day": "0.0004"} for customer in CUSTOMERS},
     usd_per_query="0.00002",  # what a question may cost on average; the bot asks fewer, or cheaper, members to hold it
 )
 

@@ -27,7 +27,9 @@ from focalroute.observe.drift import Change
 from focalroute.observe.exploration import Cost, Probing
 from focalroute.observe.features import Embedder, text_features
 from focalroute.policy.baselines import Baseline
+from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded, Served
+from focalroute.policy.slot import drawn
 from focalroute.serving.ask import Ask
 from focalroute.serving.exploration import stored_probe
 from focalroute.serving.recording import make_answer
@@ -50,6 +52,7 @@ class Serving:
 
     Attributes:
         policy: what serves.
+        challenger: what decides a share of the turns instead (see `focalroute.policy.slot.drawn`); None: nothing.
         history: the endpoints decided on, by round, of every turn so far.
         confidence: the posterior of the answer given, of every turn so far; NaN where there was none.
         changes: (turn from 0, endpoint, change) of every endpoint that was noticed to have changed.
@@ -71,6 +74,7 @@ class Serving:
         embed: Embedder = text_features,
     ) -> None:
         self.policy = policy
+        self.challenger: Policy | None = None
         self.history: list[tuple[tuple[int, ...], ...]] = []
         self.confidence: list[float] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
@@ -142,13 +146,15 @@ class Serving:
     def _begin(self, turn: Turn) -> Ask:
         query = _askable(turn.query)
         self._observer.adopt(self.policy.experience)
+        rng = random.Random(f"{self._seed} {len(self.history)}")  # noqa: S311 - exploration, no secret
+        policy, rival = drawn(self.policy, self.challenger, rng)
         return Ask(
             query,
-            policy=Guarded(self.policy, self._names),
+            policy=Guarded(policy, self._names, rival),
             view=self._observer.begin(query),
             ask_budget=self._guard.ask_budget(None, query.id),
             deadline=math.inf,
-            rng=random.Random(f"{self._seed} {len(self.history)}"),  # noqa: S311 - exploration, no secret
+            rng=rng,
         )
 
     def _decide(self, ask: Ask, observation: Observation, turn: Turn) -> Decision:

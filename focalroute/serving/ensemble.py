@@ -32,6 +32,7 @@ from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import make_pacer
+from focalroute.money.price_library import with_prices
 from focalroute.money.prices import warn_if_stale
 from focalroute.observe import Observer
 from focalroute.policy.baselines import Baseline
@@ -93,7 +94,7 @@ class AsyncEnsemble:
     @takes_settings(Settings)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._settings = settings = over_http_client(make_settings(*args, **kwargs))
-        self.endpoints = validate_pool(settings.endpoints, askable=True)
+        self.endpoints = with_prices(validate_pool(settings.endpoints, askable=True))
         self.budget = settings.budget
         judging = judging_endpoints(settings.judge, self.endpoints)
         warn_if_stale(self.endpoints + judging)
@@ -351,18 +352,18 @@ class AsyncEnsemble:
         if deadline_s is not None:
             settings = replace(settings, deadline_s=deadline_s)
         self._slot.refresh_soon()
-        policy = self._slot.current
-        self._observer.adopt(policy.experience)
+        self._observer.adopt(self._slot.current.experience)
         ask_budget = self._guard.ask_budget(max_usd, query.id, query.tags, settings.deadline_s)
         deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
+        policy, rival = self._slot.draw(rng)
         if (turn := self._gates.here().enter()) is not None:
             await turn
             self._check_open()
         text = await self._embedding.read(query.text, ask_budget, deadline)
         return open_ask(
             query,
-            policy=Guarded(policy, self._names),
+            policy=Guarded(policy, self._names, rival),
             max_rounds=settings.max_rounds,
             view=self._observer.begin(query, text.features, self._embedding.reader(ask_budget, deadline)),
             ask_budget=ask_budget,
@@ -474,12 +475,12 @@ class AsyncEnsemble:
         )
 
     async def update(self) -> UpdateReport:
-        """Learn from the feedback in the store now, and serve the outcome if it passes its gate.
+        """Judge the challenger on the feedback in the store now; without one, learn one and put it on trial.
 
         It runs in a process of its own; on a thread, which asks then share the interpreter with, where the store is a
         fleet's or no Python can be started.
 
-        A new policy that is surely worse is rejected, and kept back while there is too little evidence to tell.
+        A challenger decides half of the asks until it is surely better, and serves, or will not be shown to be.
 
         Raises:
             ConfigError: there is no policy folder to publish to: none was given, or a policy by its name.

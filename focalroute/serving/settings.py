@@ -78,8 +78,8 @@ class Settings:
         cache_ttl_s: how long `ask` gives the same answer to an identical question (see `focalroute.serving.cache`); it
             is ``cached`` then, costs nothing and teaches nothing. Kept in this process; streams are not. None: never.
         samples: how many samples stand in for log-probabilities that an endpoint does not give.
-        update_every: feedbacks between two updates of the policies, learned in the background and published to
-            ``policy``; None: only by `update`. Let one process of several on a store do it.
+        update_every: feedbacks between two updates in the background, each of which learns a challenger or judges it,
+            in the folder ``policy``; None: only by `update`. Let one process of several on a store do it.
         probe_share: what exploration calls to endpoints that a query was not asked may cost over time, as a share of
             what the asks do; more without feedback at first, and after an endpoint changed (see
             `focalroute.observe.exploration`). They run in the background, and teach with the answer's feedback, or by

@@ -204,8 +204,8 @@ def test_who_is_silent_for_much_longer_than_usual_is_raced(
     service: Service, server: Server, tmp_path: Path, hedge_after: float | None
 ) -> None:
     """As it is not sure to answer; with ``hedge_after`` sooner."""
-    settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False, "hedge_after": hedge_after}
-    with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
+    settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False, "probe_share": 0}
+    with Ensemble(pool(server, "a", "b"), hedge_after=hedge_after, **settings) as ensemble:
         for _ in range(20):
             assert kinds(ensemble.ask("?", answer="number")).get("b") is None
         service.hanging.add("a")

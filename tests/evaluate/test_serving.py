@@ -241,6 +241,7 @@ def test_one_that_gets_good_is_found(tmp_path: Path) -> None:
     assert decided_on(serving, 2, slice(1100, 1200)) > 0.9
 
 
+@pytest.mark.slow
 def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Path) -> None:
     """And sooner with the detector than without, when the window is long."""
     skills = {"a": 0.95, "b": 0.75, "c": 0.3, "d": 0.3}
@@ -258,7 +259,7 @@ def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Pa
 def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
     """Once all are known at most the share of what the asks cost, and part of what was played; the same every time."""
     table = table_of(tmp_path, stream(400, SKILLS), PRICES)
-    plays = [play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(400)) for _ in range(2)]
+    before = play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(400))
     serving = Serving(cold(), table.endpoints, seed=0, probe_share=0.1)
     played = play(serving, table, np.arange(400))
     decided = np.zeros_like(played.asked)
@@ -268,13 +269,13 @@ def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
     asks = float(table.usd[known][decided[known]].sum())
     assert played.usd.sum() == pytest.approx(float(table.usd[:400][played.asked].sum()))
     assert 0 <= played.usd[known].sum() - asks <= 0.11 * asks
-    assert plays[0].asked.tolist() == plays[1].asked.tolist() == played.asked.tolist()
+    assert before.asked.tolist() == played.asked.tolist()
 
 
 # -- pacing ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [0.15, 0.4, 0.75])
+@pytest.mark.parametrize("target", [0.15, 0.75])
 def test_the_cost_weight_is_paced_to_a_target(tmp_path: Path, target: float) -> None:
     """A policy that asks the fewer the dearer money is holds the cost ratio in the long run, from a wrong start."""
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
