@@ -178,6 +178,7 @@ def evaluate(
     feedback_bias: Annotated[
         Literal["none", "negative"], typer.Option(help="negative: it is of wrong answers five times as often.")
     ] = "none",
+    usd_per_second: Annotated[float, typer.Option(help="What a second until the answer is worth to you.")] = 0.0,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,
     preset: Annotated[
         list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
@@ -224,6 +225,7 @@ def evaluate(
         feedback_noise=feedback_noise,
         feedback_bias=feedback_bias,
         show_task=show_task,
+        usd_per_second=usd_per_second,
         operating_points=cost_ratios(operating_points),
         policy=load_reference(policy) if policy else None,
         presets=preset or (),

@@ -128,7 +128,7 @@ class Receipt:
         saved: USD that its cancelled calls would have gone on to cost, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
         latency_s: the whole ask.
-        cost_weight: the lambda it was decided by.
+        cost_weight: the lambda it was decided by; ``usd_per_second``: the price of time, likewise.
         budget: every limit that concerned it, as it was known at its end.
         decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
         embedding: USD of the vectors of its text and of replies that are compared, where a service makes them; None:
@@ -155,6 +155,7 @@ class Receipt:
     synthesis: Call | None = None
     confidence: float | None = None
     fused_s: float | None = None
+    usd_per_second: float = 0.0
 
     def __str__(self) -> str:
         """Tell its cost and time, and its timeline, a line for each event."""

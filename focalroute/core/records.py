@@ -61,6 +61,7 @@ class Query:
         metadata: the caller's own, handed back on the answer.
         combine: "choose": the Fusion chooses among the replies; "pick": the Decider picks the one member whose reply is
             the answer; "synthesise": an endpoint writes one text from the replies.
+        usd_per_second: what a second until the answer is worth to the caller; None: what the ensemble says.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Query:
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
     combine: Combine = "choose"
+    usd_per_second: float | None = None
 
     @property
     def open(self) -> bool:

@@ -37,6 +37,11 @@ class Latencies:
         self._kept.append(latency_s)
         self._since += 1
 
+    def give_up(self, after_s: float) -> None:
+        """A call was not waited for any longer: it counts as slow as it was expected to be, not as never made."""
+        left_s = self.left(after_s)
+        self.add(after_s + (after_s if left_s is None else left_s))
+
     def quantile(self, share: float, fewest: int = _FEWEST) -> float | None:
         """The latency that this share of calls does not pass; None before enough calls were answered."""
         if len(self._kept) < fewest:
@@ -44,6 +49,20 @@ class Latencies:
         if self._since >= _RENEWED_EVERY or 2 * len(self._sorted) < len(self._kept):
             self._sorted, self._since = sorted(self._kept), 0
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+
+    def left(self, after_s: float = 0.0, scale: float = 1.0) -> float | None:
+        """Seconds that a call is expected to go on for which has taken so long already; None: nothing is known.
+
+        The mean over those kept that took longer. One that takes longer than all of them takes as long again.
+
+        Args:
+            after_s: how long it has taken.
+            scale: how much longer its answer is than usual.
+        """
+        if not self._kept:
+            return None
+        longer = [scale * latency_s - after_s for latency_s in tuple(self._kept) if scale * latency_s > after_s]
+        return sum(longer) / len(longer) if longer else after_s
 
 
 State = Literal["closed", "open", "half-open"]

@@ -14,7 +14,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints import capabilities, elicit
-from focalroute.endpoints.breaker import Breaker, Breakers
+from focalroute.endpoints.breaker import Breaker, Breakers, Latencies
 from focalroute.endpoints.calls import CallContext, StreamSink
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import HttpClients
@@ -81,6 +81,11 @@ class Pool:
     def out(self) -> tuple[bool, ...]:
         """Which endpoints' breakers are not closed. Never all."""
         return tuple([not member.breaker.allows for member in self._members])
+
+    @property
+    def latencies(self) -> tuple[Latencies, ...]:
+        """How long each endpoint's latest calls took, pool order."""
+        return tuple([member.breaker.latencies for member in self._members])
 
     def health(self) -> tuple[Health, ...]:
         """How each endpoint does, pool order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,7 +25,8 @@ _SHORTEST_S = 0.25  # and at least so long: below it, a busy machine is likelier
 _COLD_SHARE = 0.05  # of the time: where nothing is known of what is usual, one more is asked after so long,
 _UNKNOWN_SHARE = 0.2  # and an endpoint that has hardly answered so far is not given up before, as some think for long
 _RACE_SHARE, _MOST_RACES = 0.1, 10.0
-_LOOK_AGAIN_S = 0.05  # for an endpoint that can be asked, where none could
+WEIGH_AGAIN = 0.25  # where waiting costs: after so much of the time that a round has taken it is weighed again
+LOOK_AGAIN_S = 0.05  # for an endpoint that can be asked, where none could
 _INSIST_S = 0.1  # after the deadline: how often a member that does not end is cancelled
 
 
@@ -39,8 +40,12 @@ class RoundController(Protocol):
     def spare(self, asked: Sequence[int]) -> int | None:
         """The next best endpoint besides those asked in this round; None: none is left, or affordable."""
 
-    def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
-        """Whether the answer is certain, whatever the pending endpoints say."""
+    @property
+    def hurries(self) -> bool:
+        """Whether waiting costs, so that it may end before the answer is certain."""
+
+    def settled(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
+        """Whether the pending endpoints, by the seconds since they were asked, cannot change the answer, or may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +220,8 @@ class RoundCalls:
             loop = asyncio.get_running_loop()
             self._wakeup = loop.create_future()
             late_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
+            if self._hurries and self._answered:
+                late_s = min(late_s, max(WEIGH_AGAIN * (time.perf_counter() - pending[0].call.started), LOOK_AGAIN_S))
             self._blind = late_s == math.inf
             timeout = min(late_s, self._context.left_s - max(self._rescue_s, 0.0))
             alarm = loop.call_later(max(timeout, 0.0), self._wake)
@@ -229,7 +236,7 @@ class RoundCalls:
     def _on_done(self, member: _AskedMember) -> None:
         """Wake the round if this reply may decide it, or say how long is usual."""
         broke = member.reply is None or self._blind
-        racing = self._rules.early_stop or (self._stream_sink is not None and not self._answer_begun)
+        racing = self._rules.early_stop or self._hurries or (self._stream_sink is not None and not self._answer_begun)
         if broke or racing or any(one.raced for one in self._asked) or all(one.reply for one in self._asked):
             self._wake()
 
@@ -319,7 +326,7 @@ class RoundCalls:
             raced = self._rescue_s > -math.inf and self._race(pending[-1])
             if self._rescue_s > -math.inf:
                 left_s = self._context.left_s
-                self._rescue_s = left_s - (min(left_s / 2, self._rescue_wait_s) if raced else _LOOK_AGAIN_S)
+                self._rescue_s = left_s - (min(left_s / 2, self._rescue_wait_s) if raced else LOOK_AGAIN_S)
                 self._rescue_wait_s *= 2 if raced else 1
 
     def _race(self, member: _AskedMember, *, free: bool = True) -> bool:
@@ -329,7 +336,7 @@ class RoundCalls:
             member.raced = True
             self._start(spare, member.group, member.pool_member.endpoint.name)
             return True
-        self._look_at = time.perf_counter() + _LOOK_AGAIN_S
+        self._look_at = time.perf_counter() + LOOK_AGAIN_S
         return False
 
     def _needless(self) -> list[_AskedMember]:
@@ -344,11 +351,21 @@ class RoundCalls:
         lost = [member for member in pending if member.group in winners and member.call is not speaker]
         for member in lost:
             member.call.outrun = self._asked.index(member) < winners[member.group]
-        if self._rules.early_stop and self._controller and winners and len(lost) < len(pending):
+        stops = self._rules.early_stop or self._hurries
+        some = winners or (self._hurries and self._answered)
+        if stops and self._controller and some and len(lost) < len(pending):
             replies = [member.reply for member in self._asked if member.reply]
-            if self._controller.settled(replies, [member.index for member in pending if member not in lost]):
+            now = time.perf_counter()
+            waited = {member.index: now - member.call.started for member in pending if member not in lost}
+            if self._controller.settled(replies, waited):
+                for index, seconds in waited.items() if self._hurries else ():
+                    self._members[index].breaker.latencies.give_up(seconds)
                 return pending
         return lost
+
+    @property
+    def _hurries(self) -> bool:
+        return self._controller is not None and self._controller.hurries
 
     async def _cancel(self, members: Sequence[_AskedMember]) -> None:
         """Cancel these and wait until they have ended; after the deadline they are cancelled again and again."""

@@ -67,10 +67,11 @@ def best_in_hindsight(table: LogTable, test: I64) -> singles.First:
 def oracle(table: LogTable, test: I64) -> ReplayResult:
     """``oracle``: of every query the best answer that anybody gave, from the cheapest that gave it."""
     asked = np.zeros((len(test), len(table.endpoints)), bool)
-    worth, usd = np.zeros(len(test)), np.zeros(len(test))
+    worth, usd, seconds = np.zeros((3, len(test)))
     for n, row in enumerate(test.tolist()):
         there = np.flatnonzero(table.there[row]).tolist()
         if there:
             best = min(there, key=lambda i: (-table.value[row, i], table.usd[row, i]))
             worth[n], usd[n], asked[n, best] = table.value[row, best], table.usd[row, best], True
-    return ReplayResult(worth, usd, asked)
+            seconds[n] = table.seconds[row, best]
+    return ReplayResult(worth, usd, asked, seconds=seconds)

@@ -159,14 +159,15 @@ def _calibration(figures: Figures) -> Section:
 
 def _figures(report: Report) -> Section:
     shown = report.shown
-    columns = ("", report.scored, "95 %", "cost ratio", "$ per 1,000", "calls", "ECE",
+    columns = ("", report.scored, "95 %", "cost ratio", "$ per 1,000", "calls", "s", "p95 s", "ECE",
                f"{shown.title} minus it", "95 %", "curve minus it", "95 %")  # fmt: skip
     ours = [id(row) for row in report.focalroute]
     every: list[Row] = sorted((*report.focalroute, *report.methods), key=lambda row: -row.accuracy)
     return Section(
         "Curve minus it: focalroute's curve at the method's own cost, minus the method; empty where the method costs "
         "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks whom "
-        "focalroute asked on another query. ECE: the expected calibration error. All intervals are paired where two "
+        "focalroute asked on another query. ECE: the expected calibration error. s: seconds until the answer, mean and "
+        f"95 %{', by a model: the log has none' * report.modelled_seconds}. All intervals are paired where two "
         f"are compared, by a bootstrap over blocks of up to {BLOCK} consecutive test queries, "
         "each with its answers of all seeds.",
         table=TextTable(

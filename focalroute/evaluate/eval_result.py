@@ -186,6 +186,7 @@ class ReplayOptions:
         feedback: what is revealed of a query once it is answered.
         feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, and so those that follow.
         show_task: whether the strategies see the task's name.
+        usd_per_second: what a second until the answer is worth, as in `focalroute.AsyncEnsemble`.
     """
 
     train_fraction: float = 0.8
@@ -197,6 +198,7 @@ class ReplayOptions:
     feedback_noise: float = 0.0
     feedback_bias: FeedbackBias = "none"
     show_task: bool = False
+    usd_per_second: float = 0.0
 
     @property
     def feedback_plan(self) -> FeedbackPlan:
@@ -217,6 +219,7 @@ class Report(ReplayOptions):
         policy: "trained", "cold", or the version of the one given.
         embedder: what made the features of the texts, by its name.
         bad_rows: lines of the log that were left out.
+        modelled_seconds: whether the log has no latencies, so that they are of `focalroute.evaluate.latency`.
         unpriced: endpoints whose calls count as free, since their price is unknown.
         methods: the baselines and controls.
         focalroute: its operating points.
@@ -235,6 +238,7 @@ class Report(ReplayOptions):
     policy: str = "trained"
     embedder: str = ""
     bad_rows: int = 0
+    modelled_seconds: bool = False
     unpriced: tuple[str, ...] = ()
     methods: tuple[Method, ...]
     focalroute: tuple[OperatingPoint, ...]

@@ -354,7 +354,7 @@ def show_live(report: LiveReport) -> None:
 
 
 def _cells(row: Score) -> tuple[str, ...]:
-    accuracy, interval, ratio, usd, calls = row.cells(3)
+    accuracy, interval, ratio, usd, calls, *_ = row.cells(3)
     return row.name, accuracy, interval, calls, usd, ratio
 
 

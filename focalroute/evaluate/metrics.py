@@ -8,7 +8,7 @@ a block is a tenth: a handful of blocks would make any interval narrow, and a si
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class Score:
         cost_usd_per_query: float64 USD.
         cost_ratio: all it paid / what asking everybody costs, a ratio of sums; 0 where everything is free.
         calls_per_query: endpoints asked.
+        mean_s: seconds until the answer; None: not known, as in reports of before 24 November 2026.
+        p95_s: 95 % of the answers came within.
     """
 
     name: str
@@ -40,15 +42,18 @@ class Score:
     cost_usd_per_query: float
     cost_ratio: float
     calls_per_query: float
+    mean_s: float | None = field(default=None, kw_only=True)
+    p95_s: float | None = field(default=None, kw_only=True)
 
     def cells(self, digits: int = 4) -> tuple[str, ...]:
-        """As tables have it: accuracy, its interval, cost ratio, USD for 1,000 queries, calls."""
+        """As tables have it: accuracy, its interval, cost ratio, USD for 1,000 queries, calls, seconds."""
         return (
             f"{self.accuracy:.{digits}f}",
             span(self.accuracy_ci95),
             f"{self.cost_ratio:.3f}",
             f"{self.cost_usd_per_query * 1000:.4f}",
             f"{self.calls_per_query:.2f}",
+            *("" if seconds is None else f"{seconds:.2f}" for seconds in (self.mean_s, self.p95_s)),
         )
 
 
@@ -96,6 +101,7 @@ def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
 def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed: int = 0) -> Score:
     """Score what was played, one result a seed; ``everybody_usd`` is what asking everybody on these rows costs."""
     paid = float(np.mean([run.usd.sum() for run in runs]))
+    seconds = [run.seconds for run in runs if run.seconds is not None]
     return Score(
         name=name,
         accuracy=float(np.mean([run.worth.mean() for run in runs])),
@@ -103,6 +109,8 @@ def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed
         cost_usd_per_query=paid / len(runs[0].usd),
         cost_ratio=paid / everybody_usd if everybody_usd else 0.0,
         calls_per_query=float(np.mean([run.asked.sum(axis=1).mean() for run in runs])),
+        mean_s=float(np.mean(seconds)) if seconds else None,
+        p95_s=float(np.mean([np.quantile(run, 0.95) for run in seconds])) if seconds else None,
     )
 
 

@@ -90,6 +90,7 @@ class PolicyReplay:
     warm: I64
     explore: bool
     advance: Callable[[int], object]
+    usd_per_second: float = 0.0
 
     def run(self, target: float | None) -> PointRun:
         """The test part at one operating point."""
@@ -117,7 +118,7 @@ class PolicyReplay:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
         price = LOWEST_WEIGHT if target == _EVERYTHING else price
         chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
-        return {**chosen, "embed": self.table.embed}
+        return {**chosen, "usd_per_second": self.usd_per_second, "embed": self.table.embed}
 
     def _play(self, serving: Serving, rows: I64, target: float | None, feedback: FeedbackStream) -> ReplayResult:
         everybody = float(self.table.usd[rows].sum())
@@ -186,7 +187,7 @@ class Stage:
         first: what may be learned from, with the first seed.
         seeds: of everything random.
         rows: the training part in the order to learn from it.
-        warm: see `PolicyReplay`; ``explore`` likewise.
+        warm: see `PolicyReplay`; ``explore`` and ``usd_per_second`` likewise.
         presets: the papers' own methods, by name.
     """
 
@@ -198,6 +199,7 @@ class Stage:
     rows: I64
     warm: I64
     explore: bool
+    usd_per_second: float
     presets: Mapping[str, Callable[[Training], Strategy]]
 
     def steps(self, targets: int, *, training: bool) -> int:
@@ -248,7 +250,14 @@ class Stage:
         policy, seed, _ = point
         training = replace(self.first, seed=seed)
         return PolicyReplay(
-            policy, self.table, self.parts, training, warm=self.warm, explore=self.explore, advance=advance
+            policy,
+            self.table,
+            self.parts,
+            training,
+            warm=self.warm,
+            explore=self.explore,
+            usd_per_second=self.usd_per_second,
+            advance=advance,
         )
 
 

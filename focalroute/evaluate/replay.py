@@ -6,10 +6,11 @@ training rows, and choose their settings on the last fifth of them.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -60,10 +61,11 @@ class Turn:
         choices: number of choices, 0 for a free-form question.
         available: the endpoints that can be asked, pool order.
         replies: endpoint -> what it gave back, in the order of asking.
+        seconds: until the last of those waited for had replied.
         memo: whatever the strategy needs to know of it once something is said of its answer.
     """
 
-    __slots__ = ("_row", "_table", "available", "choices", "memo", "query", "replies")
+    __slots__ = ("_row", "_slowest", "_table", "available", "choices", "memo", "query", "replies", "seconds")
 
     def __init__(self, table: LogTable, row: int, *, show_task: bool = False) -> None:
         logged = table.queries[row]
@@ -73,9 +75,22 @@ class Turn:
         self.available: tuple[int, ...] = tuple(np.flatnonzero(table.there[row]).tolist())
         self.replies: dict[int, RecordedReply] = {}
         self.memo: Any = None
+        self.seconds = self._slowest = 0.0
 
-    def ask(self, endpoint: int) -> RecordedReply:
+    def wait(self, at_most: float = math.inf) -> None:
+        """Wait for all that were asked since the last wait, at once, or for at most this many seconds."""
+        self.seconds += min(self._slowest, at_most)
+        self._slowest = 0.0
+
+    def takes(self, endpoint: int) -> float:
+        """Seconds until it replies."""
+        return float(self._table.seconds[self._row, endpoint])
+
+    def ask(self, endpoint: int, *, waited_for: bool = True) -> RecordedReply:
         """Ask an endpoint, and pay for it; asked again, it gives the same back for nothing.
+
+        Args:
+            waited_for: whether the answer has to wait for it.
 
         Raises:
             KeyError: it is not available.
@@ -83,6 +98,7 @@ class Turn:
         if endpoint not in self.replies:
             table, row = self._table, self._row
             output = table.queries[row].outputs[table.endpoints[endpoint].name]
+            self._slowest = max(self._slowest, waited_for * self.takes(endpoint))
             self.replies[endpoint] = RecordedReply(
                 int(table.candidate[row, endpoint]), output, float(table.usd[row, endpoint])
             )
@@ -190,11 +206,13 @@ class ReplayResult:
         worth: (n,) what its answers were worth.
         usd: (n,) what it paid.
         asked: (n, N) whom it asked.
+        seconds: (n,) how long they took; None: not known.
     """
 
     worth: F64
     usd: F64
     asked: NDArray[np.bool_]
+    seconds: F64 | None = field(default=None, kw_only=True)
 
 
 def play(
@@ -212,11 +230,13 @@ def play(
         feedback: what is revealed after each answer; a stream goes on where it was after an earlier play.
     """
     stream = feedback if isinstance(feedback, FeedbackStream) else FeedbackStream(FeedbackPlan(feedback))
-    worth, usd = np.zeros(len(rows)), np.zeros(len(rows))
+    worth, usd, seconds = np.zeros((3, len(rows)))
     asked = np.zeros((len(rows), len(table.endpoints)), bool)
     for n, row in enumerate(rows.tolist()):
         turn = Turn(table, row, show_task=show_task)
         answer = strategy.answer(turn)
+        turn.wait()
+        seconds[n] = turn.seconds
         worth[n] = table.worth(row, answer)
         usd[n] = sum(reply.usd for reply in turn.replies.values())
         asked[n, list(turn.replies)] = True
@@ -224,7 +244,7 @@ def play(
         if said is not None:
             strategy.learn(*said)
         advance(1)
-    return ReplayResult(worth, usd, asked)
+    return ReplayResult(worth, usd, asked, seconds=seconds)
 
 
 def _revealed(

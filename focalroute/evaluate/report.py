@@ -38,12 +38,13 @@ from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.serving.embedders import TextEmbedder
+from focalroute.serving.query import check_usd_per_second
 
 #: The cost ratios that are played by default.
 OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 _OURS = "focalroute"
-_PIPED_WIDTH = 150
+_PIPED_WIDTH = 165
 _WARM = 500
 
 
@@ -84,6 +85,7 @@ class EvalOptions(ReplayOptions):
         points = self.operating_points
         if points is not None and not (points and all(0 < point <= 1 for point in points)):
             raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(points)}")
+        check_usd_per_second(self.usd_per_second)
         presets(self.presets)  # checks them
         _ = self.feedback_plan  # likewise
 
@@ -151,6 +153,7 @@ def evaluate(
         rows,
         warm=parts.train if options.cold else rows[-_WARM:],
         explore=options.cold,
+        usd_per_second=options.usd_per_second,
         presets=presets(options.presets),
     )
     targets, policy = options.targets(table, parts.test), options.policy
@@ -201,6 +204,7 @@ def _report(
         bad_rows=table.bad_rows,
         unpriced=table.unpriced,
         policy=served,
+        modelled_seconds=not any(output.latency_s for query in table.queries for output in query.outputs.values()),
         methods=tuple(methods),
         focalroute=tuple(points),
         unfused=unfused,
@@ -263,7 +267,7 @@ def show(report: Report) -> None:
     rows.sort(key=lambda row: -row.accuracy)
     minus = f"focalroute @ {shown.cost_ratio:.2f} minus it"
     grid = output.table(
-        ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "ECE", minus, "its curve"),
+        ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "s", "p95 s", "ECE", minus, "its curve"),
         (_cells(row, shown) for row in rows),
         title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}",
         left=("", minus),
@@ -276,7 +280,8 @@ def show(report: Report) -> None:
     console.print(
         f"Answered first, then revealed ({report.feedback_plan}) and learned from. best-single-hindsight and oracle "
         "know the test part. Its curve: focalroute's operating points at the method's cost, minus the method. "
-        "ECE: how far the confidence is from the accuracy, in the mean."
+        "ECE: how far the confidence is from the accuracy, in the mean. "
+        f"s: seconds until the answer, mean and 95 %{', by a model: the log has none' * report.modelled_seconds}."
     )
     for sentence in output.left_out(report.bad_rows, report.unpriced):
         console.print(sentence)

@@ -17,6 +17,8 @@ from typing import Any
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import PoolError
 from focalroute.core.records import Decision, Failure, Feedback, Observation, Outcome, Query, Reply, Round, Usage
+from focalroute.endpoints.breaker import Latencies
+from focalroute.endpoints.round import LOOK_AGAIN_S, WEIGH_AGAIN
 from focalroute.evaluate.replay import RecordedReply, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged, unjudged
 from focalroute.money.budget import BudgetGuard
@@ -33,7 +35,10 @@ from focalroute.policy.slot import drawn
 from focalroute.serving.ask import Ask
 from focalroute.serving.exploration import stored_probe
 from focalroute.serving.recording import make_answer
+from focalroute.serving.time_price import TimePrice
 from focalroute.store.base import StoredAnswer, StoredProbe
+
+_NOT_NEEDED = Failure("cancelled", "not needed any more")
 
 
 class Serving:
@@ -49,6 +54,7 @@ class Serving:
         detect: whether to look for endpoints that changed; to measure what that is worth.
         learn_from_agreement: as in `focalroute.AsyncEnsemble`.
         embed: makes the features of a query's text.
+        usd_per_second: as in `focalroute.AsyncEnsemble`.
 
     Attributes:
         policy: what serves.
@@ -72,6 +78,7 @@ class Serving:
         detect: bool = True,
         learn_from_agreement: bool = True,
         embed: Embedder = text_features,
+        usd_per_second: float = 0.0,
     ) -> None:
         self.policy = policy
         self.challenger: Policy | None = None
@@ -87,6 +94,7 @@ class Serving:
         self._explore = explore
         self._pacer = Pacer(None, cost_weight)
         self._probing = Probing(self._observer, probe_share, agreement=learn_from_agreement)
+        self._time_price = TimePrice(usd_per_second, [Latencies() for _ in endpoints]) if usd_per_second else None
         self.changes: list[tuple[int, str, Change]] = []
 
     def hold(self, usd_per_query: float | None) -> None:
@@ -100,7 +108,7 @@ class Serving:
         while going:
             observation = ask.observe(price)
             decision = self._decide(ask, observation, turn)
-            ask.add_round(Round(observation, decision, tuple(self._reply(turn, i) for i in decision.picked)))
+            ask.add_round(Round(observation, decision, self._replies(ask, turn, decision.picked)))
             ask.fuse()
             going = ask.goes_on(max_rounds=self._max_rounds, askable=len(turn.available))
         self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
@@ -112,6 +120,33 @@ class Serving:
         self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
         return answer
 
+    def _replies(self, ask: Ask, turn: Turn, picked: Sequence[int]) -> tuple[Reply, ...]:
+        """The replies of a round; where waiting costs, those that `focalroute.endpoints.round` would wait for.
+
+        The calls that it would cancel are paid in full here.
+        """
+        replies = {i: self._reply(turn, i) for i in picked}
+        if self._time_price is None:
+            turn.wait()
+            return tuple(replies.values())
+        latencies, arriving = self._time_price.latencies, sorted(picked, key=turn.takes)
+        ended = math.inf
+        for place, i in enumerate(arriving):
+            at, pending = turn.takes(i), arriving[place + 1 :]
+            latencies[i].add(at)
+            come = [replies[one] for one in arriving[: place + 1]]
+            while pending and at < turn.takes(pending[0]) and ended == math.inf:
+                if ask.done(come, dict.fromkeys(pending, at)):
+                    ended = at
+                at += max(WEIGH_AGAIN * at, LOOK_AGAIN_S)
+            if ended < math.inf:
+                for late in pending:
+                    latencies[late].give_up(ended)
+                    replies[late] = replace(replies[late], error=_NOT_NEEDED, text=None, choice=None, latency_s=ended)
+                break
+        turn.wait(ended)
+        return tuple(replies.values())
+
     def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
         """Probe somebody with the turn's query, if it is time; a policy by name does without."""
         if isinstance(self.policy, Baseline):
@@ -120,7 +155,7 @@ class Serving:
         probe = self._probing.after(paid, lambda: set(turn.available) - turn.replies.keys(), tuple(turn.replies))
         if probe is None:
             return ()
-        replies = [self._reply(turn, endpoint) for endpoint in probe.endpoints]
+        replies = [self._reply(turn, endpoint, waited_for=False) for endpoint in probe.endpoints]
         self._probing.settle(probe, Cost(float(sum(reply.cost or 0 for reply in replies)), len(replies)))
         return tuple([row for reply in replies if (row := stored_probe(query, reply)) is not None])
 
@@ -155,6 +190,7 @@ class Serving:
             ask_budget=self._guard.ask_budget(None, query.id),
             deadline=math.inf,
             rng=rng,
+            time_price=self._time_price,
         )
 
     def _decide(self, ask: Ask, observation: Observation, turn: Turn) -> Decision:
@@ -179,8 +215,8 @@ class Serving:
         best = answer.candidates.index(answer.text)
         return next(turn.replies[i].candidate for i, backed in ask.view.backs.items() if backed == best)
 
-    def _reply(self, turn: Turn, endpoint: int) -> Reply:
-        return _reply(self._names[endpoint], turn.ask(endpoint), turn)
+    def _reply(self, turn: Turn, endpoint: int, *, waited_for: bool = True) -> Reply:
+        return _reply(self._names[endpoint], turn.ask(endpoint, waited_for=waited_for), turn)
 
 
 class Shuffled(Serving):

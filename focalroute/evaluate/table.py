@@ -13,6 +13,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import PoolFile
 from focalroute.core.records import F32, F64, I64, Bools, Query
+from focalroute.evaluate.latency import call_seconds
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
 
@@ -39,6 +40,7 @@ class LogTable:
         size: (T,) number of candidates.
         label: (T,) the right candidate; -1 where it is missing or only scores are known.
         value: (T, N) what this endpoint's answer is worth, 1 right, 0 wrong, or its score; NaN where there is none.
+        seconds: (T, N) how long the call took: as recorded, or by a model (`focalroute.evaluate.latency`).
         usd: (T, N) what the call cost; 0 where there was none, and for those that are unpriced.
         embed: makes the features of a text, wherever they are needed.
         unpriced: endpoints left out of all costs, as neither the pool file nor the log has what each call cost.
@@ -55,6 +57,7 @@ class LogTable:
     label: I64
     value: F64
     usd: F64
+    seconds: F64
     embed: Embedder = text_features
     unpriced: tuple[str, ...] = ()
     bad_rows: int = 0
@@ -157,6 +160,7 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
     usd[:, sorted(unpriced)] = 0
     return LogTable(
         *(tuple(queries), texts, endpoints, there, failed, candidate, size, label, value, usd),
+        seconds=call_seconds(queries, endpoints),
         unpriced=tuple(endpoints[i].name for i in sorted(unpriced)),
     )
 

@@ -301,6 +301,7 @@ class TrainedCascade:
         there = [i for i in self._order if i in turn.available] or turn.available
         for i in there:
             candidate = turn.ask(i).candidate
+            turn.wait()
             if candidate >= 0:
                 weight = evidence_weight(self._accuracies[i], turn.choices or 10)
                 scores[candidate] = scores.get(candidate, 0.0) + weight

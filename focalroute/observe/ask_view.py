@@ -18,10 +18,11 @@ from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
-from focalroute.observe.pool_stats import PoolStats, standardised_length
+from focalroute.observe.pool_stats import COST_PENALTIES, PoolStats, cost_penalties, standardised_length
 from focalroute.observe.recalibration import recalibrated
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 
 _SIMILAR, _SIGNAL, _FOCAL = (slices(ENDPOINT)[name].start for name in ("similar", "signal", "focal"))
 _MARKS = 3  # columns of an endpoint that come first: asked, replied, agrees
@@ -105,14 +106,25 @@ class AskView:
         """Endpoint indices, those first whose typical call is the cheapest."""
         return self._stats.by_price
 
-    def by_text(self, cost_weight: float) -> tuple[int, ...] | None:
+    def best_alone(self, cost_weight: float, waits: F64) -> int:
+        """The endpoint that is worth most if only one is asked, by its record, its cost and what waiting costs."""
+        shares = self._stats.rows.shares + self._stats.wait_shares(waits)
+        return int((self._stats.rows.skill + observation.worth_alone(self._similar, cost_weight, shares)).argmax())
+
+    def by_text(self, cost_weight: float, waits: F64 | None = None) -> tuple[int, ...] | None:
         """Endpoint indices, the one first that is to be asked if only one is; see `observation.worth_alone`.
 
         None: nothing is known of how right they are on such a text.
+
+        Args:
+            waits: as in `observe`.
         """
         if not self._similar.any():
             return None
-        worth = observation.worth_alone(self._similar, cost_weight, self._stats.typical_shares)
+        shares = self._stats.typical_shares
+        if waits is not None:
+            shares = shares + self._stats.wait_shares(waits)
+        worth = observation.worth_alone(self._similar, cost_weight, shares)
         return tuple(np.argsort(-worth, kind="stable").tolist())
 
     def fork(self) -> AskView:
@@ -190,13 +202,30 @@ class AskView:
         """Return the usual cost of a call in USD, and its seconds; None where unknown."""
         return self._stats.expected_cost[endpoint], self._stats.latency_s[endpoint]
 
-    def observe(self, *, round: int, cost_weight: float, budget_left: float) -> Observation:
+    @property
+    def length(self) -> float:
+        """How much longer the replies are than their writers' usual ones, from a quarter to four times."""
+        usual = self._stats.mean_length
+        ratios = [member[2] / usual[i] for i, member in self._members.items() if member[2] and usual[i] > 0]
+        return min(max(math.exp(sum(map(math.log, ratios)) / len(ratios)), 0.25), 4.0) if ratios else 1.0
+
+    def observe(
+        self,
+        *,
+        round: int,
+        cost_weight: float,
+        budget_left: float,
+        waits: F64 | None = None,
+        paid: Sequence[int] = (),
+    ) -> Observation:
         """Return the Decider's input before its decision of this round (see `focalroute.observe.layout`).
 
         Args:
             round: 1-based.
             cost_weight: lambda, what a dollar counts in reward.
             budget_left: share of this ask's cap that is left; 1 without a cap.
+            waits: (N,) USD that waiting for each endpoint costs; None: nothing.
+            paid: endpoints whose calls are paid already.
         """
         rows, log_cost_weight = self._rows_at(cost_weight)
         context = observation.context_columns(
@@ -213,6 +242,11 @@ class AskView:
         if self.asked:
             rows[:, :_MARKS] = self._marks
             rows[:, _FOCAL] = observation.focal_column(self._marks[:, 0], len(self.asked), self._stats.pairs)
+        if waits is not None:
+            shares = self._stats.rows.shares.copy()
+            shares[list(paid)] = 0
+            shares += self._stats.wait_shares(waits)
+            rows[:, COST_PENALTIES] = cost_penalties(observation.bounded_cost_weight(cost_weight) * shares)
         return Observation(np.array(context, np.float32), rows)
 
     def _rows_at(self, cost_weight: float) -> tuple[F32, float]:

@@ -222,6 +222,13 @@ class PoolStats:
             self._at_cost_weight[cost_weight] = found  # only now: another thread may take it at once
         return found.copy()
 
+    def wait_shares(self, waits: F64) -> F64:
+        """Waiting costs (N,), USD, relative to asking all once; to waiting for all where all calls are free."""
+        known = [usd for usd in self.expected_cost if usd is not None]
+        everybody = sum(known) * len(self.names) / max(len(known), 1)
+        shares: F64 = waits / max(everybody or float(waits.sum()), _LEAST)
+        return shares
+
     def member_rows(self, choices: int) -> F32:
         """See `focalroute.observe.observation.member_rows`, by votes among this many choices; a copy.
 

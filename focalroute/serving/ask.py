@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from focalroute.answers.structured import Structure
 from focalroute.core.errors import BudgetExceeded, DeadlineExceeded, PoolError, StreamBroken
-from focalroute.core.records import Decision, Evidence, Failure, Observation, Query, Reply, Round
+from focalroute.core.records import F64, Decision, Evidence, Failure, Observation, Query, Reply, Round
 from focalroute.endpoints.calls import StreamSink
 from focalroute.money.budget import AskBudget
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
@@ -22,6 +22,7 @@ from focalroute.observe import AskView
 from focalroute.policy.baselines import SURE
 from focalroute.policy.decider import Eligible, decide, posterior
 from focalroute.policy.fallback import Guarded
+from focalroute.serving.time_price import TimePrice
 
 _MOST_TRIALS = 64
 _LACKS = "takes no "
@@ -54,6 +55,7 @@ class Ask:
         written: the reply of the endpoint that was to write the answer; None: none was asked to.
         embedding_error: why there are no features of its text; empty: there are, or it has no text.
         stream_sink: takes the pieces of the answer as they come; None: it is not streamed.
+        time_price: what waiting costs; None: nothing, as where nets do not decide whom to ask together.
     """
 
     query: Query
@@ -73,6 +75,11 @@ class Ask:
     written: Reply | None = None
     embedding_error: str = ""
     stream_sink: StreamSink | None = None
+    time_price: TimePrice | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy.sequential or not self.policy.learnable:
+            self.time_price = None
 
     @property
     def streaming(self) -> bool:
@@ -114,8 +121,22 @@ class Ask:
         self.cost_weight, self.alone = self.policy.served(cost_weight)
         if self.fused is not None:  # only now: after the last round it would not be used
             self.view.see(self.fused.posterior)
+        if self.time_price is None:
+            return self._seen()
+        waits = self.time_price.waits({}, self.view.length)
+        if self.rounds:
+            return self._seen(waits)
+        seen = self._seen()
+        logits, best = self.policy.decider_logits(seen), self.view.best_alone(self.cost_weight, waits)
+        first = min(waits[i] for i in [int(logits.argmax()), *np.flatnonzero(logits > 0)])
+        return seen if first <= waits[best] else self._seen(np.maximum(waits - waits[best], 0))
+
+    def _seen(self, waits: F64 | None = None) -> Observation:
         return self.view.observe(
-            round=len(self.rounds) + 1, cost_weight=self.cost_weight, budget_left=self.ask_budget.share_left
+            round=len(self.rounds) + 1,
+            cost_weight=self.cost_weight,
+            budget_left=self.ask_budget.share_left,
+            waits=waits,
         )
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
@@ -150,7 +171,8 @@ class Ask:
         """The endpoints, most wanted first, where one is asked alone; None: the nets decide."""
         if self.cost_weight >= HIGHEST_WEIGHT:
             return self.view.by_price
-        return self.view.by_text(self.cost_weight) if self.alone else None
+        waits = self.time_price.waits({}, self.view.length) if self.time_price and self.alone else None
+        return self.view.by_text(self.cost_weight, waits) if self.alone else None
 
     def note_unavailable(self, available: Sequence[bool], broken: Sequence[bool], lacks: Sequence[str | None]) -> None:
         """Note why endpoints are not available now: they lack something, their breaker is open, or a rate limit."""
@@ -171,9 +193,7 @@ class Ask:
         """
         if self.view.agreement is not None or isinstance(self.query.answer, Structure):
             return False
-        trial = self.view.fork()
-        for reply in replies:
-            trial.add(reply, len(self.rounds) + 1)
+        trial = self._with(replies)
         options = len(trial.candidates) + (not self.query.choices)
         if not trial.backs or (options + 1) ** len(pending) > _MOST_TRIALS:
             return False
@@ -188,10 +208,52 @@ class Ask:
                     return False
         return True
 
+    def worth_waiting(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
+        """Tell whether the answer may gain more by the pending members than waiting for them costs.
+
+        That is whether the Decider, had it these replies of the round under way, would ask any of the pending ones at
+        the price of the time alone. An open text is waited for, as its replies are compared only together.
+
+        Args:
+            pending: endpoint -> for how many seconds its call has been under way.
+        """
+        if self.time_price is None or self.view.agreement is not None:
+            return True
+        trial = self._with(replies)
+        if not trial.backs:
+            return True
+        trial.see(self._fused_posterior(trial.evidence()))
+        seen = trial.observe(
+            round=len(self.rounds) + 2,
+            cost_weight=self.cost_weight,
+            budget_left=self.ask_budget.share_left,
+            waits=self.time_price.waits(pending, trial.length),
+            paid=tuple(pending),
+        )
+        logits = self.policy.decider_logits(seen)
+        return any(logits[i] > 0 for i in pending)
+
+    def _with(self, replies: Sequence[Reply]) -> AskView:
+        """Make the view as it would be with these replies of the round under way."""
+        trial = self.view.fork()
+        for reply in replies:
+            trial.add(reply, len(self.rounds) + 1)
+        return trial
+
+    def _fused_posterior(self, evidence: Evidence) -> list[float]:
+        """Fuse; a single candidate has all the mass."""
+        if len(evidence.candidates) == 1:
+            return [1.0]
+        return posterior(self.policy.fusion_logits(evidence).tolist())
+
     def _likeliest(self, evidence: Evidence) -> int:
         """Return the candidate with the most posterior mass, the first of equals."""
-        probabilities = posterior(self.policy.fusion_logits(evidence).tolist())
+        probabilities = self._fused_posterior(evidence)
         return probabilities.index(max(probabilities))
+
+    def done(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
+        """Tell whether the round under way may end: by `worth_waiting`, or by `settled`."""
+        return not self.worth_waiting(replies, pending) or self.settled(replies, tuple(pending))
 
     def add_round(self, round_: Round) -> None:
         """Add a round's replies."""
@@ -203,10 +265,7 @@ class Ask:
         """Fuse all replies, if the last round brought any; a single candidate has all the mass."""
         if self.view.backs and self.rounds[-1].replies:
             evidence = self.view.evidence()
-            probabilities = [1.0]
-            if len(evidence.candidates) > 1:
-                probabilities = posterior(self.policy.fusion_logits(evidence).tolist())
-            self.fused = Fused(evidence, probabilities)
+            self.fused = Fused(evidence, self._fused_posterior(evidence))
 
     def goes_on(self, *, max_rounds: int, askable: int) -> bool:
         """Tell whether another round follows the last one.

@@ -56,6 +56,7 @@ from focalroute.serving.stats import Stats, stats_of
 from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
 from focalroute.serving.telemetry import make_recorder
+from focalroute.serving.time_price import TimePrice
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
 from focalroute.store.base import StoredAnswer
@@ -246,6 +247,7 @@ class AsyncEnsemble:
             combine: "choose": the answer is the candidate that the Fusion prefers; "pick": the reply of the one member
                 that the Decider picks (another is asked only if it fails or hangs); "synthesise": open text that the
                 ensemble's ``synthesiser`` writes from the replies.
+            usd_per_second: instead of the ensemble's.
             task: a topic name; the policies that are shipped do not look at it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
@@ -372,7 +374,12 @@ class AsyncEnsemble:
             started=started,
             embedding_error=text.missing,
             stream_sink=stream_sink if query.open and query.combine != "synthesise" else None,
+            time_price=self._time_price(query),
         )
+
+    def _time_price(self, query: Query) -> TimePrice | None:
+        usd = self._settings.usd_per_second if query.usd_per_second is None else query.usd_per_second
+        return TimePrice(usd, self._pool.latencies) if usd else None
 
     def _rng(self) -> random.Random:
         """Make the chance of one ask; with a seed it depends on the ask's number alone, whatever runs beside it."""

@@ -27,6 +27,8 @@ TextKind = Literal["short", "yes-no", "date", "math", "text"] | Callable[[str], 
 MAX_CHOICES = 1000
 MAX_TAGS = 64
 MAX_TAG_LENGTH = 256
+#: The most that a second may be worth, USD.
+MOST_USD_PER_SECOND = 1000
 #: Parameters that count generated tokens or replies; a bound on the cost of a call is made of them.
 _COUNTS = ("max_tokens", "max_completion_tokens", "n")
 _LARGEST_COUNT = 10_000_000
@@ -68,6 +70,7 @@ class QueryOptions(ModelParams, total=False):
     system: str | None
     samples: int | None
     combine: Combine
+    usd_per_second: float | None
     task: str | None
     tags: Sequence[str]
     metadata: Mapping[str, Any] | None
@@ -134,6 +137,7 @@ def make_query(
     metadata: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     combine: Combine = "choose",
+    usd_per_second: float | None = None,
     **model_params: Unpack[ModelParams],
 ) -> Query:
     """Check the arguments of an ask.
@@ -158,6 +162,8 @@ def make_query(
         raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if combine not in _MODES:
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
+    if usd_per_second is not None:
+        check_usd_per_second(usd_per_second)
     if (prompt is None) == (messages is None):
         raise ConfigError("query: give the question as text, or messages=; one of them")
     asked = _messages(prompt if messages is None else messages, system)
@@ -179,12 +185,23 @@ def make_query(
         params=params,
         metadata=metadata,
         combine=combine,
+        usd_per_second=usd_per_second,
     )
     if combine == "synthesise" and (not query.open or "tools" in query.params):
         raise ConfigError(
             'combine: only open text is synthesised; leave out choices, tools, and answer (or give "text")'
         )
     return query
+
+
+def check_usd_per_second(usd: object) -> None:
+    """Check the price of a second.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd <= MOST_USD_PER_SECOND:
+        raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
 
 
 def _merged(params: Mapping[str, Any] | None, model_params: Mapping[str, Any]) -> dict[str, Any]:

@@ -157,6 +157,7 @@ def _receipt(ask: Ask, selection: Selection) -> Receipt:
         embedding=embedding,
         confidence=selection.confidence,
         fused_s=_since(ask.started, ask.fused_at),
+        usd_per_second=ask.time_price.usd_per_second if ask.time_price else 0.0,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from focalroute.core.records import Decision, Reply
@@ -114,9 +114,14 @@ class Rounds:
         ]
         return max(left, key=lambda i: (now[i], not broken[i], decision.probabilities[i]), default=None)
 
-    def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
-        """Whether the answer is certain, whatever the pending endpoints say."""
-        return self._ask.settled(replies, pending)
+    @property
+    def hurries(self) -> bool:
+        """Whether waiting costs."""
+        return self._ask.time_price is not None
+
+    def settled(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
+        """Whether the answer is certain, whatever the pending endpoints say, or waiting for them is not worth it."""
+        return self._ask.done(replies, pending)
 
 
 def _both(one: Sequence[bool], other: Sequence[bool]) -> tuple[bool, ...]:

@@ -26,6 +26,7 @@ from focalroute.core.pool import find_pool, load_pool, validate_pool
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
 from focalroute.serving.judge import Judge
+from focalroute.serving.query import MOST_USD_PER_SECOND
 from focalroute.serving.telemetry import Telemetry
 
 #: Not among the keys of a pool file's [ensemble]: it has a table of its own, or is code.
@@ -66,6 +67,8 @@ class Settings:
         explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
         cost_weight: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
             ``Budget(usd_per_query=...)`` it is where the weight starts on a new store.
+        usd_per_second: what a second until the answer is worth, in USD; ``ask(usd_per_second=)`` for one ask. It enters
+            later rounds and every wait for a member under way (`focalroute.serving.time_price`). 0: time is free.
         window: how many past outcomes the observation looks back on.
         deadline_s: for one whole ask, all rounds.
         attempts: calls to one member at the most, retries included; all members of an ask together have
@@ -114,6 +117,7 @@ class Settings:
     max_rounds: Annotated[int, Field(ge=1, le=64)] = 3
     explore: bool = True
     cost_weight: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
+    usd_per_second: Annotated[float, Field(ge=0, le=MOST_USD_PER_SECOND)] = 0.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] = 500
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     attempts: Annotated[int, Field(ge=1, le=10)] = 3

@@ -291,9 +291,9 @@ def section() -> Section:
     return Section(
         "1. Decide, fuse, keep the books",
         (
-            target("one ask back to back, p50", 100, together, floor),
-            target("inside real asks, p50", 200, real, floor),
-            target("after 20 ms of idling, p50", 700, idling, statistics.median(idle_floor)),
+            target("one ask back to back, p50", 350, together, floor),
+            target("inside real asks, p50", 550, real, floor),
+            target("after 20 ms of idling, p50", 1200, idling, statistics.median(idle_floor)),
             Target("p99 (not idling)", "<= 1500 us", f"{tail:.0f} us", tail <= 1500),
             *grown,
             Target("parts of the profile", ">= 90 %", f"{accounted:.0%}", accounted >= 0.9),

@@ -20,7 +20,7 @@ from focalroute import Answer, Budget, DeadlineExceeded, Endpoint, Ensemble, Poo
 from focalroute.endpoints.round import RaceAllowance
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving, until
-from tests.policies import ask_everybody, ask_the_cheapest
+from tests.policies import ask_everybody, ask_the_affordable, ask_the_cheapest
 
 LONG_S = 20.0
 DEADLINE_S = 2.0  # of asks that wait for it, or for half of it; a slow machine answers in the other half
@@ -435,3 +435,24 @@ def test_with_choices_every_vote_and_every_mass_is_tried(service: Service, serve
         answer = ensemble.ask("?", choices=["red", "blue"], deadline_s=LONG_S)
     assert answer.choice == 0
     assert kinds(answer)["c"] == "cancelled"
+
+
+# -- where waiting costs -----------------------------------------------------------------------------------------------
+
+
+def test_a_slow_member_is_waited_for_only_as_long_as_a_second_is_cheap(
+    service: Service, server: Server, tmp_path: Path
+) -> None:
+    service.says |= {"a": "41", "b": "42"}  # so that "c" decides
+    service.delays["c"] = 1.0
+    settings: dict[str, Any] = {"policy": ask_the_affordable(tmp_path), "explore": False, "max_rounds": 1}
+    with Ensemble(pool(server, "a", "b", "c"), cost_weight=0.01, probe_share=0, **settings) as ensemble:
+        for _ in range(3):
+            patient = ensemble.ask("?", answer="number")
+        hurried = ensemble.ask("?", answer="number", usd_per_second=100)
+    assert kinds(patient) == {"a": "ok", "b": "ok", "c": "ok"}
+    assert patient.receipt.usd_per_second == 0
+    assert kinds(hurried)["c"] == "cancelled"
+    assert hurried.receipt.usd_per_second == 100
+    assert hurried.latency_s < 0.8 < patient.latency_s
+    assert hurried.degraded == ()

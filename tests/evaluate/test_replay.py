@@ -211,3 +211,28 @@ def test_all_of_it_together_is_the_same_again(long: LogTable) -> None:
 def test_a_plan_that_cannot_be_is_named(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         FeedbackPlan(**wrong)
+
+
+def test_members_are_waited_for_at_once_or_one_after_the_other(tmp_path: Path) -> None:
+    outputs = {name: output(0, latency_s=seconds) for name, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.0))}
+    table = table_of(tmp_path, [{**closed(0, {}), "outputs": outputs}], PRICES)
+
+    class OneByOne(Scripted):
+        def answer(self, turn: Turn) -> int:
+            for i in self.endpoints:
+                turn.ask(i)
+                turn.wait()
+            return 0
+
+    def seconds(strategy: Scripted) -> float:
+        taken = play(strategy, table, np.arange(1)).seconds
+        assert taken is not None
+        return float(taken[0])
+
+    assert (seconds(Scripted(0, 1, 2)), seconds(OneByOne(0, 1, 2)), seconds(Scripted(2))) == (3, 6, 2)
+
+
+def test_seconds_that_a_log_does_not_have_are_by_tokens_and_price(tmp_path: Path) -> None:
+    lines = [closed(n, {"a": 0, "b": 0, "c": 0}) for n in range(400)]
+    seconds = table_of(tmp_path, lines, PRICES).seconds
+    assert np.median(seconds, axis=0) == pytest.approx((0.3 + 10 / 80) * np.array([0.5, 1, 2]) ** (1 / 3), rel=0.1)

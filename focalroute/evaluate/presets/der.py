@@ -376,6 +376,7 @@ class DerStrategy(Strategy):
                 break
             if turn.ask(chosen).candidate >= 0:
                 last = chosen
+            turn.wait()
         return turn.replies[last].candidate if last >= 0 else -1
 
     def _state(self, turn: Turn, text: F32, last: int, done: float) -> F32:

@@ -1,0 +1,126 @@
+"""The price of time: what the Decider sees of it, when it stops waiting, and that propensities stay exact."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from focalroute import Endpoint, Ensemble
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import Query, Reply, Round
+from focalroute.endpoints.breaker import Latencies
+from focalroute.money.budget import BudgetGuard
+from focalroute.observe import Observer
+from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties
+from focalroute.policy.baselines import Plurality
+from focalroute.policy.bundle import cold
+from focalroute.policy.decider import log_probability
+from focalroute.policy.fallback import Guarded, Served
+from focalroute.serving.ask import Ask
+from focalroute.serving.query import make_query
+from focalroute.serving.time_price import TimePrice
+
+NAMES = ("a", "b", "c", "d")
+PRICES = (0.1, 0.2, 0.3, 0.4)  # USD a call: together 1
+SECONDS = (1.0, 2.0, 3.0, 8.0)
+
+
+def begun(usd_per_second: float, policy: Served | None = None, seconds: tuple[float, ...] = SECONDS) -> Ask:
+    observer = Observer(NAMES, PRICES)
+    query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"))
+    latencies = [Latencies() for _ in NAMES]
+    for one, took in zip(latencies, seconds, strict=True):
+        one.add(took)
+    budget = BudgetGuard(None, ()).ask_budget(None, "x")
+    guarded = Guarded(policy or cold(), NAMES)
+    price = TimePrice(usd_per_second, latencies) if usd_per_second else None
+    return Ask(query, guarded, observer.begin(query), budget, 0.0, random.Random(1), time_price=price)
+
+
+def one_round(ask: Ask, *picked: int, choice: int = 0) -> None:
+    observation = ask.observe(0.1)
+    decision = ask.decide(observation, order=range(4), eligible=lambda *_: True, explore=True)
+    ask.add_round(Round(observation, decision, tuple(Reply(NAMES[i], choice=choice) for i in picked)))
+    ask.fuse()
+
+
+def test_a_later_round_costs_its_time_and_the_context_is_that_of_money_alone() -> None:
+    free, dear = begun(0.0), begun(0.05)
+    for ask in (free, dear):
+        one_round(ask, 0)
+    without, seen = free.observe(0.1), dear.observe(0.1)
+    expected = cost_penalties(0.1 * (np.array(PRICES) + 0.05 * np.array(SECONDS)))
+    assert seen.endpoints[:, COST_PENALTIES] == pytest.approx(expected)
+    assert without.endpoints[:, COST_PENALTIES] == pytest.approx(cost_penalties(0.1 * np.array(PRICES)))
+    assert np.array_equal(seen.context, without.context)
+
+
+def test_in_the_first_round_time_costs_only_where_every_likely_pick_is_slower_than_the_best_alone() -> None:
+    money = cost_penalties(0.1 * np.array(PRICES))
+    quick = begun(0.05, seconds=(1.0, 1.0, 1.0, 1.0)).observe(0.1)
+    assert quick.endpoints[:, COST_PENALTIES] == pytest.approx(money)
+    slow = begun(100.0, seconds=(9.0, 9.0, 9.0, 1.0)).observe(0.1)
+    likely = cold().decider_logits(begun(0.0).observe(0.1), np.zeros(4, np.int64))
+    assert likely[3] < 0  # "d", the dearest, is the only one that is quick
+    expected = cost_penalties(0.1 * (np.array(PRICES) + np.array([800.0, 800, 800, 0])))
+    assert slow.endpoints[:, COST_PENALTIES] == pytest.approx(expected)
+
+
+def test_what_decided_is_what_is_recorded() -> None:
+    ask = begun(0.02)
+    one_round(ask, 0, 1)
+    one_round(ask, 2)
+    for round_ in ask.rounds:
+        assert round_.decision.log_mu is not None
+        assert round_.decision.log_mu == pytest.approx(log_probability(round_.decision.probabilities, round_.decision))
+    logits = ask.policy.decider_logits(ask.rounds[1].observation)
+    chances = 1 / (1 + np.exp(-logits))
+    assert ask.rounds[1].decision.probabilities == pytest.approx(np.clip(chances, 0.025, 0.975), abs=1e-5)
+
+
+def test_it_waits_for_what_may_change_the_answer_and_is_near_and_for_nothing_at_a_dear_price() -> None:
+    def waits(usd_per_second: float, *replies: Reply, after_s: float = 2.9) -> bool:
+        ask = begun(usd_per_second)
+        ask.observe(0.1)
+        return ask.worth_waiting(replies, {2: after_s})
+
+    apart = Reply("a", choice=0), Reply("b", choice=1)
+    assert waits(0.0, *apart)
+    assert waits(1.0, *apart)
+    assert not waits(1.0, *apart, after_s=0.0)
+    assert not waits(100.0, *apart)
+    assert waits(100.0)  # somebody has to answer
+
+
+def test_rules_by_name_know_no_price() -> None:
+    assert begun(1.0, Plurality(NAMES)).time_price is None
+
+
+def test_what_is_left_of_a_call_is_the_mean_over_those_that_took_longer() -> None:
+    latencies = Latencies()
+    assert latencies.left() is None
+    for seconds in (1.0, 2.0, 6.0):
+        latencies.add(seconds)
+    assert latencies.left() == 3
+    assert latencies.left(1.5) == pytest.approx(2.5)
+    assert latencies.left(1.5, scale=2) == pytest.approx((0.5 + 2.5 + 10.5) / 3)
+    assert latencies.left(7.0) == 7
+    latencies.give_up(2.0)
+    assert latencies.left(5.9) == pytest.approx(0.1)
+
+
+def test_one_never_heard_of_takes_as_long_as_the_others() -> None:
+    known = Latencies()
+    known.add(2.0)
+    assert TimePrice(0.5, [known, Latencies()]).waits({}, 1.0).tolist() == [1, 1]
+    assert TimePrice(0.5, [Latencies()]).waits({}, 1.0).tolist() == [0]
+
+
+@pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf"), "0.1", True, 1001])
+def test_a_wrong_price_is_an_error_that_names_it(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="usd_per_second"):
+        make_query("?", usd_per_second=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="usd_per_second"):
+        Ensemble([Endpoint("a", base_url="http://127.0.0.1:1", model="a")], usd_per_second=wrong)  # type: ignore[arg-type]
