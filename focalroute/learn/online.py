@@ -31,14 +31,14 @@ from focalroute.policy.publish import end_trial, make_current, publish
 from focalroute.policy.slot import CHALLENGER_SHARE
 from focalroute.store.base import Store
 
-#: A challenger is learned from at least so many answers with feedback.
+#: A challenger is learned from at least this number of answers with feedback.
 LEAST = 100
 #: How the shipped policy goes on learning: its Fusion knows nothing of this pool yet, its Decider is meant for any.
 STARTING = Hyperparameters(decider_rate=5e-4, target_kl=0.005)
 #: How one that was trained on recorded answers does: a thousand answers of its own say much less than these.
 REFINING = replace(STARTING, fusion_rate=1.5e-3)
 
-_HELD_OUT = 5  # one in so many is held out to choose how far the Fusion goes
+_HELD_OUT = 5  # one episode in five is held out, to choose how far the Fusion goes
 
 _log = logging.getLogger("focalroute")
 

@@ -27,11 +27,11 @@ from focalroute.policy.publish import lock_folder, replace_file
 from focalroute.policy.slot import CHALLENGER_SHARE
 
 TRIAL = "trial.npz"
-#: There is no verdict on fewer: they are of one hour, or of one user.
+#: Fewer answers give no verdict: they may all come from one hour, or from one user.
 LEAST = 100
-#: A trial ends after so many answers with feedback.
+#: A trial ends after this number of answers with feedback.
 BUDGET = 2_000
-#: A challenger that is not ahead after so many is let go.
+#: A challenger that is not ahead after this number is dropped.
 PATIENCE = 1_000
 #: Points that a challenger has to be able to gain.
 WORTH = 0.2

@@ -171,8 +171,10 @@ class Ask:
         """The endpoints, most wanted first, where one is asked alone; None: the nets decide."""
         if self.cost_weight >= HIGHEST_WEIGHT:
             return self.view.by_price
-        waits = self.time_price.waits({}, self.view.length) if self.time_price and self.alone else None
-        return self.view.by_text(self.cost_weight, waits) if self.alone else None
+        if not self.alone:
+            return None
+        waits = self.time_price.waits({}, self.view.length) if self.time_price else None
+        return self.view.by_text(self.cost_weight, waits)
 
     def note_unavailable(self, available: Sequence[bool], broken: Sequence[bool], lacks: Sequence[str | None]) -> None:
         """Note why endpoints are not available now: they lack something, their breaker is open, or a rate limit."""
