@@ -166,11 +166,10 @@ PARTS: Sequence[tuple[str, Any, str]] = (
     ("observations (3)", Ask, "observe"),
     ("decisions (3), of which", Ask, "decide"),
     ("- the Decider's network", Guarded, "decider_logits"),
-    ("replies are taken in (4)", Ask, "hear"),
+    ("replies are taken in (4)", Ask, "add_round"),
     ("fusions (2), of which", Ask, "fuse"),
     ("- the Fusion's network", Guarded, "fusion_logits"),
-    ("answer and receipt", Ask, "answer"),
-    ("rows for the store", Ask, "stored"),
+    ("answer, receipt and row for the store", _HERE, "make_answer"),
 )
 #: The same in the asks of an ensemble.
 REAL_PARTS: Sequence[tuple[str, Any, str]] = (
@@ -179,8 +178,9 @@ REAL_PARTS: Sequence[tuple[str, Any, str]] = (
     ("policy", focalroute.serving.ensemble, "Guarded"),
     ("features", focalroute.serving.embedders.embedding, "text_features"),
     ("sight", Observer, "begin"),
-    ("begin", focalroute.serving.ensemble, "begin"),
-    *[(name, Ask, name) for name in ("observe", "decide", "hear", "fuse", "goes_on", "answer", "stored", "ledger")],
+    ("begin", focalroute.serving.ensemble, "open_ask"),
+    *[(name, Ask, name) for name in ("observe", "decide", "add_round", "fuse", "goes_on")],
+    ("answer", focalroute.serving.ensemble, "make_answer"),
 )
 
 
