@@ -79,6 +79,8 @@ def choice_text(choice: object) -> str:
     Raises:
         ConfigError: it is nothing that can be shown.
     """
+    if type(choice) is str:
+        return choice
     if isinstance(choice, enum.Enum):
         return choice.value if isinstance(choice.value, str) else choice.name
     if isinstance(choice, str | int | float | Decimal | date):

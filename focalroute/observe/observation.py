@@ -178,7 +178,7 @@ def member_features(rows: F32, candidate: I64, candidates: int) -> F32:
         candidates: K.
     """
     votes = candidate[..., None, :] == np.arange(candidates)[:, None]
-    features: F32 = np.where(votes[..., None], rows[1][..., None, :, :], rows[0][..., None, :, :])
+    features: F32 = np.where(votes[..., None], rows[1, ..., None, :, :], rows[0, ..., None, :, :])
     return features
 
 

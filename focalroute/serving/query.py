@@ -210,6 +210,8 @@ def _merged(params: Mapping[str, Any] | None, model_params: Mapping[str, Any]) -
     Raises:
         ConfigError: one of them is unknown, given twice, or not the caller's to set.
     """
+    if params is None and not model_params:
+        return {}
     unknown = next((name for name in model_params if name not in ModelParams.__annotations__), None)
     if unknown is not None:
         raise ConfigError(f"ask: {unknown}: unknown argument; {did_you_mean(unknown, ARGUMENTS, _INSTEAD)}")
@@ -264,6 +266,8 @@ def _is_message(message: object) -> bool:
 
 
 def _tags(tags: Sequence[str]) -> tuple[str, ...]:
+    if tags == ():
+        return ()
     listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
     if listed is None or not all(isinstance(tag, str) for tag in listed):
         raise ConfigError("tags: give a list of strings")

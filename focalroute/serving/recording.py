@@ -163,7 +163,7 @@ def _receipt(ask: Ask, selection: Selection) -> Receipt:
 
 def _since(started: float, moment: float | None) -> float | None:
     """Return the seconds from the ask's start to a moment of `time.perf_counter`; to the microsecond."""
-    return None if moment is None else round(moment - started, 6)
+    return None if moment is None else int((moment - started) * 1e6) / 1e6
 
 
 def _choice(ask: Ask, number: int, decision: Decision) -> Choice:
@@ -205,7 +205,8 @@ def _evidence(ask: Ask, index: int) -> float | None:
     if candidate is None or ask.fused is None or index not in ask.fused.evidence.endpoints:
         return None
     evidence = ask.fused.evidence
-    return float(evidence.members[candidate, evidence.endpoints.index(index), _EVIDENCE])
+    weight: float = evidence.members.item(candidate, evidence.endpoints.index(index), _EVIDENCE)
+    return weight
 
 
 def _saved(ask: Ask, index: int, reply: Reply) -> Decimal | None:
