@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,11 +232,19 @@ def test_a_refusal_is_told_with_what_to_do_first(said: Said, monkeypatch: pytest
     assert failure.retryable == (said.status >= 500 or "too fast" in said.service)
 
 
-def test_the_page_has_them_all() -> None:
+def test_the_page_has_them_all_under_what_to_do() -> None:
     page = (Path(__file__).parents[2] / "docs" / "refusals.md").read_text("utf-8")
-    shown = [f"| {said.service} | ``{said.advice}`` | ``{said.told}`` |" for said in SAID]
-    assert [line for line in page.splitlines() if line.startswith("|")][2:] == shown
-    assert len(shown) >= 20
+    shown = {
+        (section[1].replace("reasoning_effort", "..."), service, words.strip("`"))
+        for section in re.finditer(r"^\*\*`(.+?)`\*\*.*?\n\n((?:- .*\n)+)", page, re.MULTILINE)
+        for services, words in re.findall(r"^- (.+?): (`+.*)$", section[2], re.MULTILINE)
+        for service in services.split(", ")
+    }
+    said = [(re.sub("reasoning_effort|verbosity", "...", said.advice), said.service, said.told) for said in SAID]
+    for advice, service, told in said:
+        words = [words for to_do, by, words in shown if (to_do, by) == (advice, service.partition(",")[0])]
+        assert any(told.startswith(f"HTTP {begun}") for begun in words), service
+    assert len(shown) == len(said) >= 20
 
 
 def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
