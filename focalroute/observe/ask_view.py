@@ -102,6 +102,11 @@ class AskView:
         return tuple(self.candidates if self._closed else self._clusters)
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """Endpoint indices, the cheapest for this query first: the order of a decider's heads."""
+        return self._stats.order
+
+    @property
     def by_price(self) -> tuple[int, ...]:
         """Endpoint indices, those first whose typical call is the cheapest."""
         return self._stats.by_price

@@ -280,12 +280,15 @@ class Observer:
         """The last change of each endpoint; None where none was found."""
         return tuple(self._changes.get(name) for name in self.endpoints)
 
-    def begin(self, query: Query, features: F32 | None = None, reader: Reader | None = None) -> AskView:
+    def begin(
+        self, query: Query, features: F32 | None = None, reader: Reader | None = None, factors: F64 | None = None
+    ) -> AskView:
         """Begin one ask: its own mutable state, on the pool's numbers as they are now.
 
         Args:
             features: of the query's text, norm 1; None: they are made here.
             reader: makes the vectors that replies of open text are compared by; None: `text_features` does.
+            factors: (N,) the cost of this query at each endpoint, relative to the usual cost there; None: 1.
 
         Raises:
             ConfigError: the embedder gives something else than such features.
@@ -296,9 +299,10 @@ class Observer:
             corrections = self._calibration.corrections(query.task) if query.choices else None
         self._begun = True
         agreement = Agreement(reader) if query.open else None
+        stats = self._current()
         return AskView(
             query,
-            self._current(),
+            stats if factors is None else stats.at(factors),
             self._index,
             features,
             similar,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -190,8 +190,7 @@ class PoolStats:
         expected_cost: USD of one call, length N; None where unknown.
         mean_length: completion tokens, length N; ``length_deviation``: see `length_moments`.
         order: endpoint indices, cheapest first, unknown cost last, then by name.
-        by_price: likewise, by what a typical call costs, whatever each was asked lately.
-        typical_shares: float64 (N,) that cost, relative to asking all once; an unknown one counts as the mean.
+        prices: float64 (N,) USD of a typical call, whatever each was asked lately; NaN where unknown.
         pairs: float32 (N, N) focal diversity of each pair, 0 on the diagonal.
     """
 
@@ -205,11 +204,40 @@ class PoolStats:
     mean_length: list[float]
     length_deviation: list[float]
     order: tuple[int, ...]
-    by_price: tuple[int, ...]
-    typical_shares: F64
+    prices: F64
     pairs: F32
     _at_cost_weight: dict[float, F32] = field(default_factory=dict)
     _by_choices: dict[int, F32] = field(default_factory=dict)
+
+    @property
+    def by_price(self) -> tuple[int, ...]:
+        """Endpoint indices, those first whose typical call is the cheapest."""
+        return _cheapest_first(_where_known(self.prices, ~np.isnan(self.prices)), self.names)
+
+    @property
+    def typical_shares(self) -> F64:
+        """The cost of a typical call to each, relative to asking all once, (N,); unknown counts as the mean."""
+        return typical_shares(self.prices)
+
+    def at(self, factors: F64) -> PoolStats:
+        """The same for a query whose cost at each endpoint is this multiple of the usual one (N,)."""
+        usual = np.array([np.nan if usd is None else usd for usd in self.expected_cost])
+        costs, there = usual * factors, ~np.isnan(usual)
+        dearer = max(np.nansum(costs), _LEAST) / max(np.nansum(usual), _LEAST)
+        factors = np.where(there, factors, dearer)  # an unknown cost counts as the mean
+        columns, shares = self.rows.columns.copy(), self.rows.shares * factors
+        relative = columns[:, _AT["price"].start] + np.log(factors / dearer) * 0.25
+        columns[:, _AT["price"].start] = relative.clip(-4, 4)
+        known = _where_known(costs, there)
+        return replace(
+            self,
+            rows=replace(self.rows, columns=columns, shares=shares / max(float(shares.sum()), _LEAST)),
+            expected_cost=known,
+            order=_cheapest_first(known, self.names),
+            prices=self.prices * factors,
+            _at_cost_weight={},
+            _by_choices=self._by_choices,
+        )
 
     def columns(self, cost_weight: float) -> F32:
         """The endpoint rows (N, De) at this lambda; a copy."""
@@ -310,8 +338,7 @@ class PoolTotals:
             mean_length=mean_length.tolist(),
             length_deviation=length_deviation.tolist(),
             order=_cheapest_first(costs, names),
-            by_price=_cheapest_first(_where_known(self.prices, ~np.isnan(self.prices)), names),
-            typical_shares=typical_shares(self.prices),
+            prices=self.prices,
             pairs=pairs.astype(np.float32),
         )
 

@@ -35,6 +35,7 @@ from focalroute.money.pacing import make_pacer
 from focalroute.money.price_library import with_prices
 from focalroute.money.prices import warn_if_stale
 from focalroute.observe import Observer
+from focalroute.observe.warm_caches import WarmCaches
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
@@ -104,6 +105,7 @@ class AsyncEnsemble:
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
         self._gates = PerLoop(StartGate)
         self._cache = AnswerCache(settings.cache_ttl_s)
+        self._warm_caches = WarmCaches(self.endpoints)
         self._streams = Background()  # the answers being written
         self._closed = False
         policy = resolve_policy(settings.policy, self._names, settings.seed)
@@ -315,7 +317,7 @@ class AsyncEnsemble:
         ask = await self._begin(query, max_usd, deadline_s, stream_sink)
         cost_weight = self._pacer.begin()
         try:
-            rounds = Rounds(ask, self._pool, max_rounds=self._settings.max_rounds, order=self._observer.order())
+            rounds = Rounds(ask, self._pool, max_rounds=self._settings.max_rounds, order=ask.view.order)
             while await rounds.prepare():
                 observation = ask.observe(cost_weight)
                 decision = rounds.decision = ask.decide(
@@ -331,6 +333,7 @@ class AsyncEnsemble:
                 self._check_open()
             await self._synthesiser.write(ask)
             answer, row = make_answer(ask, store_text=self._settings.store_text)
+            self._warm_caches.learn(query, ask.replies)
         except BaseException as error:  # whatever ended it, what was consumed is in the ledger
             self._store.write(*ask.ask_budget.unwritten)
             if self._recorder is not None:
@@ -367,7 +370,12 @@ class AsyncEnsemble:
             query,
             policy=Guarded(policy, self._names, rival),
             max_rounds=settings.max_rounds,
-            view=self._observer.begin(query, text.features, self._embedding.reader(ask_budget, deadline)),
+            view=self._observer.begin(
+                query,
+                text.features,
+                self._embedding.reader(ask_budget, deadline),
+                self._warm_caches.factors(query),
+            ),
             ask_budget=ask_budget,
             deadline=deadline,
             rng=rng,

@@ -12,6 +12,7 @@ from focalroute.observe.pool_stats import (
     PRIOR_ASKS,
     PRIOR_LONG_RUN,
     EndpointRows,
+    PoolStats,
     PoolTotals,
     cost_penalties,
     relative_skills,
@@ -203,3 +204,20 @@ def test_rows_hold_the_cost_penalties_of_their_lambda_and_are_copies() -> None:
         np.testing.assert_array_equal(others, np.delete(stats.rows.columns, np.r_[at], axis=1))
         found[:] = 99.0
     assert not stats.rows.columns[:, at].any()
+
+
+def test_a_query_that_costs_other_than_usual_is_seen_as_if_prices_were_others() -> None:
+    """Equal to a pool with those prices; what has none stays unknown."""
+    prices, factors = (1e-6, 4e-6, None), np.array([2.0, 0.1, 1.0])
+
+    def stats(prices: tuple[float | None, ...]) -> PoolStats:
+        none, strength = np.zeros(3), np.full(3, 10.0)
+        return PoolTotals(prices).stats(("a", "b", "c"), np.zeros((3, 3)), none, none, strength)
+
+    seen, expected = stats(prices).at(factors), stats((2e-6, 4e-7, None))
+    assert seen.order == expected.order == seen.by_price == (1, 0, 2)
+    assert stats(prices).order == (0, 1, 2)
+    assert seen.expected_cost == pytest.approx(expected.expected_cost)
+    np.testing.assert_allclose(seen.rows.shares, expected.rows.shares)
+    np.testing.assert_allclose(seen.columns(1), expected.columns(1), atol=1e-6)
+    np.testing.assert_allclose(seen.typical_shares, expected.typical_shares)

@@ -1,0 +1,92 @@
+"""The cost of calls whose prompts begin as earlier ones did: a service reads that part from its cache, for less.
+
+Learned from ``cached_tokens`` in the usage of the replies, by endpoint and by how a prompt begins: the conversation,
+that is all up to its first question; of a new one the ``prompt_cache_key``, or else the system prompt. Kept in this
+process, as hashes. Nothing is promised: a call is reserved at the full price, since any cache may be cold.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.core.config import Endpoint
+from focalroute.core.records import Query, Reply
+from focalroute.observe.pool_stats import PRIOR_CALLS
+
+_LASTS_S = 300.0  # services keep an unused cache for five minutes and longer
+_MOST_BEGINNINGS = 4096
+_MEMORY = 0.99  # how much an earlier call counts in an endpoint's mean beside the next one
+_SAME = 0.01
+_LEAST_SHARE = 1e-3
+
+
+class WarmCaches:
+    """Foresees how a query's cost at each endpoint differs from its usual cost there. Safe to use from any thread.
+
+    Args:
+        endpoints: the pool, N of them.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        prices = [one.price for one in endpoints]
+        self._prices = {
+            one.name: (i, float(price.prompt), float(price.completion), float(price.prompt - price.cached))
+            for i, (one, price) in enumerate(zip(endpoints, prices, strict=True))
+            if price is not None and price.cached < price.prompt
+        }
+        self._paid = [float(PRIOR_CALLS)] * len(endpoints)  # shares of the full price, summed over the latest calls;
+        self._calls = self._paid.copy()  # their number, with those that stand for the listed price in `expected_cost`
+        self._beginnings: OrderedDict[int, dict[int, tuple[float, float]]] = OrderedDict()  # endpoint -> (share, when)
+        self._lock = threading.Lock()
+
+    def learn(self, query: Query, replies: Iterable[Reply]) -> None:
+        """Take in what the replies to a query were read from."""
+        used = [
+            (reply.endpoint, usage) for reply in replies if (usage := reply.usage) and reply.endpoint in self._prices
+        ]
+        if not self._beginnings and not any(usage.cached_tokens for _, usage in used):
+            return
+        now, conversation = time.monotonic(), _conversation(query)
+        with self._lock:
+            places = [conversation] if conversation in self._beginnings else [conversation, _beginning(query)]
+            for name, usage in used:
+                i, prompt, completion, saved = self._prices[name]
+                full = usage.prompt_tokens * prompt + usage.completion_tokens * completion
+                share = max(1 - usage.cached_tokens * saved / full, _LEAST_SHARE) if full > 0 else 1.0
+                self._paid[i] = self._paid[i] * _MEMORY + share
+                self._calls[i] = self._calls[i] * _MEMORY + 1
+                for place in places:
+                    self._beginnings.setdefault(place, {})[i] = share, now
+                    self._beginnings.move_to_end(place)
+            while len(self._beginnings) > _MOST_BEGINNINGS:
+                self._beginnings.popitem(last=False)
+
+    def factors(self, query: Query) -> NDArray[np.float64] | None:
+        """By how much this query costs more or less than usual at each endpoint, (N,); None: as usual at all."""
+        if not self._beginnings:
+            return None
+        now, shares = time.monotonic(), [1.0] * len(self._paid)
+        for place in (_beginning(query), _conversation(query)):  # the conversation's own word is the last
+            for i, (share, at) in self._beginnings.get(place, {}).copy().items():
+                if now - at < _LASTS_S:
+                    shares[i] = share
+        factors = [share * calls / paid for share, paid, calls in zip(shares, self._paid, self._calls, strict=True)]
+        return None if all(abs(factor - 1) < _SAME for factor in factors) else np.array(factors)
+
+
+def _conversation(query: Query) -> int:
+    users = (at for at, message in enumerate(query.messages, 1) if message.get("role") == "user")
+    return hash(tuple(str(message.get("content")) for message in query.messages[: next(users, None)]))
+
+
+def _beginning(query: Query) -> int:
+    first, key = query.messages[0], query.params.get("prompt_cache_key")
+    if key is None and first.get("role") != "user":
+        key = first.get("content")
+    return hash(("new", str(key)))
