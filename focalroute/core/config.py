@@ -393,6 +393,8 @@ class Endpoint:
             tools are not put to an endpoint that takes none.
         images: likewise of images in messages.
         json_schema: likewise of a ``response_format`` with a JSON schema in ``params``.
+        context_tokens: how many tokens a prompt and its reply may have together; None: unknown, or what genai-prices
+            says beside its price. A query of more than twice that many words is not put to it.
         reasoning_effort: how much the model is to think ("none", "minimal", "low", "medium", "high", ...); None: as it
             does by itself. One model at two efforts is two endpoints.
         thinking_tokens: the room for thinking in a reply, besides the answer's: it is reserved, and sent as a budget
@@ -434,6 +436,7 @@ class Endpoint:
     tools: bool | None = None
     images: bool | None = None
     json_schema: bool | None = None
+    context_tokens: Annotated[int, Field(ge=1024)] | None = None
     reasoning_effort: Name | None = None
     thinking_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     verbosity: Name | None = None

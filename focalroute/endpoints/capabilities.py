@@ -35,6 +35,7 @@ _TRIAL_TIMEOUT_S = 10.0
 
 
 _IMAGES = frozenset(("image_url", "input_image", "image"))
+_SHORT = 2048  # characters; it fits everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +110,46 @@ def _declared_values(endpoint: Endpoint) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def required_features(query: Query) -> frozenset[Feature]:
-    """Return the features that a query needs. A structured answer (``answer=``) needs none."""
-    params, wanted = query.params, query.params.get("response_format")
-    found: set[Feature] = set()
-    if params.get("tools") or params.get("functions"):
-        found.add("tools")
-    if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
-        found.add("json_schema")
-    if any(_has_image(message.get("content")) for message in query.messages):
-        found.add("images")
-    return frozenset(found)
+class Needs:
+    """The needs of a query that an endpoint has to meet to be asked it; true if there are any.
+
+    Attributes:
+        features: in the order of their names. A structured answer (``answer=``) needs none.
+        characters: of its prompt.
+    """
+
+    def __init__(self, query: Query) -> None:
+        params, wanted = query.params, query.params.get("response_format")
+        parts = [part for message in query.messages for part in _parts(message.get("content"))]
+        found: set[Feature] = set()
+        if params.get("tools") or params.get("functions"):
+            found.add("tools")
+        if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
+            found.add("json_schema")
+        if any(part.get("type") in _IMAGES for part in parts):
+            found.add("images")
+        self.features: tuple[Feature, ...] = tuple(sorted(found))
+        self._texts = [text for part in parts if isinstance(text := part.get("text"), str)]
+        self.characters = sum(map(len, self._texts))
+
+    def __bool__(self) -> bool:
+        return bool(self.features) or self.characters > _SHORT
+
+    @functools.cached_property
+    def words(self) -> int:
+        """The number of words in its prompt; no tokenizer in use makes one token of two."""
+        return sum(len(text.split()) for text in self._texts)
+
+    def surely_exceeds(self, tokens: int) -> bool:
+        """Whether the prompt has more than twice as many tokens: listed lengths may be out of date."""
+        return self.characters > 4 * tokens and self.words > 2 * tokens
 
 
-def _has_image(content: Any) -> bool:
+def _parts(content: Any) -> list[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return [{"text": content}]
     parts = content if isinstance(content, list | tuple) else ()
-    return any(isinstance(part, Mapping) and part.get("type") in _IMAGES for part in parts)
+    return [part for part in parts if isinstance(part, Mapping)]
 
 
 async def call_trial(client: EndpointClient) -> Completion:

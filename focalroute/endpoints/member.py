@@ -17,7 +17,7 @@ from focalroute.core.records import Failure
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.breaker import Breaker
 from focalroute.endpoints.calls import CallContext, StreamSink
-from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.capabilities import Capabilities, Needs
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import NotValid, ParsedReply, Plan
 from focalroute.endpoints.hints import host_of
@@ -26,7 +26,7 @@ from focalroute.endpoints.quirks import Quirks, with_room
 from focalroute.endpoints.rate_limits import Health, Throttle
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.fields import protocol_error
-from focalroute.endpoints.wire.refusals import ROOM, Feature
+from focalroute.endpoints.wire.refusals import ROOM
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import Bill
@@ -154,12 +154,14 @@ class PoolMember:
         finally:
             self.throttle.leave(admitted, None, None)
 
-    def lacks(self, feature: Feature) -> bool:
-        """Whether it is known not to have this feature, by the pool file or its own error messages."""
-        declared: bool | None = getattr(self.endpoint, feature)
-        if declared is not None:
-            return not declared
-        return self._lacks.get(feature, 0.0) > time.monotonic()
+    def lacks(self, needs: Needs) -> str | None:
+        """Return the first need that it is known not to meet, by the pool file or its own errors; None: none."""
+        for feature in needs.features:
+            declared: bool | None = getattr(self.endpoint, feature)
+            if declared is False or (declared is None and self._lacks.get(feature, 0.0) > time.monotonic()):
+                return feature
+        limit = self.endpoint.context_tokens
+        return f"prompt of {needs.words:,} words" if limit is not None and needs.surely_exceeds(limit) else None
 
     # -- whether it is there -----------------------------------------------------------------------------------------
 

@@ -16,14 +16,13 @@ from focalroute.core.records import Query, Reply
 from focalroute.endpoints import capabilities, elicit
 from focalroute.endpoints.breaker import Breaker, Breakers, Latencies
 from focalroute.endpoints.calls import CallContext, StreamSink
-from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.capabilities import Capabilities, Needs
 from focalroute.endpoints.client import HttpClients
 from focalroute.endpoints.elicit import Plan
 from focalroute.endpoints.member import PoolMember
 from focalroute.endpoints.paid_call import unbounded, unknown_param, upper_bound
 from focalroute.endpoints.rate_limits import Health
 from focalroute.endpoints.round import RaceAllowance, RoundCalls, RoundController, Rules
-from focalroute.endpoints.wire.refusals import Feature
 from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.store.base import HealthRow, Store
 
@@ -73,10 +72,9 @@ class Pool:
         """Which endpoints' rate limits allow a call now, if need be a trial, whether they are out of use or not."""
         return tuple([member.throttle.ready or member.throttle.triable for member in self._members])
 
-    def lacking(self, needed: Iterable[Feature]) -> tuple[str | None, ...]:
-        """Return the needed features that each endpoint is known to lack; None if none."""
-        wanted = sorted(needed)
-        return tuple([next((feature for feature in wanted if member.lacks(feature)), None) for member in self._members])
+    def lacking(self, needs: Needs) -> tuple[str | None, ...]:
+        """Return what each endpoint is known not to take of what a query needs; None if nothing."""
+        return tuple([member.lacks(needs) for member in self._members])
 
     def out(self) -> tuple[bool, ...]:
         """Which endpoints' breakers are not closed. Never all."""

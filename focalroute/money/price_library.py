@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _NAME = "genai-prices"
+_SHORTEST = 1024  # tokens: less is no length of a model that answers questions
 
 
 class LibraryPrice(NamedTuple):
@@ -30,6 +31,7 @@ class LibraryPrice(NamedTuple):
 
     Attributes:
         price: None: there is none that holds for every call, and ``detail`` says why.
+        context_tokens: how many tokens a prompt and its reply may have; None: it does not say.
         source: the library and its version.
         as_of: the day from which on its data is; see above.
         detail: the name of its entry, if it is not the model's; or why there is no price.
@@ -39,6 +41,7 @@ class LibraryPrice(NamedTuple):
     source: str
     as_of: date
     detail: str = ""
+    context_tokens: int | None = None
 
 
 def installed() -> bool:
@@ -47,7 +50,7 @@ def installed() -> bool:
 
 
 def with_prices(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-    """The same endpoints; those of a service named by ``service`` get the library's price if they have none."""
+    """The same endpoints; those of a ``service`` without a price get the library's, and its context length."""
     return tuple(_filled_in(endpoint) for endpoint in endpoints)
 
 
@@ -55,6 +58,8 @@ def _filled_in(endpoint: Endpoint) -> Endpoint:
     if endpoint.service is None or endpoint.price is not None or not installed():
         return endpoint
     found = look_up(endpoint.base_url, endpoint.model)
+    if endpoint.context_tokens is None:
+        endpoint = replace(endpoint, context_tokens=found.context_tokens)
     if found.price is None:
         return endpoint
     prompt, completion, cached = found.price
@@ -85,7 +90,8 @@ def look_up(base_url: str | None, model: str) -> LibraryPrice:
         return LibraryPrice(None, source, as_of, "not in it")
     price, why = _price(entry)
     named = "" if entry.id.lower() == model.lower() else f"as {provider.id}'s {entry.id}"
-    return LibraryPrice(price, source, as_of, ", ".join(filter(None, (named, why))))
+    length = entry.context_window if (entry.context_window or 0) >= _SHORTEST else None
+    return LibraryPrice(price, source, as_of, ", ".join(filter(None, (named, why))), length)
 
 
 def _price(entry: ModelInfo) -> tuple[Price | None, str]:

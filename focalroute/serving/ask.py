@@ -109,7 +109,10 @@ class Ask:
         unable = [name for name, why in self.unavailable.items() if why.startswith(_LACKS)]
         if not replies and len(unable) == len(self.policy.endpoints):
             reasons = ", ".join(f"{name} {self.unavailable[name]}" for name in unable)
-            return PoolError(f"no endpoint can be asked this ({reasons}); see Endpoint.tools, .images and .json_schema")
+            return PoolError(
+                f"no endpoint can be asked this ({reasons}); see Endpoint.tools, .images, "
+                ".json_schema and .context_tokens"
+            )
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
             return self.ask_budget.exceeded()
         hints = Counter(error.hint for error in failures.values() if error.hint)

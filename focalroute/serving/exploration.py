@@ -11,7 +11,7 @@ from focalroute.answers import candidate_key, reply_form
 from focalroute.core.errors import FocalrouteError
 from focalroute.core.event_loops import Background
 from focalroute.core.records import Query, Reply
-from focalroute.endpoints.capabilities import required_features
+from focalroute.endpoints.capabilities import Needs
 from focalroute.endpoints.pool import Pool
 from focalroute.money.budget import AskBudget
 from focalroute.money.cost import Bill
@@ -68,7 +68,7 @@ class Explorer:
 
     def _callable(self, ask: Ask) -> set[int]:
         """Find the endpoints that were not asked, and can be."""
-        free = enumerate(zip(self._pool.available(), self._pool.lacking(required_features(ask.query)), strict=True))
+        free = enumerate(zip(self._pool.available(), self._pool.lacking(Needs(ask.query)), strict=True))
         return {i for i, (available, lack) in free if available and not lack and i not in ask.view.asked}
 
     async def _explore(self, probe: Probe, query: Query, ask_budget: AskBudget, answer: StoredAnswer) -> None:

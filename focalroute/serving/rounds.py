@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from focalroute.core.records import Decision, Reply
-from focalroute.endpoints.capabilities import required_features
+from focalroute.endpoints.capabilities import Needs
 from focalroute.endpoints.pool import Pool
 from focalroute.serving.ask import Ask
 
@@ -37,7 +37,7 @@ class Rounds:
         share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
         self._deadline = now + share * (ask.deadline - now)
         self.calls = pool.call_context(ask.query, ask.ask_budget, self._deadline, ask.stream_sink)
-        self._needs = required_features(ask.query)
+        self._needs = Needs(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
         self.decision: Decision | None = None

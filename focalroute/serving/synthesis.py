@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Failure, Query, Reply
-from focalroute.endpoints.capabilities import required_features
+from focalroute.endpoints.capabilities import Needs
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.endpoints.pool import Pool
 from focalroute.serving.ask import Ask
@@ -74,7 +74,7 @@ class Synthesiser:
 
     def _unable(self, writer: int, query: Query) -> str | None:
         """Why it cannot be asked now; None: it can."""
-        lacks = self._pool.lacking(required_features(query))[writer]
+        lacks = self._pool.lacking(Needs(query))[writer]
         if lacks is not None:
             return f"it takes no {lacks}"
         return None if self._pool.available()[writer] else "its breaker is open, or its rate limit reached"

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from focalroute import Endpoint, Ensemble, PoolError
-from focalroute.endpoints.capabilities import required_features
+from focalroute.endpoints.capabilities import Needs
 from focalroute.endpoints.wire.refusals import unsupported
 from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool
@@ -25,14 +25,22 @@ HELD = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "
 
 
 def test_what_a_query_needs() -> None:
-    assert required_features(make_query("?")) == set()
-    assert required_features(make_query(LOOK, params={"tools": [TOOL], "response_format": HELD})) == {
-        "images",
-        "tools",
-        "json_schema",
-    }
-    assert required_features(make_query("?", params={"tools": [], "response_format": {"type": "json_object"}})) == set()
-    assert required_features(make_query("?", answer={"type": "object"})) == set()
+    for little in (
+        make_query("?"),
+        make_query("?", params={"tools": [], "response_format": {"type": "json_object"}}),
+        make_query("?", answer={"type": "object"}),
+    ):
+        assert not Needs(little)
+    much = Needs(make_query(LOOK, params={"tools": [TOOL], "response_format": HELD}))
+    assert much.features == ("images", "json_schema", "tools")
+    assert (much.characters, much.words) == (len("What is 17 + 25?"), 5)
+    assert Needs(make_query("word " * 500))
+
+
+@pytest.mark.parametrize(("prompt", "exceeds"), [("word " * 2049, True), ("word " * 2048, False), ("x" * 99999, False)])
+def test_only_what_surely_exceeds_a_context_length_is_said_to(prompt: str, exceeds: bool) -> None:
+    """A token is at least a word; the length counts double, as it may be out of date."""
+    assert Needs(make_query(prompt)).surely_exceeds(1024) is exceeds
 
 
 @pytest.mark.parametrize(
@@ -115,6 +123,25 @@ def test_where_nobody_takes_it_the_error_says_so(pool: SimulatedPool) -> None:
     ):
         ensemble.ask(LOOK)
     assert caught.value.replies == ()
+
+
+def test_what_is_too_long_is_put_to_those_who_take_it_and_else_refused_before_anything_is_paid(
+    pool: SimulatedPool,
+) -> None:
+    short, _, long = (replace(endpoint, context_tokens=1024) for endpoint in pool.endpoints)
+    long = replace(long, context_tokens=200_000)
+    prompt, before = "word " * 2500 + "What is 17 + 25?", pool.stats()["blunt"].calls
+    with Ensemble([short, long], policy="plurality") as ensemble:
+        answer = ensemble.ask(prompt)
+        assert [reply.endpoint for reply in answer.replies] == ["able"]
+        assert answer.degraded == ("takes no prompt of 2,505 words: blunt could not be asked",)
+    with Ensemble([short]) as ensemble, pytest.raises(PoolError) as caught:
+        ensemble.ask(prompt)
+    assert str(caught.value) == (
+        "no endpoint can be asked this (blunt takes no prompt of 2,505 words); "
+        "see Endpoint.tools, .images, .json_schema and .context_tokens"
+    )
+    assert pool.stats()["blunt"].calls == before
 
 
 def test_a_closed_question_may_have_an_image(pool: SimulatedPool) -> None:

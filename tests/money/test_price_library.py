@@ -37,8 +37,8 @@ def usd(prompt: str, completion: str, **more: Any) -> types.ModelPrice:
     return types.ModelPrice(input_mtok=Decimal(prompt), output_mtok=Decimal(completion), **more)
 
 
-def model(name: str, prices: Any) -> types.ModelInfo:
-    return types.ModelInfo(id=name, match=types.ClauseStartsWith(starts_with=name), prices=prices)
+def model(name: str, prices: Any, **more: Any) -> types.ModelInfo:
+    return types.ModelInfo(id=name, match=types.ClauseStartsWith(starts_with=name), prices=prices, **more)
 
 
 def since(day: date, prices: types.ModelPrice) -> types.ConditionalPrice:
@@ -49,9 +49,9 @@ TIERED = types.TieredPrices(base=Decimal(1), tiers=[types.Tier(start=200_000, pr
 BY_NIGHT = types.TimeOfDateConstraint(start_time=time(0, 0), end_time=time(6, 0))
 MODELS = [
     model("plain", usd("0.2", "0.4")),
-    model("cached", usd("0.2", "0.4", cache_read_mtok=Decimal("0.05"))),
+    model("cached", usd("0.2", "0.4", cache_read_mtok=Decimal("0.05")), context_window=32_000),
     model("dated", [since(date.min, usd("9", "9")), since(NEW, usd("1", "2")), since(TO_COME, usd("7", "7"))]),
-    model("tiered", types.ModelPrice(input_mtok=TIERED, output_mtok=Decimal(3))),
+    model("tiered", types.ModelPrice(input_mtok=TIERED, output_mtok=Decimal(3)), context_window=9_000),
     model("nightly", [types.ConditionalPrice(constraint=BY_NIGHT, prices=usd("1", "1")), since(NEW, usd("2", "2"))]),
     model("search", usd("1", "1", requests_kcount=Decimal(5))),
     model("speech", types.ModelPrice(input_mtok=Decimal(1))),
@@ -176,4 +176,14 @@ def test_a_service_by_name_brings_the_price_and_what_is_given_stays(monkeypatch:
     assert filled.price == Price(Decimal("0.2"), Decimal("0.4"), Decimal("0.05"))
     assert (filled.prices_as_of, filled.prices_from) == (NEW, price_library.look_up(FIREWORKS, "cached").source)
     assert tiered.price is local.price is None
+    assert [one.context_tokens for one in (filled, tiered, local)] == [32_000, 9_000, None]
     assert mine == given
+
+
+def test_what_it_ships_knows_how_long_a_prompt_of_a_well_known_model_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with Ensemble([Endpoint("openai/gpt-5-mini"), Endpoint("openai/gpt-4o", context_tokens=5000)]) as ensemble:
+        mini, given = ensemble.endpoints
+    assert mini.context_tokens is not None
+    assert mini.context_tokens >= 128_000
+    assert given.context_tokens == 5000
