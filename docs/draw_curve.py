@@ -1,8 +1,8 @@
-"""Draws the README's picture from the first table of docs/results/quality.md: ``python docs/draw_curve.py``."""
+"""Draws the README's picture from docs/results/data/quality.json: ``python docs/draw_curve.py``."""
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 
 import matplotlib as mpl
@@ -27,11 +27,12 @@ _LEFT = {"plurality", "log-linear-online"}  # their names stand to the left of t
 
 def points() -> dict[str, tuple[float, float]]:
     """Accuracy and cost of every method on mmlupro12, as the table has them."""
-    page = (DOCS / "results" / "quality.md").read_text("utf-8")
-    rows = re.findall(r"^\| ([\w ,.-]+?) \| \**([\d.]+) @ ([\d.]+)", page, re.M)
-    found: dict[str, tuple[float, float]] = {}
-    for name, accuracy, cost in rows:
-        found.setdefault(name, (float(accuracy), float(cost)))  # the first table's
+    table = json.loads((DOCS / "results" / "data" / "quality.json").read_text("utf-8"))["baselines"]
+    found = {}
+    for name, first, *_ in table["rows"]:
+        if "@" in first:
+            accuracy, cost = first.strip("*").split(" @ ")
+            found[name] = (float(accuracy), float(cost))
     return found
 
 

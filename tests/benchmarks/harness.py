@@ -177,13 +177,14 @@ def markdown(section: Section) -> str:
     parts = [f"### {section.title}"]
     if section.targets:
         rows = [(t.what, t.aim, t.measured, t.floor or "-", "yes" if t.met else "**no**") for t in section.targets]
-        parts.append(_markdown(Table(("target", "aim", "measured", "floor", "met"), rows)))
-    parts += map(_markdown, section.tables)
+        parts.append(markdown_table(Table(("target", "aim", "measured", "floor", "met"), rows)))
+    parts += map(markdown_table, section.tables)
     parts += section.notes
     return "\n\n".join(parts)
 
 
-def _markdown(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """A table as it goes into a page."""
     lines = ["| " + " | ".join(row) + " |" for row in (table.head, *table.rows)]
     lines.insert(1, "|---" * len(table.head) + "|")
     return "\n".join(lines)
