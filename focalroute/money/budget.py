@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -22,14 +22,13 @@ from focalroute.core.config import PERIODS, Budget, Endpoint, parse_usd
 from focalroute.core.dollars import dollars
 from focalroute.core.errors import BudgetExceeded, ConfigError
 from focalroute.core.receipts import Limit
-from focalroute.money.cost import Bill
+from focalroute.money.cost import Bill, UsualCost
 from focalroute.store.accounts import Account, Balance
-from focalroute.store.base import DOUBT, LedgerRow, Outcomes, Release, Reservation, ReservationResult, Store
+from focalroute.store.base import LedgerRow, Outcomes, Release, Reservation, ReservationResult, Store
 
 _log = logging.getLogger("focalroute")
 
 _LOOK_AGAIN_S = 0.01
-_DOUBT_S = 24 * 3600.0  # that more is held for a call that may have been billed; no shorter than any period
 _USUAL_CALLS = 128  # then what is older counts half
 
 
@@ -80,7 +79,6 @@ class BudgetGuard:
         self._known: dict[Account, Balance] = {}
         self._refreshing: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
         self._held: set[str] = set()  # this process's own reservations
-        self._doubts: dict[str, tuple[float, Release]] = {}  # by id: until when it is held; in the order of time
         self._usual: dict[str, tuple[int, Decimal, Decimal]] = {}  # by endpoint: calls, what they cost and could have
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         if self.limits:
@@ -171,7 +169,6 @@ class BudgetGuard:
         Raises:
             StoreError: it cannot be known whether it fits.
         """
-        self._end_doubts()
         future = self._kept.reserve(reservation, limits)
         try:
             grant = future.result() if future.done() else await asyncio.wrap_future(future)
@@ -188,27 +185,16 @@ class BudgetGuard:
         if done.exception() is None and done.result().granted:
             self._kept.write_calls([(Release(reservation, done.result().at),)]).add_done_callback(_warn)
 
-    def settle(self, row: LedgerRow, doubt: Decimal) -> None:
-        """Turn a reservation into what was really spent, soon; what is doubtful besides is held for a day."""
+    def settle(self, row: LedgerRow) -> None:
+        """Turn a reservation into what was really spent, soon; what is in doubt besides stays held for a day."""
         if row.reservation is not None:
             self._held.discard(row.reservation.id)
         self._kept.write_calls([(row,)]).add_done_callback(_warn)
-        if doubt:
-            held = Reservation(DOUBT + secrets.token_hex(8), row.answer_id, row.endpoint, doubt, row.tags, _DOUBT_S)
-            limits = {account: limit for account, limit in self.limits.items() if account.tag in ("", *row.tags)}
-            self._kept.reserve(held, limits).add_done_callback(lambda done: self._hold_doubt(done, held))
 
-    def _hold_doubt(self, done: Future[ReservationResult], held: Reservation) -> None:
-        if (error := done.exception()) is not None:
-            _log.warning("what a call that broke off may have cost could not be held back: %s", error)
-        elif done.result().granted:  # else others took the room meanwhile
-            self._doubts[held.id] = (time.monotonic() + _DOUBT_S, Release(held, done.result().at))
-
-    def _end_doubts(self) -> None:
-        """Release what has been held for a day."""
-        while (first := next(iter(self._doubts.items()), None)) and first[1][0] <= time.monotonic():
-            if self._doubts.pop(first[0], None):
-                self._kept.write_calls([(first[1][1],)]).add_done_callback(_warn)
+    def correct(self, row: LedgerRow, bill: Bill) -> None:
+        """Replace an estimate, and what is held besides, by what the call is known to have cost."""
+        true = replace(row, usage=bill.usage, cost=bill.cost, cost_source=bill.source, doubt=None)
+        self.settle(replace(true, reservation=row.held_on))
 
     def note_cost(self, endpoint: str, cost: Decimal, bound: Decimal) -> None:
         """Take note of what a call cost that could have cost ``bound`` at the most."""
@@ -217,17 +203,20 @@ class BudgetGuard:
             calls, costs, bounds = calls // 2, costs / 2, bounds / 2
         self._usual[endpoint] = (calls + 1, costs + cost, bounds + bound)
 
-    def usual_cost(self, endpoint: str, bound: Decimal) -> Decimal | None:
-        """Return the usual cost of a call that can cost ``bound`` at the most, USD; None: no call was ever paid.
+    def usual_cost(self, endpoint: str, bound: Decimal) -> UsualCost | None:
+        """Return the usual cost of a call that can cost ``bound`` at the most; None: no call was ever paid.
 
-        The dearer of the endpoint's mean call and its mean share of the bound; before its first, of the pool's share.
+        Before the endpoint's first call, both are the pool's mean share of the bound.
         """
         calls, costs, bounds = self._usual.get(endpoint, (0, Decimal(0), Decimal(0)))
-        mean = costs / calls if calls else Decimal(0)
+        mean = min(bound, costs / calls) if calls else None
         if not bounds:
             others = tuple(self._usual.values())
             costs, bounds = sum((one[1] for one in others), Decimal(0)), sum((one[2] for one in others), Decimal(0))
-        return min(bound, max(mean, bound * costs / bounds)) if bounds else None
+        if not bounds:
+            return None
+        by_share = bound * min(Decimal(1), costs / bounds)
+        return UsualCost(by_share, by_share) if mean is None else UsualCost(mean, max(mean, by_share))
 
 
 def _warn(written: Future[Outcomes]) -> None:
@@ -339,12 +328,12 @@ class AskBudget:
                 self.reserved -= amount
         return hold
 
-    def usual_cost(self, endpoint: str, bound: Decimal) -> Decimal | None:
-        """Return the usual cost of a call that can cost ``bound`` at the most, USD; None: not known yet."""
+    def usual_cost(self, endpoint: str, bound: Decimal) -> UsualCost | None:
+        """Return the usual cost of a call that can cost ``bound`` at the most; None: not known yet."""
         return self._guard.usual_cost(endpoint, bound)
 
-    def settle(self, hold: HeldAmount, bill: Bill) -> None:
-        """Turn what is held into what was really spent, and what is doubtful."""
+    def settle(self, hold: HeldAmount, bill: Bill) -> LedgerRow:
+        """Turn what is held into what was really spent, and what is in doubt; the row of the ledger."""
         self.bills.append(bill)
         cost = bill.cost or Decimal(0)
         self.reserved -= cost if bill.doubt else hold.amount  # in doubt, the ask's own cap counts the most it can be
@@ -352,12 +341,18 @@ class AskBudget:
         if bill.usage is not None and bill.cost is not None and hold.amount:
             self._guard.note_cost(bill.endpoint, bill.cost, hold.amount)
         row = LedgerRow(
-            self.answer_id, bill.endpoint, hold.at, bill.usage, bill.cost, bill.source, self._tags, hold.reservation
-        )
+            self.answer_id, bill.endpoint, hold.at, bill.usage, bill.cost, bill.source, self._tags, hold.reservation,
+            bill.doubt,
+        )  # fmt: skip
         if hold.reservation is None:
             self.unwritten.append(row)
         else:
-            self._guard.settle(row, bill.doubt)
+            self._guard.settle(row)
+        return row
+
+    def correct(self, row: LedgerRow, bill: Bill) -> None:
+        """Replace an estimate in the store by what the call is known to have cost. The ask's own sums stay."""
+        self._guard.correct(row, bill)
 
     def state(self) -> tuple[Limit, ...]:
         """Every limit that concerns the ask, by the latest that is known; its own cap first."""

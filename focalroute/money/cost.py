@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import NamedTuple
 
 from focalroute.core.config import Endpoint
 from focalroute.core.dollars import Dollars
@@ -73,14 +74,14 @@ class Bill:
     """The usage and cost of one attempt at one endpoint.
 
     Attributes:
-        doubt: USD that it may have cost besides, as it is unknown whether it was billed.
+        doubt: of an estimate: USD that it may have cost besides, as it is unknown whether it was billed.
     """
 
     endpoint: str
     usage: Usage | None
     cost: Decimal | None
     source: CostSource
-    doubt: Decimal = Decimal(0)
+    doubt: Decimal | None = None
 
     @staticmethod
     def total(bills: Sequence[Bill]) -> tuple[Usage | None, Decimal | None, CostSource]:
@@ -91,18 +92,30 @@ class Bill:
         return usage, total(bill.cost for bill in bills), source
 
 
+class UsualCost(NamedTuple):
+    """The usual cost of a call that can cost so much at the most, USD.
+
+    Attributes:
+        mean: of the endpoint's calls.
+        dearer: of this and their mean share of what each could have cost.
+    """
+
+    mean: Decimal
+    dearer: Decimal
+
+
 def bill_of(
     endpoint: Endpoint,
     usage: Usage | None,
     bound: Decimal | None,
     *,
     free: bool = False,
-    usual: Decimal | None = None,
+    usual: UsualCost | None = None,
 ) -> Bill:
     """Make an attempt's bill: by its usage, or without one an estimate, unless it was surely free.
 
-    The estimate is half of what such a call usually costs, as if every second one were billed; one and a half times
-    the usual cost may be spent. Where that is not known either, it is ``bound``, what was reserved.
+    The estimate is half of the mean, as if every second such call were billed; one and a half times the usual cost may
+    be spent. Where that is not known either, it is ``bound``, what was reserved.
 
     A bill above its bound is not believed, since no allowed call costs so much: it counts as the bound, and a warning,
     at most one a minute for each endpoint, says what was reserved and what was billed: prices may be out of date.
@@ -118,9 +131,9 @@ def bill_of(
     if bound is None:
         return Bill(endpoint.name, None, None, "unknown")
     if usual is None:
-        return Bill(endpoint.name, None, bound, "reserved")
-    cost = (usual / 2).quantize(_FINEST)  # as the ledger keeps it, so that receipts add up to the same digit
-    return Bill(endpoint.name, None, cost, "reserved", min(usual, bound - cost))
+        return Bill(endpoint.name, None, bound, "reserved", Decimal(0))
+    cost = (usual.mean / 2).quantize(_FINEST)  # as the ledger keeps it, so that receipts add up to the same digit
+    return Bill(endpoint.name, None, cost, "reserved", min(usual.dearer * 3 / 2, bound) - cost)
 
 
 def _warn_of_excess(endpoint: str, bound: Decimal, cost: Decimal) -> None:

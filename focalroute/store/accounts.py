@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 #: Between the end of a call and its settlement in the store, at most.
 GRACE_S = 60.0
+#: How long the rest of a reservation stays held for a call that may have been billed; no shorter than any period.
+DOUBT_S = 24 * 3600.0
+#: How often a store settles what dead processes had reserved, and releases what was held for so long.
+SETTLE_EVERY_S = 600.0
 #: A period that begins later than this from now is of a clock that was wrong: no shorter one, and no slip of a second.
 AHEAD_S = 60.0
 

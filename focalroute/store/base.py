@@ -20,7 +20,7 @@ PROBE = "probe"
 #: Likewise what a judge costs, before the id of the answer that it judged; and the source of its feedback.
 JUDGE = "judge"
 #: How the id of a reservation begins that outlives its call, which may have cost more than its row in the ledger says.
-#: When its time is over it is released, and not settled.
+#: After `focalroute.store.accounts.DOUBT_S` it is released, and the row stands.
 DOUBT = "doubt:"
 #: Between a source and the number of a feedback by which it replaces its earlier one; what it said before is kept.
 REVISION = "\x1e"
@@ -102,6 +102,8 @@ class LedgerRow:
     Attributes:
         at: when the call began; it counts towards the periods of that moment.
         reservation: what it settles, if anything was reserved.
+        doubt: of an estimate: USD of the reservation that stay held, as the call may have cost so much besides; None:
+            the cost is known.
     """
 
     answer_id: str
@@ -112,6 +114,14 @@ class LedgerRow:
     cost_source: CostSource
     tags: tuple[str, ...] = ()
     reservation: Reservation | None = None
+    doubt: Decimal | None = None
+
+    @property
+    def held_on(self) -> Reservation | None:
+        """The part of an estimate's reservation that stays held; a `LedgerRow` that settles it replaces the estimate."""
+        if self.doubt is None or self.reservation is None:
+            return None
+        return Reservation(DOUBT + self.reservation.id, self.answer_id, self.endpoint, self.doubt, self.tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +263,8 @@ class Store(Protocol):
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
         """Hold an amount back if spent + reserved + amount stays within all limits; else nothing happens.
 
-        Atomic over all processes on this store. A `LedgerRow` or a `Release` with it ends it. The accounts must be
-        open; the future fails with StoreError if the store does.
+        Atomic over all processes on this store. A `LedgerRow` or a `Release` with it ends it, but for what
+        `LedgerRow.held_on` says. The accounts must be open; the future fails with StoreError if the store does.
         """
 
     def balances(self, accounts: Iterable[Account]) -> Future[Mapping[Account, Balance]]:

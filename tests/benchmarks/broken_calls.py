@@ -1,18 +1,20 @@
 """Calls that break off, billed or not, under a limit: ``python -m tests.benchmarks.broken_calls``.
 
 Nobody says whether a gateway's error status, a lost connection or a call that was given up is billed. Here simulated
-services bill all of them, or none, and the table sets the ledger beside what they billed until a limit was reached.
+services bill all of them, none, or every second one, and the table sets the ledger beside what they billed until a
+limit was reached.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -20,10 +22,18 @@ from focalroute import AsyncEnsemble, Budget, BudgetExceeded, PoolError
 from focalroute.sim import Fault, SimulatedPool, default_models, stream
 from focalroute.store.sqlite.store import SqliteStore
 
-__all__ = ["LIMIT", "Outcome", "run"]
+__all__ = ["LIMIT", "Outcome", "mixture", "run"]
 
 LIMIT = Decimal("0.2")
-_KINDS = ("status", "reset", "cut")
+_STATUSES = tuple(Fault("status", status=status) for status in (500, 503, 504))
+_KINDS = {
+    "statuses": _STATUSES,
+    "resets": (Fault("reset"),),
+    "cut replies": (Fault("cut"),),
+    "all of these and timeouts": (*_STATUSES, Fault("reset"), Fault("cut"), Fault("hang", seconds=3.0)),
+}
+_BILLED = {"none": (False,), "every second one": (True, False), "all": (True,)}
+_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -47,8 +57,21 @@ class Outcome:
         return float(self.ledger / self.billed)
 
 
+def mixture(share: float, kind: str = "all of these and timeouts", billed: str = "every second one") -> list[Fault]:
+    """Faults of this share of all calls, each of a kind as often as any other."""
+    faults = [replace(fault, billed=bills) for fault in _KINDS[kind] for bills in _BILLED[billed]]
+    each = share / len(faults)
+    return [replace(fault, probability=each / (1 - place * each)) for place, fault in enumerate(faults)]
+
+
 async def run(
-    faults: Sequence[Fault], *, limit: Decimal = LIMIT, asks: int = 5_000, warm: int = 0, free_form: bool = False
+    faults: Sequence[Fault],
+    *,
+    limit: Decimal = LIMIT,
+    asks: int = 5_000,
+    warm: int = 0,
+    free_form: bool = False,
+    attempts: int = 1,
 ) -> Outcome:
     """Ask until the limit is reached, or so many questions; the first ``warm`` of them meet no fault."""
     ended: Counter[str] = Counter()
@@ -56,7 +79,8 @@ async def run(
     with tempfile.TemporaryDirectory() as folder, SimulatedPool(models) as pool:
         budget = Budget(usd_total=limit)
         path = Path(folder) / "s.db"
-        async with AsyncEnsemble(pool.endpoints, store=path, budget=budget, attempts=1, seed=0) as ensemble:
+        endpoints = [replace(endpoint, timeout_s=_TIMEOUT_S) for endpoint in pool.endpoints]
+        async with AsyncEnsemble(endpoints, store=path, budget=budget, attempts=attempts, seed=0) as ensemble:
             for number, question in enumerate(stream(asks, seed=1)):
                 if number == warm:
                     for model in models:
@@ -83,23 +107,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=Decimal, default=LIMIT, help="USD")
+    parser.add_argument("--kinds", nargs="*", choices=_KINDS, help="of faults; all")
     given = parser.parse_args(arguments)
-    print("| what breaks off | of all calls | billed | asks | bill, USD | ledger, USD | ledger / bill | limit, USD |")
+    print("| what breaks off | asked | of all calls | billed | asks | bill, USD | ledger, USD | ledger / bill |")
     print("|---|---|---|---|---|---|---|---|")
-    for share in (0.2, 1.0):
-        for kind in _KINDS:
-            for billed in (False, True):
-                if share == 1 and not billed:
-                    continue
-                fault = Fault(kind, probability=share, status=504, billed=billed)
-                for free_form in (False, True):
-                    outcome = asyncio.run(run([fault], limit=given.limit, warm=100, free_form=free_form))
-                    what = f"{kind}, {'text' if free_form else 'choices'}"
-                    print(
-                        f"| {what} | {share:.0%} | {'all' if billed else 'none'} | {dict(outcome.asks)} | "
-                        f"{outcome.billed:.6f} | {outcome.ledger:.6f} | {outcome.ratio:.3f} | {given.limit} |",
-                        flush=True,
-                    )
+    for share, kind, billed in itertools.product((0.2, 1.0), given.kinds or _KINDS, _BILLED):
+        if share == 1 and billed != "all":
+            continue
+        for free_form, attempts in itertools.product((False, True), (1, 3)):
+            faults = mixture(share, kind, billed)
+            outcome = asyncio.run(run(faults, limit=given.limit, warm=100, free_form=free_form, attempts=attempts))
+            asked = f"{'text' if free_form else 'choices'}, {attempts} attempts"
+            print(
+                f"| {kind} | {asked} | {share:.0%} | {billed} | {dict(outcome.asks)} | {outcome.billed:.6f} | "
+                f"{outcome.ledger:.6f} | {outcome.ratio:.3f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

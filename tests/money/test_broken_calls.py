@@ -13,21 +13,17 @@ from focalroute.sim import Fault
 from tests.benchmarks import broken_calls
 
 LIMIT = Decimal("0.002")
-FAULTS = [Fault("status", status=504), Fault("reset"), Fault("cut")]
 
 
-def faults(share: float, *, billed: bool) -> list[Fault]:
-    """A gateway's error status, a lost connection and a reply that breaks off, each as often as any other."""
-    chances = (share / 3, share / (3 - share), share / (3 - 2 * share))
-    return [
-        Fault(fault.kind, status=fault.status, probability=chance, billed=billed)
-        for fault, chance in zip(FAULTS, chances, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("billed", [True, False], ids=["all billed", "none billed"])
-def test_with_20_percent_of_calls_broken_the_ledger_is_near_the_bill_and_the_limit_holds(billed: bool) -> None:
-    outcome = asyncio.run(broken_calls.run(faults(0.2, billed=billed), limit=LIMIT, free_form=True))
+@pytest.mark.parametrize(
+    ("kind", "billed"),
+    [("statuses", "all"), ("statuses", "none"), ("all of these and timeouts", "every second one")],
+)
+def test_with_20_percent_of_calls_broken_the_ledger_is_near_the_bill_and_the_limit_holds(
+    kind: str, billed: str
+) -> None:
+    faults = broken_calls.mixture(0.2, kind, billed)
+    outcome = asyncio.run(broken_calls.run(faults, limit=LIMIT, free_form=True))
     assert outcome.estimated > 0
     assert 0.8 <= outcome.ratio <= 1.2
     assert LIMIT * Decimal("0.6") <= outcome.billed <= LIMIT

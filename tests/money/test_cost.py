@@ -14,7 +14,7 @@ from focalroute.core.records import Usage
 from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
 from focalroute.money import cost
-from focalroute.money.cost import Bill, bill_of, cost_of, total, typical_cost
+from focalroute.money.cost import Bill, UsualCost, bill_of, cost_of, total, typical_cost
 
 STEADY = settings(deadline=None, derandomize=True)
 
@@ -73,8 +73,8 @@ def test_a_bill_above_its_bound_counts_as_the_bound_and_says_so(
 
 
 def test_an_estimate_is_as_fine_as_the_ledger_keeps_it() -> None:
-    bill = bill_of(endpoint(), None, Decimal("0.01"), usual=Decimal(1) / 300_000)
-    assert (bill.cost, bill.doubt, bill.source) == (Decimal("0.000001666667"), Decimal(1) / 300_000, "reserved")
+    bill = bill_of(endpoint(), None, Decimal("0.01"), usual=UsualCost(Decimal(1) / 300_000, Decimal(1) / 200_000))
+    assert (bill.cost, bill.doubt, bill.source) == (Decimal("0.000001666667"), Decimal("0.000005833333"), "reserved")
 
 
 def test_such_a_warning_comes_once_a_minute_for_each_endpoint(

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.core.records import Usage
-from focalroute.store.accounts import Account, Balance
-from focalroute.store.base import DOUBT, LedgerRow, Release, Reservation
+from focalroute.store.accounts import DOUBT_S, Account, Balance
+from focalroute.store.base import LedgerRow, Release, Reservation
 from focalroute.store.sqlite.store import SqliteStore
 from tests.redis_server import RedisServer
 from tests.store.engines import Engine, RedisEngine, SqliteEngine
@@ -55,6 +55,8 @@ STEPS = st.lists(
         st.tuples(st.just("reserve"), st.integers(0, 2), AMOUNTS, TAGS),
         st.tuples(st.just("settle"), st.integers(0, 9), SHARES),
         st.tuples(st.just("release"), st.integers(0, 9)),
+        st.tuples(st.just("break off"), st.integers(0, 9), SHARES),
+        st.tuples(st.just("become known"), st.integers(0, 9), SHARES),
         st.tuples(st.just("crash"), st.integers(0, 2)),
         st.tuples(st.just("pass time"), st.integers(0, 2)),
         st.tuples(st.just("charge"), st.integers(0, 2), AMOUNTS, TAGS),
@@ -70,11 +72,13 @@ class Model:
         self.open: list[tuple[int, Reservation, float]] = []  # of living processes
         self.orphans: list[Reservation] = []
         self.paid: list[tuple[tuple[str, ...], Decimal]] = []
+        self.estimates: list[LedgerRow] = []
 
     def balance(self, account: Account) -> tuple[Decimal, Decimal]:
-        held = [r for _, r, _ in self.open] + self.orphans
+        held = [r for _, r, _ in self.open] + self.orphans + [row.held_on for row in self.estimates if row.held_on]
+        paid = self.paid + [(row.tags, row.cost or ZERO) for row in self.estimates]
         return (
-            sum((cost for tags, cost in self.paid if applies(account, tags)), ZERO),
+            sum((cost for tags, cost in paid if applies(account, tags)), ZERO),
             sum((r.amount for r in held if applies(account, r.tags)), ZERO),
         )
 
@@ -137,6 +141,19 @@ def interleave(engine: Engine, steps: list[tuple[Any, ...]]) -> None:
                 stores[which] = begin()
                 model.orphans += [r for owner, r, _ in model.open if owner == which]
                 model.open = [entry for entry in model.open if entry[0] != which]
+            elif what == "become known":
+                if model.estimates:
+                    row = model.estimates.pop(which % len(model.estimates))
+                    cost = ((row.cost or ZERO) + (row.doubt or ZERO)) * rest[0]
+                    stores[number % 3].write(known(row, cost)).result(10)
+                    model.paid.append((row.tags, cost))
+            elif what == "break off":
+                if model.open:
+                    owner, held, at = model.open.pop(which % len(model.open))
+                    cost, doubt = held.amount * rest[0] / 2, held.amount / 4
+                    row = replace(bill(held, at, cost), usage=None, cost_source="reserved", doubt=doubt)
+                    stores[owner].write(row).result(10)
+                    model.estimates.append(row)
             elif model.open:
                 owner, held, at = model.open.pop(which % len(model.open))
                 cost = held.amount * rest[0] if what == "settle" else ZERO
@@ -401,14 +418,91 @@ def test_a_process_that_was_only_asleep_settles_or_releases_what_was_estimated(e
         assert asleep.verify() == ()
 
 
-def test_what_is_held_in_doubt_is_released_when_its_time_is_over_and_never_spent(engine: Engine) -> None:
-    held = Reservation(DOUBT + "1", "x", "a", Decimal("0.5"), ("team",), timeout_s=30)
+def estimated(store: Any, number: int = 1) -> LedgerRow:
+    """The row of a call that broke off, settled: 0.1 of its reservation counts as spent, 0.2 stay held."""
+    held = hold(number, "0.5", ("team",))
+    grant = store.reserve(held, LIMITS).result(10)
+    row = LedgerRow("x", "a", grant.at, None, Decimal("0.1"), "reserved", ("team",), held, Decimal("0.2"))
+    store.write(row).result(10)
+    return row
+
+
+def known(row: LedgerRow, cost: Decimal | str) -> LedgerRow:
+    """What the service says afterwards."""
+    return replace(row, cost=Decimal(cost), cost_source="provider", reservation=row.held_on, doubt=None)
+
+
+def sums(store: Any) -> list[tuple[int, int, Decimal, Decimal]]:
+    return [(one.calls, one.estimated, one.cost, one.held) for one in store.ledger("all")]
+
+
+def amounts(store: Any) -> set[tuple[Decimal, Decimal]]:
+    return {(one.spent, one.reserved) for one in store.balances(LIMITS).result(10).values()}
+
+
+def test_what_is_in_doubt_stays_held_by_the_same_write_that_settles_the_reservation(engine: Engine) -> None:
+    with closing(engine.open()) as store, closing(engine.open()) as other:
+        store.open_accounts(LIMITS)
+        estimated(store)
+        assert amounts(other) == {(Decimal("0.1"), Decimal("0.2"))}
+        assert sums(other) == [(1, 1, Decimal("0.1"), Decimal("0.2"))]
+        assert not other.reserve(hold(2, "0.71", ("team",)), LIMITS).result(10).granted
+        assert other.reserve(hold(3, "0.7", ("team",)), LIMITS).result(10).granted
+        assert other.verify() == ()
+
+
+@pytest.mark.parametrize("cost", ["0", "0.05", "0.4"])
+def test_a_cost_that_becomes_known_replaces_the_estimate_and_what_is_held_besides(engine: Engine, cost: str) -> None:
+    with closing(engine.open()) as store, closing(engine.open()) as other:
+        store.open_accounts(LIMITS)
+        row = estimated(store)
+        other.write(known(row, cost)).result(10)
+        assert amounts(store) == {(Decimal(cost), ZERO)}
+        assert sums(store) == [(1, 0, Decimal(cost), ZERO)]
+        assert store.totals()["a"].cost == Decimal(cost)
+        assert store.verify() == ()
+
+
+def test_what_is_in_doubt_is_released_after_a_day_and_the_estimate_stands(engine: Engine) -> None:
     with closing(engine.open()) as store:
         store.open_accounts(LIMITS)
-        assert store.reserve(held, LIMITS).result(10).granted
-        engine.later(store, 100)
+        row = estimated(store)
+        engine.later(store, DOUBT_S - 30)
+    for seconds, held in ((60, "0.2"), (0, "0")):
+        with closing(engine.open()) as store:
+            store.open_accounts(LIMITS)
+            assert amounts(store) == {(Decimal("0.1"), Decimal(held))}
+            assert sums(store) == [(1, 1, Decimal("0.1"), Decimal(held))]
+            assert store.verify() == ()
+            engine.later(store, seconds)
     with closing(engine.open()) as store:
-        balances = store.open_accounts(LIMITS)
-        assert set(balances.values()) == {replace(one, spent=ZERO, reserved=ZERO) for one in balances.values()}
-        assert list(store.ledger("all")) == []
+        store.write(known(row, "0.3")).result(10)  # too late, or not: never both
+        assert sums(store) in ([(1, 1, Decimal("0.1"), ZERO)], [(1, 0, Decimal("0.3"), ZERO)])
+        assert store.verify() == ()
+
+
+def test_a_process_that_was_only_asleep_may_estimate_what_was_estimated_for_it(engine: Engine) -> None:
+    with closing(engine.open()) as asleep:
+        asleep.open_accounts(LIMITS)
+        held = hold(1, "0.5", ("team",))
+        at = asleep.reserve(held, LIMITS).result(10).at
+        engine.later(asleep, 4000)
+        with closing(engine.open()) as other:
+            assert amounts(other) == {(Decimal("0.5"), ZERO)}
+        row = LedgerRow("x", "a", at, None, Decimal("0.1"), "reserved", ("team",), held, Decimal("0.2"))
+        asleep.write(row).result(10)
+        assert amounts(asleep) == {(Decimal("0.1"), Decimal("0.2"))}
+        asleep.write(row).result(10)  # a reservation ends once: nothing is held twice
+        assert {reserved for _, reserved in amounts(asleep)} == {Decimal("0.2")}
+        assert asleep.verify() == ()
+
+
+def test_what_is_overdue_is_settled_while_the_store_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("sqlite", "redis"):
+        monkeypatch.setattr(f"focalroute.store.{kind}.store.SETTLE_EVERY_S", 0.05)
+    with closing(engine.open(poll_s=0.02)) as store:
+        store.open_accounts(LIMITS)
+        estimated(store)
+        engine.later(store, DOUBT_S + 1)
+        until(lambda: amounts(store) == {(Decimal("0.1"), ZERO)})
         assert store.verify() == ()

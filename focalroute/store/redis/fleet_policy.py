@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from focalroute.store.redis.connection import BUNDLES, FEEDBACK, GROUP, POLICY, WRITERS, RedisConnection
 from focalroute.store.redis.reads import ARCHIVED, pairs
-from focalroute.store.redis.store import RedisStore
+from focalroute.store.redis.store import RedisStore, settle_overdue
 
 _TRIAL = "trial/"
 _FORGET_S = 7 * 24 * 3600.0  # a writer that has said nothing for so long is dead
@@ -146,8 +146,7 @@ class FleetPolicy:
         """Settle what dead processes had reserved, and forget dead writers."""
 
         def work(connection: RedisConnection) -> None:
-            while int(connection.script("overdue", (), ())) == 1000:
-                pass
+            settle_overdue(connection)
             for writer, text in pairs(connection.command("HGETALL", connection.keys[WRITERS])).items():
                 if float(text.split()[1]) < now - _FORGET_S:
                     connection.command("HDEL", connection.keys[WRITERS], writer)

@@ -92,14 +92,16 @@ def _ledger_fields(row: LedgerRow) -> list[str | bytes]:
         raise StoreError("a row cannot be stored (a number is too large)")
     if not math.isfinite(row.at):
         raise StoreError("a row cannot be stored (no moment)")
-    amounts, ended = ("", ""), ("", "0", "0")
+    amounts, ended, held_on = ("", ""), ("", "0", "0"), ("", "")
     if cost is not None:
         amounts = _micro_and_pico(cost)
     if row.reservation is not None:
         ended = (row.reservation.id, *_micro_and_pico(pico_above(row.reservation.amount)))
+    if row.held_on is not None:
+        held_on = _micro_and_pico(pico_above(row.held_on.amount))
     text = json.dumps([row.answer_id, row.endpoint, *used, cost, row.cost_source])
     tokens_text = (str(used[0] or 0), str(used[1] or 0))
-    return ["bill", row.endpoint, repr(row.at), *amounts, *tokens_text, write_tags(row.tags), text, *ended]
+    return ["bill", row.endpoint, repr(row.at), *amounts, *tokens_text, write_tags(row.tags), text, *ended, *held_on]
 
 
 def _micro_and_pico(pico: int) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.accounts import Account, Balance
+from focalroute.store.accounts import SETTLE_EVERY_S, Account, Balance
 from focalroute.store.base import (
     BalanceDifference,
     OnFeedback,
@@ -83,6 +83,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._connection = RedisConnection(self._address)
         self._opened: set[Account] = set()  # by this process: one of these that is missing was lost
         self._untrimmed = _TRIM_EVERY  # an earlier process may have left some
+        self._next_settling = time.monotonic() + SETTLE_EVERY_S
         self._on_version: list[Callable[[int], None]] = []
         self._version = 0
         self._clock_jumps: int | None = None  # once they are known
@@ -267,6 +268,9 @@ class RedisStore(QueuedStore[RedisConnection]):
             if self._untrimmed >= min(_TRIM_EVERY, self._address.keep):
                 reads.trim(self._connection, self._address.keep)
                 self._untrimmed = 0
+            if time.monotonic() >= self._next_settling:
+                settle_overdue(self._connection)
+                self._next_settling = time.monotonic() + SETTLE_EVERY_S
         except (RedisUnavailable, StoreError) as error:
             self._sender.lost(error)
             return

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.accounts import Account, Balance
+from focalroute.store.accounts import SETTLE_EVERY_S, Account, Balance
 from focalroute.store.base import (
     BalanceDifference,
     Outcomes,
@@ -145,8 +145,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
         )
         self._queue.open()
-        settled = self._change(AccountBalances.settle_overdue)
-        settled.exception()  # a damaged file: see `verify`
+        self._change(AccountBalances.settle_overdue).exception()  # a damaged file: see `verify`
 
     # -- the store's face --------------------------------------------------------------------------------------------
 
@@ -228,7 +227,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     def _change(self, work: Callable[[AccountBalances], Any]) -> Future[Any]:
         """Queue work that writes no rows."""
-        return self._submit(TransactionJob([Unit((), lambda _, balances: work(balances))], single=True))
+        return self._submit(_changing(work))
 
     def _soon(self, job: TransactionJob) -> Future[Any]:
         """Do it now if that needs no waiting, for others or for the disk; else queue it."""
@@ -267,6 +266,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     def _work(self) -> None:
         ahead = _ahead_of_steady()
         next_poll = time.monotonic() + self._poll_s
+        next_settling = time.monotonic() + SETTLE_EVERY_S
         running = True
         while running:
             jobs = self._queue.take(next_poll, _BATCH)
@@ -280,6 +280,9 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                     self._deliver()
                     self._tidy()
                     ahead = self._watch_clock(ahead)
+                    if time.monotonic() >= next_settling:
+                        self._commit([_changing(AccountBalances.settle_overdue)])
+                        next_settling = time.monotonic() + SETTLE_EVERY_S
                     if self._commit_log is not None:
                         self._commit_log.write()
                     next_poll = time.monotonic() + self._poll_s
@@ -454,6 +457,10 @@ def _concerns_subscribers(units: Iterable[Unit]) -> bool:
 def _one_statement(rows: Sequence[Row]) -> bool:
     """Whether the rows' work is one statement, which SQLite does as a whole or not at all."""
     return not rows or (len(rows) == 1 and isinstance(rows[0], Feedback))
+
+
+def _changing(work: Callable[[AccountBalances], Any]) -> TransactionJob:
+    return TransactionJob([Unit((), lambda _, balances: work(balances))], single=True)
 
 
 def _inserting(rows: Sequence[Row]) -> Unit:

@@ -8,7 +8,8 @@ wrong clock had begun: the present one then goes on, with what the ledger and th
 
 What a process had reserved when it died becomes a row of the ledger, estimated at the whole amount, once the call can
 no longer be under way and a process opens the store. Should the first process have been asleep and settle the call
-after all, the estimate is removed.
+after all, the estimate is removed. So is the estimate of a call that broke off, if its cost becomes known: until then,
+or for a day, a part of its reservation stays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from typing import TYPE_CHECKING
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
-from focalroute.store.accounts import AHEAD_S, GRACE_S, Account, AccountState, Balance, pico_above, pico_below, to_pico
+from focalroute.store.accounts import (
+    AHEAD_S,
+    DOUBT_S,
+    GRACE_S,
+    Account,
+    AccountState,
+    Balance,
+    pico_above,
+    pico_below,
+    to_pico,
+)
 from focalroute.store.base import (
     DOUBT,
     MOST_REVISIONS,
@@ -148,7 +159,7 @@ def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> 
     if usage is not None:
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
         used = (*tokens, to_pico(usage.cost_usd))
-    paid = (to_pico(row.cost), row.cost_source, write_tags(row.tags), None)
+    paid = (to_pico(row.cost), row.cost_source, write_tags(row.tags), row.held_on.id if row.held_on else None)
     _insert_bill(db, (row.answer_id, row.endpoint, float(row.at), *used, *paid), chain)
 
 
@@ -227,14 +238,7 @@ class AccountBalances:
         at = max(self._now, *begun, 0.0)
         granted = all(self._state(account, at).fits(amount, pico_below(limits[account])) for account in limits)
         if granted:
-            until = at + reservation.timeout_s + GRACE_S
-            held = (reservation.id, reservation.answer_id, reservation.endpoint, float(at), amount, float(until))
-            values = (*held, write_tags(reservation.tags))
-            self._db.execute(
-                "INSERT INTO reservations (id, answer_id, endpoint, at, pico, until, tags, crc) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*values, checksum(values)),
-            )
+            self._hold(reservation, at, until=at + reservation.timeout_s + GRACE_S)
             self._add(reservation.tags, at, reserved=amount)
         balances = {account: self._state(account, at).balance(account) for account in limits}
         return ReservationResult(granted, at, balances)
@@ -244,6 +248,8 @@ class AccountBalances:
         for row in rows:
             if isinstance(row, LedgerRow):
                 held, estimated = (0, 0) if row.reservation is None else self._end(row.reservation)
+                if row.held_on is not None and held + estimated:
+                    held -= self._hold(row.held_on, row.at, until=self._now + DOUBT_S)
                 self._add(row.tags, row.at, spent=(to_pico(row.cost) or 0) - estimated, reserved=-held)
             elif isinstance(row, Release):
                 held, estimated = self._end(row.reservation)
@@ -302,15 +308,31 @@ class AccountBalances:
             (*values, checksum(values)),
         )
 
+    def _hold(self, reservation: Reservation, at: float, *, until: float) -> int:
+        """Insert a reservation; its picodollars."""
+        amount = pico_above(reservation.amount)
+        held = (reservation.id, reservation.answer_id, reservation.endpoint, float(at), amount, float(until))
+        values = (*held, write_tags(reservation.tags))
+        self._db.execute(
+            "INSERT INTO reservations (id, answer_id, endpoint, at, pico, until, tags, crc) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, checksum(values)),
+        )
+        return amount
+
     def _end(self, reservation: Reservation) -> tuple[int, int]:
-        """Delete a reservation, or its estimated row; the picodollars of either, 0 if it is not there."""
-        held = pico_above(reservation.amount)
+        """Delete a reservation, and the row that estimates its call; the picodollars of both, 0 where it is not."""
+        held = 0
         if self._db.execute("DELETE FROM reservations WHERE id = ?", (reservation.id,)).rowcount:
+            held = pico_above(reservation.amount)
+            if not reservation.id.startswith(DOUBT):
+                return held, 0
+        estimate = self._db.execute("SELECT cost_pico FROM ledger WHERE overdue = ?", (reservation.id,)).fetchone()
+        if estimate is None:
             return held, 0
         self.chain.remove("ledger", "WHERE overdue = ?", (reservation.id,))
-        if self._db.execute("DELETE FROM ledger WHERE overdue = ?", (reservation.id,)).rowcount:
-            return 0, held
-        return 0, 0
+        self._db.execute("DELETE FROM ledger WHERE overdue = ?", (reservation.id,))
+        return held, estimate[0]
 
     def _add(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
         """Add to every open account that a call with these tags, begun at this moment, counts towards.

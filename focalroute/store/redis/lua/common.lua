@@ -173,21 +173,49 @@ local function add_up(endpoint, sign, prompt, completion, micro, pico)
     end
 end
 
--- end a reservation, or what it was estimated at; the amounts of either
+-- A doubt is what stays held of the reservation of a call that broke off, whose row in the ledger is an estimate: for
+-- `focalroute.store.accounts.DOUBT_S`.
+
+local DOUBT_S = 86400
+
+local function is_doubt(id)
+    return string.sub(id, 1, 6) == 'doubt:'
+end
+
+local function hold(id, moment, micro, pico, tags, row, until_s)
+    local held = {at = moment, micro = micro, pico = pico, tags = tags, row = row}
+    redis.call('HSET', reservations, id, cjson.encode(held))
+    redis.call('ZADD', due, string.format('%.6f', until_s), id)
+    return {tonumber(micro), tonumber(pico)}
+end
+
+-- note which entry of the ledger estimates the call of a reservation
+local function estimate(id, entry, micro, pico)
+    redis.call('HSET', overdue, id, entry .. ' ' .. micro .. ' ' .. pico)
+end
+
+-- end a reservation, and the estimate of its call; the amounts of both
 local function finish(id, endpoint, micro, pico)
-    local held = {tonumber(micro), tonumber(pico)}
+    local held = NOTHING
     if redis.call('HDEL', reservations, id) == 1 then
         redis.call('ZREM', due, id)
+        held = {tonumber(micro), tonumber(pico)}
+        if not is_doubt(id) then
+            return held, NOTHING
+        end
+    end
+    local kept = redis.call('HGET', overdue, id)
+    if not kept then
         return held, NOTHING
     end
-    local entry = redis.call('HGET', overdue, id)
-    if not entry then
-        return NOTHING, NOTHING
+    local entry, of_micro, of_pico = string.match(kept, '^(%S+) (%S+) (%S+)$')
+    if not entry then -- an earlier version wrote the entry alone
+        entry, of_micro, of_pico = kept, micro, pico
     end
     redis.call('XDEL', ledger, entry)
     redis.call('HDEL', overdue, id)
-    add_up(endpoint, -1, '0', '0', micro, pico)
-    return NOTHING, held
+    add_up(endpoint, -1, '0', '0', of_micro, of_pico)
+    return held, {tonumber(of_micro), tonumber(of_pico)}
 end
 
 local function in_period(period_s, number, at)

@@ -14,11 +14,13 @@ for _, id in ipairs(ids) do
     local held = cjson.decode(redis.call('HGET', reservations, id))
     local amount = {tonumber(held.micro), tonumber(held.pico)}
     local spent = NOTHING
-    if string.sub(id, 1, 6) ~= 'doubt:' then
+    if is_doubt(id) then
+        redis.call('HDEL', overdue, id)
+    else
         spent = amount
         local entry = redis.call('XADD', ledger, '*', 'at', held.at, 'micro', held.micro, 'pico', held.pico, 'tags',
             held.tags, 'row', held.row, 'overdue', id)
-        redis.call('HSET', overdue, id, entry)
+        estimate(id, entry, held.micro, held.pico)
         add_up(cjson.decode(held.row)[2], 1, '0', '0', held.micro, held.pico)
     end
     redis.call('HDEL', reservations, id)

@@ -30,9 +30,7 @@ else
 end
 local moment = string.format('%.6f', at)
 if granted and not kept then
-    local held = {at = moment, micro = ARGV[2], pico = ARGV[3], tags = tags, row = text}
-    redis.call('HSET', reservations, id, cjson.encode(held))
-    redis.call('ZADD', due, string.format('%.6f', at + until_s), id)
+    hold(id, moment, ARGV[2], ARGV[3], tags, text, at + until_s)
     move(cjson.decode(tags), tonumber(moment), NOTHING, amount)
 end
 local said = {granted and 1 or 0, moment}

@@ -103,14 +103,23 @@ end
 
 function apply.bill(row)
     local endpoint, moment, micro, pico, prompt, completion, tags, text, held = unpack(row, 1, 9)
-    redis.call('XADD', ledger, '*', 'at', moment, 'micro', micro, 'pico', pico, 'tags', tags, 'row', text)
-    add_up(endpoint, 1, prompt, completion, micro, pico)
     local ended, estimated = NOTHING, NOTHING
     if held ~= '' then
         ended, estimated = finish(held, endpoint, row[10], row[11])
     end
+    local known = ended ~= NOTHING or estimated ~= NOTHING
+    if is_doubt(held) and not known then
+        return -- its time is over, and the estimate stands
+    end
+    local entry = redis.call('XADD', ledger, '*', 'at', moment, 'micro', micro, 'pico', pico, 'tags', tags, 'row', text)
+    add_up(endpoint, 1, prompt, completion, micro, pico)
+    local held_on = NOTHING
+    if known and (row[12] or '') ~= '' then -- a journal of an earlier version has no such field
+        held_on = hold('doubt:' .. held, moment, row[12], row[13], tags, text, now() + DOUBT_S)
+        estimate('doubt:' .. held, entry, micro, pico)
+    end
     local spent = micro == '' and NOTHING or {tonumber(micro), tonumber(pico)}
-    move(cjson.decode(tags), tonumber(moment), minus(spent, estimated), minus(NOTHING, ended))
+    move(cjson.decode(tags), tonumber(moment), minus(spent, estimated), minus(held_on, ended))
 end
 
 function apply.release(row)
