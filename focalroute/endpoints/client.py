@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from focalroute.core.config import Endpoint
@@ -15,7 +16,8 @@ from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport
 from focalroute.endpoints.quirks import Quirks
-from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode
+from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode, parse_json
+from focalroute.endpoints.wire.fields import told_cost
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decode_scored, encode_scored, encode_texts
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
     from focalroute.endpoints.http import Http
+
+#: A lookup of what a call cost.
+LOOKUP_S = 10.0
 
 
 class HttpClients:
@@ -78,7 +83,7 @@ class EndpointClient:
     not followed.
 
     Args:
-        on_headers: called with the headers of every response; not those of errors that a ready ``AsyncOpenAI`` raises.
+        on_headers: called with the headers of every response.
     """
 
     def __init__(self, endpoint: Endpoint, clients: HttpClients, on_headers: OnHeaders | None = None) -> None:
@@ -121,6 +126,18 @@ class EndpointClient:
         """
         body = encode_texts(texts, self.endpoint.model, self.endpoint.params)
         return decode_embeddings(await self._whole(EMBEDDINGS, body, {}, timeout_s), len(texts))
+
+    async def cost_of(self, generation: str) -> Decimal | None:
+        """Ask what a call cost, by the name that its service gave it, USD; None: it does not say, or not yet.
+
+        Raises:
+            CallFailed: as `complete`.
+        """
+        try:
+            async with asyncio.timeout(LOOKUP_S):
+                return told_cost(parse_json(await self._ready().get(f"/generation?id={generation}")))
+        except TimeoutError:
+            raise _timed_out() from None
 
     async def _whole(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float | None

@@ -26,6 +26,7 @@ from focalroute.endpoints.openai_client import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    MAX_ERROR_BYTES,
     OnHeaders,
     cap_field,
     pieces_of,
@@ -40,7 +41,6 @@ from focalroute.endpoints.wire.stream import StreamDecoder
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-_MAX_ERROR_BYTES = 64 * 1024
 #: Connect, read, write, pool. All but the first is bounded by the caller.
 _TIMEOUT = (10.0, None, None, None)
 _HTTPX_S = 5.0  # the timeout of a client that was given none: too short for a model
@@ -65,6 +65,7 @@ class Http:
     ) -> None:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
+        self._base_url = endpoint.base_url
         try:
             self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
         except httpx.InvalidURL:
@@ -85,8 +86,15 @@ class Http:
         """The body of the reply."""
         response = await self._post(path, body, headers)
         try:
-            async with contextlib.aclosing(pieces_of(response)) as pieces:
-                return await read_all(partial(anext, pieces, b""), MAX_REPLY_BYTES)
+            return await _body(response, MAX_REPLY_BYTES)
+        finally:
+            await response.aclose()
+
+    async def get(self, path: str) -> bytearray:
+        """Get what stands at a path of the service, at most `MAX_ERROR_BYTES`."""
+        response = await self._exchange("GET", httpx.URL(self._base_url + path), self._headers, b"")
+        try:
+            return await _body(response, MAX_ERROR_BYTES)
         finally:
             await response.aclose()
 
@@ -113,9 +121,13 @@ class Http:
             own.update(headers)
         else:
             own = self._headers
+        return await self._exchange("POST", self._urls[path], own, sent)
+
+    async def _exchange(self, method: str, url: httpx.URL, headers: httpx.Headers, sent: bytes) -> httpx.Response:
+        """Send a request; the response to it, if that is not a failure."""
         failed = None
         try:
-            response = await self._send(self._urls[path], own, sent)
+            response = await self._send(method, url, headers, sent)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
@@ -133,8 +145,7 @@ class Http:
 
     async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
-            async with contextlib.aclosing(pieces_of(response)) as pieces:
-                payload = json.loads(await read_all(partial(anext, pieces, b""), _MAX_ERROR_BYTES))
+            payload = json.loads(await _body(response, MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "", *self._private)
@@ -143,7 +154,7 @@ class Http:
 
 def _sender(
     endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]]
-) -> Callable[[httpx.URL, httpx.Headers, bytes], Awaitable[httpx.Response]]:
+) -> Callable[[str, httpx.URL, httpx.Headers, bytes], Awaitable[httpx.Response]]:
     """How a request is sent: by the user's client, redirects left alone, or by our own transport."""
     client: httpx.AsyncClient | None = endpoint.http_client
     if client is not None:
@@ -152,9 +163,9 @@ def _sender(
         if set(timeout) == {_HTTPX_S}:
             timeout = _TIMEOUT
 
-        async def by_client(url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
+        async def by_client(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
             plain = dict(headers)  # httpx2 has types of its own
-            request = client.build_request("POST", str(url), headers=plain, content=content, timeout=timeout)
+            request = client.build_request(method, str(url), headers=plain, content=content, timeout=timeout)
             return await client.send(request, stream=True, follow_redirects=False)
 
         return by_client
@@ -164,9 +175,9 @@ def _sender(
     tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else None
     transport = AiohttpTransport(session, tls, endpoint.proxy or _proxy(endpoint))
 
-    async def by_transport(url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
+    async def by_transport(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
         body = httpx.ByteStream(content)  # as content=, httpx takes 20 us more for what aiohttp does by itself
-        return await transport.handle_async_request(httpx.Request("POST", url, headers=headers, stream=body))
+        return await transport.handle_async_request(httpx.Request(method, url, headers=headers, stream=body))
 
     return by_transport
 
@@ -201,6 +212,11 @@ def _json(body: Mapping[str, Any]) -> bytes:
         return _ENCODER.encode(body).encode()  # takes lone surrogates
     except (TypeError, ValueError) as error:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
+
+
+async def _body(response: httpx.Response, limit: int) -> bytearray:
+    async with contextlib.aclosing(pieces_of(response)) as pieces:
+        return await read_all(partial(anext, pieces, b""), limit)
 
 
 async def _drained(chunks: AsyncIterator[bytes]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +24,7 @@ from focalroute.endpoints.hints import host_of
 from focalroute.endpoints.paid_call import PaidCall, reserved
 from focalroute.endpoints.quirks import Quirks, with_room
 from focalroute.endpoints.rate_limits import Health, Throttle
+from focalroute.endpoints.settlement import PAID_CALL, Settlement, note_generation
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import ROOM
@@ -82,7 +83,8 @@ class PoolMember:
         self.endpoint = endpoint
         self.breaker = breaker
         self.throttle = Throttle(endpoint)
-        self._client = EndpointClient(endpoint, clients, on_headers=self.throttle.on_headers)
+        self._client = EndpointClient(endpoint, clients, self._on_headers)
+        self._settlement = Settlement(self._client)
         self._store = store
         self._guard = guard
         self._capabilities = capabilities.declared(endpoint) or self._remembered()
@@ -224,6 +226,7 @@ class PoolMember:
             check.cancel()
             await asyncio.gather(check, return_exceptions=True)
         await self._trials.cancel()
+        await self._settlement.aclose()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -327,6 +330,7 @@ class PoolMember:
                 break
         else:
             raise _not_affordable()
+        PAID_CALL.set(paid_call)
         in_flight = self.breaker.enter()
         call.sent = time.perf_counter()
         failure: Failure | None = None
@@ -350,8 +354,13 @@ class PoolMember:
             lacking = failure is not None and (failure.lacks is not None or failure.cut)
             self.breaker.leave(in_flight, failure, blameless=refused or lacking)
             call.bills.append(paid_call.settle())
+            self._settlement.begin(paid_call)
             if _log.isEnabledFor(logging.DEBUG):
                 self._log_attempt(call, failure)
+
+    def _on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.throttle.on_headers(headers)
+        note_generation(headers)
 
     def _log_attempt(self, call: MemberCall, failure: Failure | None) -> None:
         """Log what became of an attempt; no text, and no key."""
@@ -383,6 +392,7 @@ class PoolMember:
                     call.stream_sink.say(call, piece)
         finally:
             paid_call.usage = decoder.usage
+            paid_call.generation = paid_call.generation or decoder.id
         raise protocol_error("the stream was cut short", decoder.usage)
 
     def _expected_tokens(self, request: Request) -> float:

@@ -26,6 +26,8 @@ OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
 #: What is called at a service.
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
+#: An error is read no further than this, nor is what is looked up.
+MAX_ERROR_BYTES = 64 * 1024
 _UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
 _OPENAI_HOSTS = ("openai.com", "azure.com")
 #: What httpx and httpx2 raise before anything is sent.
@@ -108,6 +110,11 @@ class OpenAITransport:
         async with contextlib.aclosing(self._bytes(path, body, headers)) as pieces:
             return await read_all(partial(anext, pieces, b""), MAX_REPLY_BYTES)
 
+    async def get(self, path: str) -> bytearray:
+        """Get what stands at a path of the service, at most `MAX_ERROR_BYTES`."""
+        async with contextlib.aclosing(self._bytes(path, None, {})) as pieces:
+            return await read_all(partial(anext, pieces, b""), MAX_ERROR_BYTES)
+
     async def stream(
         self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
     ) -> AsyncGenerator[str, None]:
@@ -119,17 +126,18 @@ class OpenAITransport:
                     return
 
     async def _bytes(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> AsyncGenerator[bytes, None]:
-        """The body of the reply in pieces, as they come."""
+        """The body of the reply in pieces, as they come; ``body`` None: nothing is sent, it is got."""
+        send = self._client.get if body is None else partial(self._client.post, body=dict(body))
         options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
         failed = None
         try:
-            reply = await self._client.post(
-                path, body=dict(body), cast_to=object, options=options, stream=True, stream_cls=self._unread
-            )
+            reply = await send(path, cast_to=object, options=options, stream=True, stream_cls=self._unread)
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed = _translated(error, self._secrets(body))
+            if self._on_headers is not None and (refused := getattr(error, "response", None)) is not None:
+                self._on_headers(refused.headers.raw)
         if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
             raise failed
         try:
@@ -141,7 +149,7 @@ class OpenAITransport:
         finally:
             await reply.close()
 
-    def _secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
+    def _secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
         return (json.dumps(body, default=str), str(self._client.api_key), *self._private)
 
 

@@ -17,6 +17,7 @@ from focalroute.core.records import Usage
 from focalroute.endpoints.wire import Request
 from focalroute.money.budget import AskBudget, HeldAmount
 from focalroute.money.cost import Bill, bill_of
+from focalroute.store.base import LedgerRow
 
 _MILLION = Decimal(1_000_000)
 _PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
@@ -44,6 +45,7 @@ class PaidCall:
 
     Attributes:
         usage: the tokens it consumed, set as soon as they are known; None: unknown.
+        generation: the service's name of the call, set as soon as it is known, where its cost can be asked by that.
         free: whether it failed before anything was sent.
     """
 
@@ -53,6 +55,8 @@ class PaidCall:
     _hold: HeldAmount
     usage: Usage | None = None
     free: bool = False
+    generation: str | None = None
+    _row: LedgerRow | None = None
 
     @classmethod
     async def reserve(cls, ask_budget: AskBudget, endpoint: Endpoint, request: Request) -> PaidCall | None:
@@ -73,8 +77,19 @@ class PaidCall:
         if bound is not None and self.usage is None:
             usual = self._ask_budget.usual_cost(self._endpoint.name, bound)
         bill = bill_of(self._endpoint, self.usage, bound, free=self.free, usual=usual)
-        self._ask_budget.settle(self._hold, bill)
+        self._row = self._ask_budget.settle(self._hold, bill)
         return bill
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it was settled by an estimate that `correct` can replace: one that a limit of the store concerns."""
+        return self._row is not None and self._row.held_on is not None
+
+    def correct(self, cost: Decimal) -> None:
+        """Replace the estimate by what the service says afterwards that the call cost, USD."""
+        if self._row is not None:
+            bill = bill_of(self._endpoint, Usage(0, 0, cost_usd=cost), self._bound)
+            self._ask_budget.correct(self._row, bill)
 
 
 @asynccontextmanager

@@ -118,7 +118,7 @@ class LedgerRow:
 
     @property
     def held_on(self) -> Reservation | None:
-        """The part of an estimate's reservation that stays held; a `LedgerRow` that settles it replaces the estimate."""
+        """The part of the reservation that stays held; a `LedgerRow` that settles it replaces this estimate."""
         if self.doubt is None or self.reservation is None:
             return None
         return Reservation(DOUBT + self.reservation.id, self.answer_id, self.endpoint, self.doubt, self.tags)

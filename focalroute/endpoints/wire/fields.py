@@ -105,6 +105,12 @@ def count_of(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _MAX_TOKEN_COUNT else None
 
 
+def told_cost(payload: object) -> Decimal | None:
+    """The cost of a call that was looked up by its id, as OpenRouter tells it, USD; None: it does not, or not yet."""
+    call = payload.get("data") if isinstance(payload, dict) else None
+    return _cost({**call, "cost": call.get("total_cost"), "cost_details": call}) if isinstance(call, dict) else None
+
+
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
     """USD. OpenRouter adds what a caller's own key was charged upstream, unless `is_byok` is false."""
     cost = _usd(usage.get("cost", usage.get("estimated_cost")))

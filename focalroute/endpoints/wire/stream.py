@@ -47,7 +47,7 @@ class StreamDecoder:
         self._data: list[str] = []
         self._bytes = 0
         self._model: str | None = None
-        self._id: str | None = None
+        self.id: str | None = None
         self._parts: dict[int, _Part] = {}
 
     def feed(self, chunk: bytes) -> str:
@@ -100,7 +100,7 @@ class StreamDecoder:
         if payload.get("error") is not None:
             raise CallFailed(reported_error(payload["error"]), self.usage)
         self._model = self._model or text_of(payload.get("model"))
-        self._id = self._id or text_of(payload.get("id"))
+        self.id = self.id or text_of(payload.get("id"))
         choices = payload.get("choices")
         if choices is not None and not isinstance(choices, list):
             raise self._failed("a stream event's choices are not a list")
@@ -131,7 +131,7 @@ class StreamDecoder:
         parts = [self._parts[index] for index in sorted(self._parts)]
         if not parts or any(part.finish_reason is None for part in parts):
             raise self._failed("the stream was cut short")
-        return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self._id)
+        return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self.id)
 
     def _failed(self, message: str) -> CallFailed:
         return protocol_error(message, self.usage)
