@@ -84,7 +84,7 @@ class Reservation:
 
     Attributes:
         timeout_s: the longest that the call can take. One that is not ended a minute after that is of a process that
-            died; the next process to open the store settles it with its whole amount, as an estimate.
+            died; another that has the store open settles it with its whole amount, as an estimate.
     """
 
     id: str

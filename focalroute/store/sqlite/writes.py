@@ -7,7 +7,7 @@ ledger and the reservations hold already; from then on every process keeps it. P
 wrong clock had begun: the present one then goes on, with what the ledger and the reservations hold of it.
 
 What a process had reserved when it died becomes a row of the ledger, estimated at the whole amount, once the call can
-no longer be under way and a process opens the store. Should the first process have been asleep and settle the call
+no longer be under way and a process has the store open. Should the first process have been asleep and settle the call
 after all, the estimate is removed. So is the estimate of a call that broke off, if its cost becomes known: until then,
 or for a day, a part of its reservation stays.
 """
