@@ -159,7 +159,9 @@ def _of_type(wanted: Any) -> Structure:
         return Structure(adapter.json_schema(), adapter)
     except Exception as error:
         name = getattr(wanted, "__name__", wanted)
-        raise ConfigError(f"answer: {name} has no JSON schema ({type(error).__name__})") from error
+        raise ConfigError(
+            f"answer: {name} has no JSON schema ({type(error).__name__}); give a schema as a dict"
+        ) from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -246,7 +248,9 @@ class _Unfolded:
         """A part of the schema, a reference followed; None if it leads outside, or round in a circle."""
         self._parts += 1
         if self._parts > MAX_NODES:
-            raise ConfigError(f"answer: the JSON schema's references unfold to more than {MAX_NODES} parts")
+            raise ConfigError(
+                f"answer: the JSON schema's references unfold to more than {MAX_NODES} parts; simplify it"
+            )
         while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
             reference = schema["$ref"]
             if reference in followed or not reference.startswith("#"):

@@ -28,7 +28,7 @@ def read_env_file(path: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({type(error).__name__})") from None
     if len(text) > _MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than {_MAX_BYTES // 1024} KiB")
+        raise ConfigError(f"{path}: is larger than {_MAX_BYTES // 1024} KiB; keep only keys in it")
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
             continue

@@ -540,9 +540,13 @@ class Endpoint:
             return self.api_key if isinstance(self.api_key, SecretStr) else None
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
-            raise ConfigError(f"Endpoint {self.name!r}: the environment variable {self.api_key_env} is not set")
+            raise ConfigError(
+                f"Endpoint {self.name!r}: the environment variable {self.api_key_env} is not set; set it to a key"
+            )
         if not key.isascii() or not key.isprintable():
-            raise ConfigError(f"Endpoint {self.name!r}: {self.api_key_env} holds characters that no API key has")
+            raise ConfigError(
+                f"Endpoint {self.name!r}: {self.api_key_env} holds characters that no API key has; set it anew"
+            )
         return SecretStr(key)
 
 

@@ -218,5 +218,5 @@ def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> in
 def _text(label: Any, kind: AnswerKind | None) -> str:
     form = normal_form(str(label), kind)
     if form is None:
-        raise ConfigError("label: holds no answer of the kind asked for")
+        raise ConfigError("label: holds no answer of the kind asked for; correct it, or the kind")
     return form

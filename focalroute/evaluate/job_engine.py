@@ -79,7 +79,9 @@ class Engine:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayError as error:
-            raise FocalrouteError(f"engine: a job was lost ({type(error).__name__}); was its machine?") from None
+            raise FocalrouteError(
+                f"engine: a job was lost ({type(error).__name__}), with its machine or its memory; run it again"
+            ) from None
         finally:
             for task in tasks:
                 self._ray.cancel(task, force=True)

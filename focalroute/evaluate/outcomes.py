@@ -154,7 +154,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     )
                 yield number, line
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}:{number + 1}: is not UTF-8") from None
+        raise ConfigError(f"{path}:{number + 1}: is not UTF-8; save it as that") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{path}:{number + 1}: damaged gzip file: {error}") from None
     except OSError as error:

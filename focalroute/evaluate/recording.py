@@ -79,7 +79,7 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
 def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> RecordedLog:
     """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
     if not len(rows):
-        raise ConfigError("settings.validation: a log of 0 queries leaves none to train on")
+        raise ConfigError("settings.validation: a log of 0 queries leaves none to train on; give a longer one")
     worth = table.worths(rows).astype(np.float32)
     outputs = [[table.queries[row].outputs.get(name) for name in table.names] for row in rows.tolist()]
 
@@ -134,7 +134,7 @@ class TrainingJob:
     def __post_init__(self) -> None:
         rows, share = len(self.log.there), self.settings.validation
         if rows - int(rows * share) < 1:
-            raise ConfigError(f"settings.validation: {share} of {rows} queries leaves none to train on")
+            raise ConfigError(f"settings.validation: {share} of {rows} queries leaves none to train on; lower it")
 
     def checkpoint(self, seed: int) -> Checkpoint | None:
         """Return the checkpoint of this training with this seed; None without one."""

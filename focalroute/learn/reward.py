@@ -81,7 +81,7 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     kind = "text" if answer.kind == SYNTHESIS else answer.kind
     form = text if kind == "custom" else normal_form(text, kind)
     if form is None:
-        raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}")
+        raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}; give the right answer alone")
     return candidate_key(form)
 
 

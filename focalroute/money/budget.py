@@ -98,7 +98,7 @@ class BudgetGuard:
     @property
     def _kept(self) -> Store:
         if self._store is None:
-            raise ConfigError("budget: a limit for several asks needs a store")
+            raise ConfigError("budget: a limit for several asks needs a store; give store=")
         return self._store
 
     def ask_budget(

@@ -123,7 +123,7 @@ class Callers:
         self._seen = _stamp(self._path)
         try:
             if self._seen is None:
-                raise ConfigError("is missing, or no regular file")
+                raise ConfigError("is missing, or not a regular file")
             callers = Callers(_read(self._path))
         except ConfigError as error:
             _log.error("the keys stay as they were: %s: %s", self._path, error)
@@ -273,7 +273,7 @@ def _digest_of(variable: str) -> bytes:
     """Of the key in an environment variable."""
     key = os.environ.get(variable, "")
     if not key:
-        raise ConfigError(f"the environment variable {variable} is not set")
+        raise ConfigError(f"the environment variable {variable} is not set; set it to the key")
     if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"{variable}: a key has at least {_SHORTEST} printable ASCII characters, and no spaces")
     return hashlib.sha256(key.encode()).digest()

@@ -189,7 +189,7 @@ class SimulatedPool:
     def _secrets(self) -> dict[str, str]:
         unset = sorted({variable for variable in self._keys.values() if not os.environ.get(variable)})
         if unset:
-            raise ConfigError(f"keys: the environment variable {unset[0]} is not set")
+            raise ConfigError(f"keys: the environment variable {unset[0]} is not set; set it to any key")
         return {name: os.environ[variable] for name, variable in self._keys.items()}
 
     def _started(self, process: subprocess.Popen[str], spec: str) -> int:

@@ -99,7 +99,9 @@ def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], prob
             probes=tuple([_probe(answer_id, *values) for values in _parsed(probes)]) if probes else (),
         )
     except Exception as error:  # damage may show as anything
-        raise StoreError(f"answer {answer_id}: its row is damaged ({type(error).__name__}: {error})") from error
+        raise StoreError(
+            f"answer {answer_id}: its row is damaged ({type(error).__name__}: {error}); restore a copy"
+        ) from error
 
 
 def _member(number: int, candidate: int, tokens: int, latency_s: float, usd: str | None) -> Member:

@@ -194,7 +194,7 @@ def test_a_stream_under_way_survives_its_key(pool: SimulatedPool, keys: Path) ->
         (table("alice", KEY) + "\n[[key]]\nname = 'bob'\nusb = 1", r"line 6: key[1]: unknown key 'usb'"),
         ("", "has tables [[key]]"),
         (table("alice", KEY) + "#" * 2**20, "is larger than 1048576 bytes"),
-        (None, "is missing, or no regular file"),
+        (None, "is missing, or not a regular file"),
     ],
 )
 def test_a_wrong_file_of_keys_changes_nothing_and_is_logged_once(

@@ -81,7 +81,9 @@ def _with_password(location: str, variable: str | None) -> str:
         return location
     password = os.environ.get(variable)
     if not password:
-        raise ConfigError(f"store: password_env: the environment variable {variable} is not set")
+        raise ConfigError(
+            f"store: password_env: the environment variable {variable} is not set; set it to the password"
+        )
     login, _, host = location.rpartition("@")
     if ":" in login:
         raise ConfigError("store: give the password in the address or in password_env, not in both")
