@@ -6,9 +6,11 @@ import inspect
 from dataclasses import fields
 from typing import Any
 
+import jedi
 import pytest
 
 from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble
+from focalroute.serving.query import ARGUMENTS
 from focalroute.serving.settings import Settings
 
 POOL = (Endpoint("a", model="m"),)
@@ -57,6 +59,31 @@ def test_an_ensemble_shows_every_setting_with_its_type_and_default(ensemble: typ
     assert (shown["max_rounds"].annotation, shown["max_rounds"].default) == (int, 3)
     assert shown["endpoints"].default is None
     assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for name, one in shown.items() if name != "endpoints")
+
+
+def completed(code: str, **names: Any) -> list[str]:
+    """The arguments that jedi offers there, as IPython and Jupyter ask it."""
+    (signature,) = jedi.Interpreter(code, [names]).get_signatures()
+    return [argument.name for argument in signature.params]
+
+
+@pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
+def test_a_notebook_offers_every_setting_and_every_argument_of_an_ask(ensemble: type) -> None:
+    assert completed("Ensemble(", Ensemble=ensemble) == [field.name for field in fields(Settings)]
+    made: Any = object.__new__(ensemble)
+    for method in ("ask", "stream"):
+        assert set(completed(f"ensemble.{method}(", ensemble=made)) == set(ARGUMENTS)
+    assert {"answer", "label", "preferred"} < set(completed("ensemble.feedback(", ensemble=made))
+    assert {"queries", "concurrency", "progress"} < set(completed("ensemble.ask_many(", ensemble=made))
+
+
+def test_an_editor_that_reads_the_source_alone_offers_the_settings_and_what_an_answer_has() -> None:
+    """jedi knows no TypedDict of keywords, so of an ask it offers the query; pyright offers all."""
+    begun = "from focalroute import Ensemble\nensemble = Ensemble('pool.toml')\n"
+    (signature,) = jedi.Script(f"{begun}Ensemble(").get_signatures()
+    assert {field.name for field in fields(Settings)} - {"endpoints"} <= {one.name for one in signature.params}
+    offered = jedi.Script(f"{begun}ensemble.ask('?').").complete()
+    assert {"text", "value", "confidence", "cost", "receipt"} <= {one.name for one in offered}
 
 
 @pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
