@@ -159,9 +159,8 @@ def _of_type(wanted: Any) -> Structure:
         return Structure(adapter.json_schema(), adapter)
     except Exception as error:
         name = getattr(wanted, "__name__", wanted)
-        raise ConfigError(
-            f"answer: {name} has no JSON schema ({type(error).__name__}); give a schema as a dict"
-        ) from error
+        why = str(error).splitlines()[0]
+        raise ConfigError(f"answer: {name} has no JSON schema ({why}); give a schema as a dict") from error
 
 
 @functools.lru_cache(maxsize=256)

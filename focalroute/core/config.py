@@ -77,7 +77,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("key", "token", "key_env", "api_key_var"), "api_key_env"),
         **dict.fromkeys(("temperature", "max_tokens", "top_p", "seed"), _IN_PARAMS),
         "timeout": "timeout_s",
-        "provider": "dialect",
+        "provider": "service",
     },
     "Budget": {
         **dict.fromkeys(("max_usd", "usd_per_ask", "max_cost", "per_ask"), "max_usd_per_ask"),
@@ -162,6 +162,9 @@ def _http_url(url: str) -> str:
     _check_host(parts.hostname or "")
     if parts.query or parts.fragment:
         raise ValueError("must not contain a query (?) or a fragment (#); the path of the call is appended to it")
+    base, of_a_call, _ = url.partition("/chat/completions")
+    if of_a_call:
+        raise ValueError(f"is the address of a call; end it before that: {base}")
     return url.rstrip("/")
 
 

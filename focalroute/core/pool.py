@@ -71,9 +71,10 @@ def validate_pool(endpoints: Iterable[Endpoint] | str | Path | None, *, askable:
         raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
     for endpoint in pool:
         if not isinstance(endpoint, Endpoint):  # of a str its letters
+            named = isinstance(endpoint, str) and "/" in endpoint and endpoint.isprintable()
+            meant = repr(endpoint) if named else '"name", model="...", base_url="..."'
             raise ConfigError(
-                f"endpoints: expected Endpoint objects, got {type(endpoint).__name__}; write "
-                'Endpoint("name", model="...", base_url="...")'
+                f"endpoints: expected Endpoint objects, got {type(endpoint).__name__}; write Endpoint({meant})"
             )
     names = [endpoint.name for endpoint in pool]
     doubled = sorted({name for name in names if names.count(name) > 1})

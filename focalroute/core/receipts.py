@@ -202,6 +202,14 @@ _PLAIN = (
     "usage", "latency_s", "degraded", "durable", "cached", "metadata", "receipt",
 )  # fmt: skip
 _SHOWN = 60  # characters of an answer in its repr
+#: What others call a part of an answer -> its name here.
+_ELSEWHERE = {
+    **dict.fromkeys(("choices", "options"), "candidates, .choice (its index) or .message"),
+    **dict.fromkeys(("content", "answer", "output_text", "response"), "text"),
+    **dict.fromkeys(("parsed", "result", "data"), "value"),
+    **dict.fromkeys(("price", "usd", "cost_usd"), "cost"),
+    **dict.fromkeys(("models", "calls"), "receipt.calls"),
+}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -243,6 +251,13 @@ class Answer(Generic[T_co]):
     metadata: Mapping[str, Any] | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _ELSEWHERE:
+                raise AttributeError(f"an Answer has no {name!r}; use .{_ELSEWHERE[name]}", name=name, obj=self)
+            return self.__getattribute__(name)
 
     def __str__(self) -> str:
         return self.text

@@ -1,8 +1,15 @@
-"""Suggests the closest known name for an unknown one."""
+"""Suggests the closest known name for an unknown one, also where a call does not fit its method's signature."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
+
+from focalroute.core.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] | None = None) -> str:
@@ -22,3 +29,37 @@ def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] |
         return meant
     near = [meant] if meant else get_close_matches(name.lower().replace("-", "_"), known, 1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}."
+
+
+def by_keyword(advice: str, instead: Mapping[str, str] | None = None) -> Callable[[F], F]:
+    """Make a method raise a `ConfigError` that says what was meant, where a call does not fit its signature.
+
+    Args:
+        advice: what to do where too many arguments are given without their names.
+        instead: as for `did_you_mean`.
+    """
+
+    def explained(method: F) -> F:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except TypeError:
+                _explain(method, args, kwargs)
+                raise
+
+        return cast("F", call)
+
+    def _explain(method: F, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        signature = inspect.signature(method)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            names = [*signature.parameters][1:]
+            unknown = next((name for name in kwargs if name not in names), None)
+            why = advice if str(error) == "too many positional arguments" else str(error)
+            if unknown is not None:
+                why = f"{unknown}: unknown argument; {did_you_mean(unknown, names, instead)}"
+            raise ConfigError(f"{method.__name__}: {why}") from None
+
+    return explained

@@ -100,7 +100,7 @@ class Ask:
         """Make the error that says why there is no answer."""
         replies = self.replies
         failures = {reply.endpoint: reply.error for reply in replies if reply.error}
-        reasons = "; ".join(f"{name}{_where(error)}: {error.kind}: {error.message}" for name, error in failures.items())
+        reasons = _reasons(failures)
         if self.stream_sink is not None and self.streaming:
             message = f"the answer broke off ({reasons}); what was said until then is in .text"
             return StreamBroken(message, replies, self.stream_sink.said)
@@ -296,6 +296,18 @@ class Ask:
         probabilities = self.fused.posterior
         order = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)  # stable
         return [self.view.candidates[k] for k in order]
+
+
+def _reasons(failures: Mapping[str, Failure]) -> str:
+    """Say why each endpoint failed, what several have in common once."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, error in failures.items():
+        alike.setdefault((error.kind, error.message), []).append(name)
+    told = []
+    for (kind, message), (first, *others) in alike.items():
+        likewise = f"; likewise {', '.join(others)}" if others else ""
+        told.append(f"{first}{_where(failures[first])}: {kind}: {message}{likewise}")
+    return "; ".join(told)
 
 
 def _where(failure: Failure) -> str:

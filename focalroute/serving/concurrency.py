@@ -13,7 +13,8 @@ from focalroute.core.answer_list import Answers
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import Answer
-from focalroute.serving.query import Prompt
+from focalroute.core.spelling import did_you_mean
+from focalroute.serving.query import INSTEAD, Prompt
 
 Item = Prompt | Mapping[str, Any]
 
@@ -137,6 +138,8 @@ def _arguments(number: int, item: Item, known: set[str]) -> Mapping[str, Any]:
         return {"query": item}
     unknown = sorted(set(item) - known)
     if unknown or "query" not in item:
-        what = f"unknown key {unknown[0]!r}" if unknown else "no key 'query'"
+        what = (
+            f"unknown key {unknown[0]!r}; {did_you_mean(unknown[0], known, INSTEAD)}" if unknown else "no key 'query'"
+        )
         raise ConfigError(f"queries[{number}]: {what}; give arguments of ask, or a list of messages for a conversation")
     return item

@@ -24,6 +24,7 @@ from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Round
+from focalroute.core.spelling import by_keyword
 from focalroute.endpoints.calls import StreamSink
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
@@ -79,6 +80,7 @@ _log = logging.getLogger("focalroute")
 R = TypeVar("R")
 
 CLOSED = "this ensemble is closed; make a new one"
+_BY_KEYWORD = 'give all but the question by keyword, such as choices=["yes", "no"]'
 
 
 class AsyncEnsemble:
@@ -220,6 +222,7 @@ class AsyncEnsemble:
         **options: Unpack[AskOptions],
     ) -> Answer[Any]: ...
 
+    @by_keyword(_BY_KEYWORD)
     @shows_options
     async def ask(
         self,
@@ -275,6 +278,7 @@ class AsyncEnsemble:
         self._cache.keep(asked, made)
         return made
 
+    @by_keyword(_BY_KEYWORD)
     @shows_options
     def stream(
         self,
@@ -442,6 +446,15 @@ class AsyncEnsemble:
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
+    @by_keyword(
+        'say by keyword what it is, such as label="42" (the right answer) or reward=True',
+        {
+            **dict.fromkeys(("correct", "right", "thumbs_up", "good", "value"), "reward"),
+            **dict.fromkeys(("rating", "grade"), "score"),
+            **dict.fromkeys(("truth", "expected", "gold", "choice"), "label"),
+            **dict.fromkeys(("index", "choice_index"), "label_index"),
+        },
+    )
     async def feedback(
         self,
         answer: Answer | str,

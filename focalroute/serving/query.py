@@ -87,7 +87,7 @@ class AskOptions(QueryOptions, total=False):
 #: Every argument of an ask.
 ARGUMENTS = ("query", "choices", "answer", *AskOptions.__annotations__)
 #: What others call an argument -> its name here, or what to do.
-_INSTEAD: Mapping[str, str] = {
+INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("prompt", "question", "input", "text", "content"), "query"),
     **dict.fromkeys(("options", "labels", "candidates", "choice"), "choices"),
     **dict.fromkeys(
@@ -103,6 +103,7 @@ _INSTEAD: Mapping[str, str] = {
     "stream": "call stream() instead of ask()",
     "n": "samples",
     "functions": "tools",
+    **dict.fromkeys(("max_workers", "workers", "batch_size", "parallelism"), "ask_many() takes concurrency="),
 }
 
 
@@ -164,12 +165,19 @@ def make_query(
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
     if usd_per_second is not None:
         check_usd_per_second(usd_per_second)
+    if task is not None and not isinstance(task, str):
+        raise ConfigError("task: give a topic's name as text")
     if (prompt is None) == (messages is None):
         raise ConfigError("query: give the question as text, or messages=; one of them")
     asked = _messages(prompt if messages is None else messages, system)
     if messages is not None or not isinstance(prompt, str):
         require_json("query", [dict(message) for message in asked])
     if params:
+        tools = params.get("tools") or ()
+        if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+            raise ConfigError(
+                'tools: give a list of {"type": "function", "function": {"name": ..., "parameters": ...}}'
+            )
         require_json("params", params)
         _check_counts(params)
     texts, values = (None, None) if choices is None else _choices(choices)
@@ -214,7 +222,7 @@ def _merged(params: Mapping[str, Any] | None, model_params: Mapping[str, Any]) -
         return {}
     unknown = next((name for name in model_params if name not in ModelParams.__annotations__), None)
     if unknown is not None:
-        raise ConfigError(f"ask: {unknown}: unknown argument; {did_you_mean(unknown, ARGUMENTS, _INSTEAD)}")
+        raise ConfigError(f"ask: {unknown}: unknown argument; {did_you_mean(unknown, ARGUMENTS, INSTEAD)}")
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
     given = {name: value for name, value in model_params.items() if value is not None}
@@ -239,6 +247,8 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
         if not prompt.strip():
             raise ConfigError("query: is empty; give the question as text or as OpenAI messages")
         messages = ({"role": "user", "content": prompt},)
+    if messages and all(isinstance(one, str) for one in messages):
+        raise ConfigError("query: is a list of questions; give them to ask_many()")
     if not messages or not all(map(_is_message, messages)):
         raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
     if system is None:
@@ -282,7 +292,7 @@ def _tags(tags: Sequence[str]) -> tuple[str, ...]:
 
 def _choices(offered: Iterable[object]) -> tuple[tuple[str, ...], tuple[object, ...]]:
     """The choices as they are shown, and what they stand for."""
-    if isinstance(offered, str) or not isinstance(offered, Iterable):
+    if isinstance(offered, str | Mapping) or not isinstance(offered, Iterable):
         raise ConfigError('choices: give a list such as ["Jupiter", "Saturn"]')
     values = tuple(offered)
     choices = tuple(map(choice_text, values))

@@ -252,9 +252,9 @@ class Ensemble:
     ) -> Answer[Any]: ...
 
     @wraps(AsyncEnsemble.ask)
-    def ask(self, query: Prompt | None = None, **options: Any) -> Answer[Any]:
+    def ask(self, *args: Any, **options: Any) -> Answer[Any]:
         """See `AsyncEnsemble.ask`."""
-        return self._run(partial(self._async.ask, query, **options))
+        return self._run(partial(self._async.ask, *args, **options))
 
     ask_many = _blocking(AsyncEnsemble.ask_many)
     stream = _streaming(AsyncEnsemble.stream)

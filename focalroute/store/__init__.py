@@ -27,6 +27,8 @@ def open_store(where: str | Path | None, *, durability: Literal["normal", "full"
         from focalroute.store.redis.store import RedisStore
 
         return RedisStore(where, durability=durability)
+    if isinstance(where, str) and ("://" in where or where.startswith("redis:")):
+        raise ConfigError(f"store: {where.partition(':')[0]}: is not known; give a file, or redis://HOST:PORT/DB")
     from focalroute.store.sqlite.store import SqliteStore
 
     return SqliteStore(where, durability=durability)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +17,17 @@ import pytest
 from aiohttp import web
 from pydantic import BaseModel
 
-from focalroute import Answer, BadLabel, Budget, BudgetExceeded, ConfigError, Endpoint, Ensemble, FeedbackError
+from focalroute import (
+    Answer,
+    BadLabel,
+    Budget,
+    BudgetExceeded,
+    ConfigError,
+    Endpoint,
+    Ensemble,
+    FeedbackError,
+    PoolError,
+)
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
 from tests.conftest import StartPool
@@ -42,6 +54,10 @@ class Level(enum.Enum):
 class Person(BaseModel):
     name: str
     age: int
+
+
+class Opaque:
+    """pydantic knows nothing of it."""
 
 
 @dataclass
@@ -96,6 +112,12 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"choices": "a,b"}, 'give a list such as ["Jupiter"'),
         ({"choices": ["a", None]}, "choices: give strings, numbers"),
         ({"choices": [1, "1"]}, "choices: must be distinct"),
+        ({"choices": {"a": "32", "b": "42"}}, 'give a list such as ["Jupiter"'),
+        ({"max_workers": 3}, "ask_many() takes concurrency="),
+        ({"task": 5}, "task: give a topic's name as text"),
+        ({"tools": [print]}, 'tools: give a list of {"type": "function"'),
+        ({"tools": {"type": "function"}}, 'tools: give a list of {"type": "function"'),
+        ({"answer": Opaque}, "answer: Opaque has no JSON schema (Unable to generate"),
     ],
     ids=str,
 )
@@ -114,6 +136,57 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
         ensemble.ask({"role": "user", "content": QUESTION})  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="the messages begin with one already"):
         ensemble.ask([{"role": "system", "content": "a"}, {"role": "user", "content": "?"}], system="b")
+    with pytest.raises(ConfigError, match=r"query: is a list of questions; give them to ask_many\(\)"):
+        ensemble.ask(["What is 2 + 2?", "What is 3 + 3?"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda e, a: e.ask(QUESTION, ["32", "42"]), "ask: give all but the question by keyword, such as choices="),
+        (lambda e, a: e.stream(QUESTION, "number"), "stream: give all but the question by keyword"),
+        (lambda e, a: e.feedback(a, "42"), 'feedback: say by keyword what it is, such as label="42"'),
+        (lambda e, a: e.feedback(a, True), "or reward=True"),
+        (lambda e, a: e.feedback(a, correct=True), "feedback: correct: unknown argument; did you mean 'reward'?"),
+        (lambda e, a: e.feedback(a, lable="42"), "did you mean 'label'?"),
+        (lambda e, a: e.feedback(reward=1), "feedback: missing a required argument: 'answer'"),
+        (lambda e, a: e.ask_many([{"question": "?"}]), "queries[0]: unknown key 'question'; did you mean 'query'?"),
+        (lambda e, a: e.ask_many([{"query": "?", "choises": "ab"}]), "did you mean 'choices'?"),
+    ],
+)
+def test_an_argument_in_another_place_or_by_another_name_is_an_error_that_says_how(
+    ensemble: Any, call: Callable[..., object], says: str
+) -> None:
+    answer = ensemble.ask(QUESTION, choices=["32", "42"])
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        call(ensemble, answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("choices", "an Answer has no 'choices'; use .candidates, .choice (its index) or .message"),
+        ("content", "use .text"),
+        ("parsed", "use .value"),
+        ("cost_usd", "use .cost"),
+        ("txt", "'Answer' object has no attribute 'txt'"),
+    ],
+)
+def test_a_part_of_an_answer_by_another_clients_name_says_ours(ensemble: Any, name: str, says: str) -> None:
+    answer = ensemble.ask(QUESTION, choices=["32", "42"])
+    with pytest.raises(AttributeError, match=re.escape(says)):
+        getattr(answer, name)
+    assert not hasattr(answer, name)
+    assert copy.deepcopy(answer) == pickle.loads(pickle.dumps(answer)) == answer
+
+
+def test_a_failure_that_several_have_in_common_is_told_once() -> None:
+    pool = [Endpoint(name, model=name, base_url="http://127.0.0.1:9/v1") for name in "abc"]
+    with Ensemble(pool, policy="plurality") as ensemble, pytest.raises(PoolError) as raised:
+        ensemble.ask(QUESTION)
+    told = str(raised.value)
+    assert told.count("could not reach the service") == 1
+    assert re.search(r"\(([abc]), \1 at 127.0.0.1:9: connection: could not reach .*; likewise [abc], [abc]\)$", told)
 
 
 # -- a setting that is not there ---------------------------------------------------------------------------------------
@@ -132,6 +205,9 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
         (lambda e: ensemble_class(e[0]), "endpoints: give a list of Endpoint objects or a pool file, got Endpoint"),
         (lambda e: ensemble_class(["gpt-4o"]), 'got str; write Endpoint("name", model="...", base_url="...")'),
         (lambda e: ensemble_class([{"name": "a"}]), 'got dict; write Endpoint("name"'),
+        (lambda e: ensemble_class(["openai/gpt-5-mini"]), "got str; write Endpoint('openai/gpt-5-mini')"),
+        (lambda e: ensemble_class(e, store="postgresql://h/x"), "postgresql: is not known; give a file, or redis://"),
+        (lambda e: ensemble_class(e, store="redis:/h"), "store: redis: is not known; give a file, or redis://"),
         (lambda e: ensemble_class("nowhere.toml"), "nowhere.toml: cannot be read: No such file"),
         (lambda e: ensemble_class(), "FOCALROUTE_POOL is not set, and there is no pool.toml here"),
         (lambda e: ensemble_class(e, policy="majority"), "did you mean 'plurality'?"),
@@ -148,6 +224,12 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
             'give it in params, such as params={"temperature": 0',
         ),
         (lambda e: endpoint_class("a", model="m", timeout=5), "did you mean 'timeout_s'?"),
+        (lambda e: endpoint_class("a", model="m", provider="openai"), "did you mean 'service'?"),
+        (lambda e: endpoint_class("a", model="m", context_window=8192), "did you mean 'context_tokens'?"),
+        (
+            lambda e: endpoint_class("a", model="m", base_url="http://h/v1/chat/completions"),
+            "is the address of a call; end it before that: http://h/v1",
+        ),
         (lambda e: endpoint_class("a", model="m", api_key_env=KEY), "never the key itself"),
         (lambda e: endpoint_class("a", model="m", api_key="two\nlines"), "name its variable in api_key_env"),
         (lambda e: endpoint_class("a", "m"), "Endpoint: give settings by keyword"),
