@@ -9,11 +9,12 @@ import numpy as np
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import I64
 from focalroute.evaluate import singles
+from focalroute.evaluate.cascade import cascade
 from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.replay import ReplayResult, Strategy, Training
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.votes import MeanVote, Vote, Weighted, cascade, log_linear_online, query_weights, static_subset
+from focalroute.evaluate.votes import MeanVote, Vote, Weighted, log_linear_online, query_weights, static_subset
 
 #: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
@@ -31,13 +32,14 @@ BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "cascade": cascade,
     "knn": singles.knn,
     "query-weights": query_weights,
+    **singles.ROUTED,
 }
 #: The papers' own methods, likewise.
 PRESETS: Mapping[str, Callable[[Training], Strategy]] = {"rl-focal": rl_focal, "der": der}
 #: Those that need the text of the queries.
-TEXTUAL = frozenset({"knn", "query-weights", "threshold-pair"})
+TEXTUAL = frozenset({"knn", "query-weights", "threshold-pair", *singles.ROUTED})
 #: Those that draw lots: every seed plays them anew.
-BY_CHANCE = frozenset({"query-weights", "random", "random-select"})
+BY_CHANCE = frozenset({"avengers-pro", "irt-router", "query-weights", "random", "random-select", "thompson"})
 #: Not attainable: left out of Pareto comparisons.
 IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 

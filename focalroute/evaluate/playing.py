@@ -17,14 +17,13 @@ from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackStream, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving, Shuffled
-from focalroute.evaluate.table import LogTable, Split
+from focalroute.evaluate.table import EVERYTHING, LogTable, Split
 from focalroute.learn.offline.reinforce import GRID, OfflineSettings
 from focalroute.money.pacing import LOWEST_WEIGHT
 from focalroute.observe.drift import Change
 from focalroute.policy.bundle import Policy, load
 
 Advance = Callable[[int], object]
-_EVERYTHING = 1.0  # the cost ratio of asking everybody: nothing is to be held
 _Point = tuple[Policy, int, float | None]
 #: The endpoints that each query's decisions named, by round.
 DecisionPlan = Sequence[tuple[tuple[int, ...], ...]]
@@ -116,16 +115,12 @@ class PolicyReplay:
 
     def _settings(self, target: float | None) -> dict[str, Any]:
         price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
-        price = LOWEST_WEIGHT if target == _EVERYTHING else price
+        price = LOWEST_WEIGHT if target == EVERYTHING else price
         chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
         return {**chosen, "usd_per_second": self.usd_per_second, "embed": self.table.embed}
 
     def _play(self, serving: Serving, rows: I64, target: float | None, feedback: FeedbackStream) -> ReplayResult:
-        everybody = float(self.table.usd[rows].sum())
-        held = None
-        if target is not None and target != _EVERYTHING and everybody:
-            held = target * everybody / len(rows)
-        serving.hold(held)
+        serving.hold(self.table.held(rows, target))
         return play(
             serving,
             self.table,
@@ -304,6 +299,7 @@ def _others(
             advance=replay.advance,
         )
 
+    training = replace(training, usd_per_query=table.held(test, target))
     for name, make in {**baselines(training), **stage.presets}.items():
         if training.seed != stage.first.seed and name in BASELINES and name not in BY_CHANCE:
             continue

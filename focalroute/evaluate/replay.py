@@ -324,6 +324,7 @@ class Training:
         seed: for whatever is random.
         feedback: what is revealed when a baseline is tried out.
         show_task: whether topics are shown.
+        usd_per_query: what a query is to cost in the mean, for baselines that can be told; None: they weigh it.
     """
 
     table: LogTable
@@ -331,6 +332,7 @@ class Training:
     seed: int
     feedback: FeedbackPlan = FeedbackPlan()
     show_task: bool = False
+    usd_per_query: float | None = None
 
     @property
     def rank(self) -> tuple[int, ...]:

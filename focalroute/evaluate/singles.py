@@ -7,14 +7,20 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
 from zlib import crc32
 
 import numpy as np
 
 from focalroute.core.records import F32, F64
-from focalroute.evaluate.replay import Revealed, Strategy, Training, Turn, best_setting
+from focalroute.evaluate.replay import PRICE_OF_MONEY, Revealed, Strategy, Training, Turn, best_setting, play
+from focalroute.money.pacing import Pacer
+from focalroute.observe.features import Embedder, unit_vector
 from focalroute.policy.baselines import RecencyRanking
+from focalroute.policy.routers import ROUTERS
+from focalroute.policy.text_router import TextRouter
 
 
 class OneEndpoint(Strategy, ABC):
@@ -103,6 +109,61 @@ def random_select(training: Training) -> RandomOf:
     k = best_setting(training, sizes, lambda part, k: RandomOf(part.rank[:k], part.seed))
     return RandomOf(training.rank[:k], training.seed)
 
+
+_WARM = 500  # training rows by which a pacer settles
+
+
+class Routed(OneEndpoint):
+    """One of `focalroute.policy.routers`, as it serves by its name, held to a cost by the ensemble's pacer.
+
+    Args:
+        usd_per_query: to hold; None: money weighs `PRICE_OF_MONEY`.
+    """
+
+    def __init__(self, router: TextRouter, embed: Embedder, usd_per_query: float | None) -> None:
+        self._router = router
+        self._embed = embed
+        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), PRICE_OF_MONEY)
+
+    def answer(self, turn: Turn) -> int:
+        """Ask, and count what it cost."""
+        turn.memo = unit_vector(self._embed(turn.query.text))
+        said = super().answer(turn)
+        self._pacer.end(Decimal(sum(reply.usd for reply in turn.replies.values())))
+        return said
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return self._router.order(turn.memo, self._pacer.begin())
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Take in what it was worth."""
+        self._router.add(turn.memo, revealed.values, {i: reply.usd for i, reply in turn.replies.items()})
+
+
+def fitted(name: str, training: Training) -> TextRouter:
+    """The router of this name, fitted to all answers of the training part."""
+    table, rows = training.table, training.rows
+    router = ROUTERS[name](table.names, training.seed)
+    texts = np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()])
+    known = table.there[rows]
+    values = np.where(known, table.value[rows], np.nan)
+    router.fit(texts, values, np.where(known, table.usd[rows], np.nan))
+    return router
+
+
+def routed(router: TextRouter, training: Training) -> Routed:
+    """A fitted router with its pacer settled on the last of the training part."""
+    strategy = Routed(router, training.table.embed, training.usd_per_query)
+    play(strategy, training.table, training.rows[-_WARM:], feedback="none", show_task=training.show_task)
+    return strategy
+
+
+def _routed(name: str, training: Training) -> Routed:
+    return routed(fitted(name, training), training)
+
+
+#: The published routers, by name.
+ROUTED: Mapping[str, Callable[[Training], Strategy]] = {name: partial(_routed, name) for name in ROUTERS}
 
 _WIDTH = 512
 _WORD = re.compile(r"\w+")

@@ -20,6 +20,9 @@ from focalroute.observe.features import Embedder, text_features
 #: How a log is cut: once, or every task of it, which then come again.
 SplitKind = Literal["stream", "per-task"]
 
+#: The cost ratio of asking everybody.
+EVERYTHING = 1.0
+
 _MOST_MASSES = 2**27  # one row's choices widen the arrays of all rows
 _ROUNDS = 5  # the last of which is the validation part
 
@@ -108,6 +111,11 @@ class LogTable:
         everybody = float(self.usd[rows].sum())
         i = int(np.where(self.there[rows].any(axis=0), usd, np.inf).argmin())
         return self.names[i], float(usd[i]) / everybody if everybody else 0.0
+
+    def held(self, rows: I64, ratio: float | None) -> float | None:
+        """USD a query at this cost ratio on these rows; None: nothing is to be held, as where everybody is asked."""
+        everybody = float(self.usd[rows].mean(axis=0).sum())
+        return ratio * everybody if ratio is not None and ratio != EVERYTHING and everybody else None
 
     def rank(self, rows: I64) -> tuple[int, ...]:
         """The endpoints by accuracy on these rows, best first; of equals in pool order."""

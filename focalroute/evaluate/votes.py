@@ -1,4 +1,4 @@
-"""Baselines that combine answers: all, by votes or by the query; the best fixed part's; from cheap to dear until sure.
+"""Baselines that combine answers: all of them, by votes or by the query, or those of the best fixed part.
 
 Ties go to the candidate with the best backer.
 """
@@ -273,60 +273,6 @@ def focal_diversities(fails: Floats, pools: Floats) -> Floats:
     rho = 1 - together / np.maximum(np.maximum(m - 1, 1) * failed_with, 1)
     focal: Floats = (rho.T * pools).sum(axis=1) / np.maximum(m, 1)
     return focal
-
-
-class TrainedCascade:
-    """``cascade``, FrugalGPT's shape: ask one by one from cheap to dear, stop when the answer is sure enough.
-
-    Sure is the naive Bayes posterior of the leading candidate over the votes so far: over the K choices, or the answers
-    given and one more, a vote then weighing as among 10. The members are the most accurate ones of the training part;
-    how many, and the threshold, are chosen on the last fifth. Accuracies go on being counted.
-
-    Args:
-        setting: (how many members, the threshold).
-    """
-
-    def __init__(self, training: Training, setting: tuple[int, float]) -> None:
-        size, self._threshold = setting
-        table, rows = training.table, training.rows
-        there = table.there[rows].sum(axis=0)
-        usd = table.usd[rows].sum(axis=0) / np.maximum(there, 1)
-        self._rank = training.rank
-        self._order = tuple(sorted(training.rank[:size], key=lambda i: float(usd[i])))
-        self._accuracies = Accuracies(training)
-
-    def answer(self, turn: Turn) -> int:
-        """Ask on until it is sure."""
-        scores: dict[int, float] = {}
-        there = [i for i in self._order if i in turn.available] or turn.available
-        for i in there:
-            candidate = turn.ask(i).candidate
-            turn.wait()
-            if candidate >= 0:
-                weight = evidence_weight(self._accuracies[i], turn.choices or 10)
-                scores[candidate] = scores.get(candidate, 0.0) + weight
-                if _sureness(scores, turn.choices) >= self._threshold:
-                    break
-        return elect(scores, turn.replies, self._rank)
-
-    def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Count."""
-        self._accuracies.learn(revealed)
-
-
-def _sureness(scores: dict[int, float], choices: int) -> float:
-    """The largest posterior; candidates without a backer score 0."""
-    most = max(scores.values())
-    unbacked = max(choices - len(scores), 1) if choices != len(scores) else 0
-    total = sum(math.exp(score - most) for score in scores.values()) + unbacked * math.exp(-most)
-    return 1 / total
-
-
-def cascade(training: Training) -> TrainedCascade:
-    """``cascade`` with its settings chosen on the training part's last fifth."""
-    n = len(training.table.endpoints)
-    settings = [(size, t) for size in sorted({min(s, n) for s in (2, 3, 4, 6)}) for t in (0.7, 0.8, 0.9, 0.95, 0.99)]
-    return TrainedCascade(training, best_setting(training, settings, TrainedCascade))
 
 
 _SPREAD = 0.5  # standard deviation of the drawn logits

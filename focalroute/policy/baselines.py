@@ -17,7 +17,7 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +147,10 @@ class Baseline:
         """The score of every candidate, float32 (K,): here the log of the members' mean mass on it."""
         return _shares(evidence, _PROBABILITY)
 
+    def reading(self, query_id: str, features: F32, cost_weight: float) -> Self:
+        """The policy for one query whose text has these features, at this lambda. Most go by neither."""
+        return self
+
     def learn(self, outcome: Outcome, candidates: int) -> None:
         """Take in an outcome that feedback brought, with the number of its query's candidates. Most need none."""
 
@@ -223,7 +227,7 @@ class LogLinearOnline(Baseline):
             self.weights = weights
 
 
-class _One(Baseline, ABC):
+class Alone(Baseline, ABC):
     """One endpoint, the first that can be asked and answers; its probabilities are the answer's."""
 
     def _wanted(self, observation: Observation) -> F32:
@@ -234,7 +238,7 @@ class _One(Baseline, ABC):
         """All endpoints, most wanted first."""
 
 
-class BestSingle(_One):
+class BestSingle(Alone):
     """The endpoint with the best windowed accuracy; the cheapest while nothing is known.
 
     Only who was asked can become known: it stays with the first that is right more often than the pool's mean.
@@ -246,7 +250,7 @@ class BestSingle(_One):
         return best_first(observation)
 
 
-class _InTurns(_One):
+class _InTurns(Alone):
     """Counts its decisions: the count is all that changes between two asks, and taking it is atomic."""
 
     def __init__(self, endpoints: Sequence[str], seed: int | None = None) -> None:
@@ -317,7 +321,7 @@ class RecencyRanking:
         return self._latest[endpoint]
 
 
-class LatestCorrect(_One):
+class LatestCorrect(Alone):
     """The member that was right most recently (the paper's greedy control).
 
     Ranked by `RecencyRanking`; of equals, as `BestSingle`. Values that were only inferred do not count.

@@ -81,6 +81,11 @@ class Guarded:
         self.sequential = self._steps is not None
         self.failed = isinstance(policy, Fallback)
 
+    def read(self, query_id: str, features: F32, cost_weight: float) -> None:
+        """Show a named policy the query that it is to decide."""
+        if isinstance(self._policy, Baseline):
+            self._policy = self._policy.reading(query_id, features, cost_weight)
+
     @property
     def learnable(self) -> bool:
         """Whether nets decide: only these sample, and only from these a trajectory is kept to learn from."""

@@ -11,6 +11,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.policy import bundle
 from focalroute.policy.baselines import NEED_A_LOG, SERVED_BASELINES, Baseline
 from focalroute.policy.bundle import Policy
+from focalroute.policy.routers import ROUTERS
 from focalroute.policy.sequential import SEQUENTIAL
 
 #: What names the shipped policy; a folder of this name is ``./cold``.
@@ -60,7 +61,7 @@ def check_folder(folder: Path, version: int | None) -> None:
 _log = logging.getLogger("focalroute")
 
 #: Every rule that goes by a name.
-ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **SEQUENTIAL}
+ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **ROUTERS, **SEQUENTIAL}
 
 
 #: What others call a rule -> its name here.

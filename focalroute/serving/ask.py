@@ -122,6 +122,7 @@ class Ask:
     def observe(self, cost_weight: float) -> Observation:
         """Make the observation that the Decider sees before the next decision, at the lambda served for this one."""
         self.cost_weight, self.alone = self.policy.served(cost_weight)
+        self.policy.read(self.query.id, self.view.features, cost_weight)
         if self.fused is not None:  # only now: after the last round it would not be used
             self.view.see(self.fused.posterior)
         if self.time_price is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from examples.paper.reranker import Rerank
 from focalroute.core.records import F64
 from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
+from focalroute.evaluate.cascade import CascadeReplay, TrainedCascade, cascade
 from focalroute.evaluate.replay import (
     FeedbackKind,
     FeedbackPlan,
@@ -205,6 +207,22 @@ def test_the_cascade_asks_the_cheap_first_and_on_where_they_disagree(tmp_path: P
     calls = played.asked.sum(axis=1)
     assert calls.min() < calls.max()
     assert (played.asked[:, 0] | (calls == 1)).all()
+
+
+def test_a_cascade_is_learned_from_what_it_would_have_done(tmp_path: Path) -> None:
+    """All rows at once and one by one are the same, for every list and thresholds; and it keeps to a budget."""
+    lines = stream(150, {"a": 0.6, "b": 0.7, "c": 0.9})
+    lines[10]["outputs"].pop("a")
+    lines[11]["outputs"]["b"] = {"error": "down"}
+    training = _training(tmp_path, lines)
+    replay = CascadeReplay(training, training.rows)
+    for order in ((0,), (0, 2), (0, 1, 2)):
+        for right, paid, stages in list(replay.tried(order))[::5]:
+            played = play(TrainedCascade(training, stages), training.table, training.rows, feedback="none")
+            assert (right, paid) == pytest.approx((played.worth.mean(), played.usd.mean()), abs=0.02)
+    budget = 3.0 * float(training.table.usd[0, 0])
+    held = cascade(replace(training, usd_per_query=budget))
+    assert play(held, training.table, training.rows).usd.mean() == pytest.approx(budget, rel=0.15)
 
 
 def _topics(count: int) -> list[Line]:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from focalroute.evaluate.baselines import BASELINES
+from focalroute.evaluate.cascade import TrainedCascade
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin
+from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin, Routed, fitted
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.votes import LogLinear, MeanVote, TrainedCascade, Vote, Weighted
+from focalroute.evaluate.votes import LogLinear, MeanVote, Vote, Weighted
 from focalroute.policy.baselines import (
     LOG_LINEAR_RATE,
     NEED_A_LOG,
@@ -22,6 +23,8 @@ from focalroute.policy.baselines import (
     Baseline,
     LogLinearOnline,
 )
+from focalroute.policy.references import ALL_BASELINES
+from focalroute.policy.routers import ROUTERS
 from tests.evaluate.logs import Line, closed, output, stream, table_of
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0}
@@ -32,7 +35,7 @@ Make = Callable[[Training], Strategy]
 
 
 def named(name: str, table: LogTable, seed: int = 0) -> Baseline:
-    return SERVED_BASELINES[name]([endpoint.name for endpoint in table.endpoints], seed)
+    return ALL_BASELINES[name]([endpoint.name for endpoint in table.endpoints], seed)
 
 
 def unsure(lines: list[Line]) -> list[Line]:
@@ -59,8 +62,8 @@ def both(
 
 
 def test_every_baseline_serves_or_says_why_not() -> None:
-    assert SERVED_BASELINES.keys() <= BASELINES.keys() | {"best-single"}
-    assert BASELINES.keys() <= SERVED_BASELINES.keys() | NEED_A_LOG.keys()
+    assert SERVED_BASELINES.keys() | ROUTERS.keys() <= BASELINES.keys() | {"best-single"}
+    assert BASELINES.keys() <= SERVED_BASELINES.keys() | ROUTERS.keys() | NEED_A_LOG.keys()
     assert not SERVED_BASELINES.keys() & NEED_A_LOG.keys()
 
 
@@ -135,7 +138,8 @@ def test_log_linear_takes_from_a_bare_reward_what_it_tells(tmp_path: Path) -> No
 def test_the_cascade_asks_as_the_baseline_does_with_the_same_settings(tmp_path: Path) -> None:
     """But where the counts, with slightly different priors, fall on the two sides of the threshold."""
     table = table_of(tmp_path, stream(500, SKILLS), PRICES)
-    ours, theirs = both("cascade", lambda training: TrainedCascade(training, (2, SURE_ENOUGH)), table)
+    stages = ((1, SURE_ENOUGH), (2, SURE_ENOUGH))  # the better half, the cheap one first
+    ours, theirs = both("cascade", lambda training: TrainedCascade(training, stages), table)
     assert (ours.asked == theirs.asked).all(axis=1).mean() > 0.95
     assert (ours.worth == theirs.worth).mean() > 0.95
     assert not ours.asked[:, [0, 3]].any()
@@ -151,6 +155,19 @@ def test_the_cascade_asks_a_free_form_question_twice_and_on_where_they_differ(tm
         assert play(serving, table, np.arange(2), feedback="none").asked.sum(axis=1).tolist() == calls
 
 
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_published_router_decides_alike_in_service_and_in_the_replay(tmp_path: Path, name: str) -> None:
+    """It is one router behind both, fitted alike and held to one cost by the same pacer."""
+    table = table_of(tmp_path, stream(500, SKILLS), PRICES)
+    usd = 0.2 * float(table.usd[TEST].mean(axis=0).sum())
+    theirs = play(Routed(fitted(name, Training(table, TRAIN, seed=0)), table.embed, usd), table, TEST)
+    serving = Serving(fitted(name, Training(table, TRAIN, seed=0)), table.endpoints, seed=0)
+    serving.hold(usd)
+    ours = play(serving, table, TEST)
+    assert ours.asked.tolist() == theirs.asked.tolist()
+    assert theirs.usd.mean() == pytest.approx(usd, rel=0.05)
+
+
 @pytest.mark.parametrize(("name", "members"), [("random", 4), ("random-select", 2)])
 def test_the_random_ones_are_even_and_repeatable(tmp_path: Path, name: str, members: int) -> None:
     table = table_of(tmp_path, stream(500, SKILLS), PRICES)
@@ -162,7 +179,7 @@ def test_the_random_ones_are_even_and_repeatable(tmp_path: Path, name: str, memb
     assert both(name, BASELINES["round-robin"], table)[0].asked.tolist() == ours.asked.tolist()
 
 
-@pytest.mark.parametrize("name", SERVED_BASELINES)
+@pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
 @pytest.mark.parametrize("feedback", ["label", "reward", "none"])
 def test_each_copes_with_members_missing_failing_and_graded(tmp_path: Path, name: str, feedback: FeedbackKind) -> None:
     lines = stream(12, SKILLS)

@@ -18,6 +18,7 @@ import pytest
 from focalroute import Answer, AsyncEnsemble, ConfigError, Endpoint, Ensemble
 from focalroute.learn.online import update_policy
 from focalroute.policy.baselines import BASELINE_VERSION, SERVED_BASELINES
+from focalroute.policy.routers import ROUTERS
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.store import open_store
 from tests.policies import ask_everybody
@@ -53,7 +54,7 @@ def taught(ensemble: Ensemble, n: int, seed: int = 1) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("name", SERVED_BASELINES)
+@pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
 def test_each_serves_and_is_known_by_its_name(pool: SimulatedPool, tmp_path: Path, name: str) -> None:
     """On the answer's receipt, in the statistics and in the store, where it leaves no step to learn from."""
     with Ensemble(pool.endpoints, policy=name, store=tmp_path / "s.db", seed=0) as ensemble:
@@ -77,7 +78,7 @@ def test_each_serves_and_is_known_by_its_name(pool: SimulatedPool, tmp_path: Pat
             assert stored.trajectory is None
 
 
-@pytest.mark.parametrize("name", SERVED_BASELINES)
+@pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
 def test_sync_and_async_answer_alike_and_exploring_makes_no_difference(pool: SimulatedPool, name: str) -> None:
     asked = [(q.text, q.choices) for q in stream(6, seed=2)]
 
@@ -150,6 +151,17 @@ def test_the_latest_correct_is_left_after_its_first_mistake(pool: SimulatedPool)
     assert served == ["small", "small", "middle", "large", "large"]
 
 
+def test_a_published_router_learns_from_feedback_whom_to_ask(pool: SimulatedPool) -> None:
+    """At first each in turns; then the one that is worth its price, which a dear right answer is not."""
+    with Ensemble(pool.endpoints, policy="lin-ucb", seed=0) as ensemble:
+        served = called(taught(ensemble, 120))
+    assert served[:3] == [["large"], ["small"], ["middle"]]
+    assert Counter(name for (name,) in served[-40:]).most_common(1)[0][0] == "large"
+    with Ensemble(pool.endpoints, policy="lin-ucb", cost_weight=3.0, seed=0) as ensemble:
+        served = called(taught(ensemble, 120))
+    assert Counter(name for (name,) in served[-40:]).most_common(1)[0][0] == "small"
+
+
 def test_what_log_linear_learned_is_learned_again_after_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
     posteriors = []
     for n in (40, 0):
@@ -186,7 +198,7 @@ def test_the_cascade_stops_where_one_reply_is_sure_enough(tmp_path: Path) -> Non
     assert answers[-1].confidence >= 0.9
 
 
-@pytest.mark.parametrize("name", SERVED_BASELINES)
+@pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
 def test_who_fails_is_stood_in_for(pool: SimulatedPool, name: str) -> None:
     """A member that is down, first in the pool's order and the cheapest: there is an answer all the same."""
     gone = Endpoint("gone", base_url="http://127.0.0.1:1/v1", model="m", input_usd_per_1m=0, output_usd_per_1m=0)
@@ -238,7 +250,7 @@ def test_nothing_that_a_rule_decided_is_learned_from_as_if_a_net_had(pool: Simul
         ("majority", "did you mean 'plurality'"),
         ("rl-focal", "is replayed only"),
         ("der", "has to be trained"),
-        ("policies", 'there are best-single.*"./policies"'),
+        ("policies", 'there are avengers-pro.*"./policies"'),
     ],
 )
 def test_a_name_nearly_right_is_no_new_folder(

@@ -1,0 +1,303 @@
+"""The published routers that serve by name and are rows of ``focalroute eval``; see `focalroute.policy.text_router`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.core.records import F32, F64
+from focalroute.policy.text_router import LEAST, TextRouter
+
+
+class CarrotKnn(TextRouter):
+    """CARROT (arXiv 2502.03261, its plug-in rule) on nearest neighbours: of worth and of cost the mean over the k.
+
+    Neighbours are the nearest by cosine; each endpoint's average counts as one more. k is chosen by `_least_error`.
+    """
+
+    name = "carrot-knn"
+    _k = 40
+
+    def _fit(self, x: F64, values: F64) -> None:
+        cut = self._size - self._size // 5
+        single = x.astype(np.float32)
+        order = np.argsort(-(single[cut:] @ single[:cut].T), axis=1)[:, :160]
+        average = np.nan_to_num(_means(values[:cut]), nan=0.5)
+
+        def predict(k: int, _: int) -> F64:
+            near = values[order[:, :k]]
+            there = ~np.isnan(near)
+            found: F64 = (np.where(there, near, 0).sum(axis=1) + average) / (there.sum(axis=1) + 1)
+            return found
+
+        self._k = self._least_error((10, 40, 160), predict)
+
+    def _worth(self, x: F32) -> F64:
+        return _mean_and(self._values[self._nearest(x)], self._average())
+
+    def _shares(self, x: F32) -> F64:
+        return _mean_and(self._usd[self._nearest(x)], self._cost()) / self._total()
+
+    def _nearest(self, x: F32) -> NDArray[np.intp]:
+        if not x.any():
+            return np.zeros(0, np.intp)
+        k = min(self._k, self._size)
+        return np.argpartition(-(self._x[: self._size] @ x), k - 1)[:k]
+
+
+class CarrotLinear(TextRouter):
+    """CARROT's plug-in rule on ridge regressions of worth and of cost; the penalty is chosen by `_least_error`."""
+
+    name = "carrot-linear"
+
+    def _fit(self, x: F64, values: F64) -> None:
+        def predict(penalty: int, cut: int) -> F64:
+            return _affine(x[cut:]) @ _ridge(x[:cut], values[:cut], penalty)
+
+        penalty = self._least_error((1, 10, 100), predict)
+        self._weights = _ridge(x, values, penalty)
+        self._usd_weights = _ridge(x, self._usd[: self._size], penalty)
+
+    def _worth(self, x: F32) -> F64:
+        return _affine(x) @ self._weights
+
+    def _shares(self, x: F32) -> F64:
+        return np.maximum(_affine(x) @ self._usd_weights, 0) / self._total()
+
+
+class AvengersPro(TextRouter):
+    """Avengers-Pro (arXiv 2508.12631, Section 2): k-means clusters of the texts, a score of each endpoint in each.
+
+    In a cluster performance p and cost q are scaled to [0, 1] over the endpoints; the score is alpha p + (1 - alpha)
+    (1 - q), summed over the 4 nearest clusters, of 60 as published (fewer of a short log, so that each has 20 queries).
+    With alpha = 1 / (1 + lambda) that ranks as p - lambda q.
+    """
+
+    name = "avengers-pro"
+    _clusters, _near, _rounds = 60, 4, 20
+
+    def _fit(self, x: F64, values: F64) -> None:
+        k = max(1, min(self._clusters, len(x) // 20))
+        self._centres = x[self._rng.choice(len(x), k, replace=False)]
+        for _ in range(self._rounds):
+            member = self._distances(x).argmin(axis=1)
+            for j in np.unique(member).tolist():
+                self._centres[j] = x[member == j].mean(axis=0)
+        member = self._distances(x).argmin(axis=1)
+        usd = self._usd[: self._size]
+        averages = self._average(), self._cost()
+        tables = [
+            _scaled(np.stack([_mean_and(array[member == j], mean) for j in range(k)]))
+            for array, mean in zip((values, usd), averages, strict=True)
+        ]
+        self._performance, self._expense = tables
+
+    def _distances(self, x: F64 | F32) -> F64:
+        """(..., k) squared, less what does not depend on the cluster."""
+        found: F64 = (self._centres**2).sum(axis=1) - 2 * x @ self._centres.T
+        return found
+
+    def _worth(self, x: F32) -> F64:
+        return self._summed(self._performance, x)
+
+    def _shares(self, x: F32) -> F64:
+        return self._summed(self._expense, x)
+
+    def _summed(self, table: F64, x: F32) -> F64:
+        found: F64 = table[np.argsort(self._distances(x))[: self._near]].sum(axis=0)
+        return found
+
+
+class IrtRouter(TextRouter):
+    """IRT-Router's multidimensional model (arXiv 2506.01048, MIRT): P(right) = sigma(a(x) . theta_i - b(x)).
+
+    theta_i is endpoint i's ability, a and b the query's discrimination and difficulty, linear in x; a's first component
+    is 1. RouteLLM's matrix factorisation (arXiv 2406.18665) for N models instead of two is the same bilinear form.
+    By stochastic gradient descent (Adam) on the likelihood; how long is chosen by `_least_error`.
+    """
+
+    name = "irt-router"
+    _rank, _rate, _decay, _batch = 8, 0.02, 1e-4, 256
+
+    def _fit(self, x: F64, values: F64) -> None:
+        epochs = (2, 6, 18)
+        cut = self._size - self._size // 5
+        held = dict(zip(epochs, self._trained(x[:cut], values[:cut], epochs), strict=True))
+        best = self._least_error(epochs, lambda epoch, cut: _sigmoid(self._logits(x[cut:], *held[epoch])))
+        (self._parameters,) = self._trained(x, values, (best,))
+
+    def _trained(self, x: F64, values: F64, epochs: Sequence[int]) -> list[tuple[F64, F64, F64]]:
+        """The parameters after each of these numbers of passes: (F, rank) of a, (rank + 1, N) of theta, (F,) of b."""
+        mean = np.clip(_means(values), 0.02, 0.98)
+        ability = self._rng.normal(0, 0.1, (self._rank + 1, self._n))
+        ability[0] = np.nan_to_num(np.log(mean / (1 - mean)))
+        parameters = [self._rng.normal(0, 0.1, (x.shape[1], self._rank)), ability, np.zeros(x.shape[1])]
+        moments = [[np.zeros_like(p), np.zeros_like(p)] for p in parameters]
+        known = ~np.isnan(values)
+        values, step, found = np.where(known, values, 0), 0, []
+        for epoch in range(1, max(epochs) + 1):
+            order = self._rng.permutation(len(x))
+            for rows in np.array_split(order, max(1, len(x) // self._batch)):
+                step += 1
+                error = (_sigmoid(self._logits(x[rows], *parameters)) - values[rows]) * known[rows] / len(rows)
+                a = np.hstack([np.ones((len(rows), 1)), x[rows] @ parameters[0]])
+                slopes = (x[rows].T @ error @ parameters[1][1:].T, a.T @ error, -x[rows].T @ error.sum(axis=1))
+                for p, slope, (first, second) in zip(parameters, slopes, moments, strict=True):
+                    first += 0.1 * (slope + self._decay * p - first)
+                    second += 0.001 * ((slope + self._decay * p) ** 2 - second)
+                    size = np.sqrt(second / (1 - 0.999**step)) + 1e-8
+                    p -= self._rate * first / (1 - 0.9**step) / size
+            if epoch in epochs:
+                found.append((parameters[0].copy(), parameters[1].copy(), parameters[2].copy()))
+        return found
+
+    @staticmethod
+    def _logits(x: F64 | F32, discrimination: F64, ability: F64, difficulty: F64) -> F64:
+        found: F64 = ability[0] + (x @ discrimination) @ ability[1:] - (x @ difficulty)[..., None]
+        return found
+
+    def _worth(self, x: F32) -> F64:
+        return _sigmoid(self._logits(x, *self._parameters))
+
+
+class LinUcb(TextRouter):
+    """LinUCB, one model an endpoint (arXiv 1003.0146, Algorithm 1), with forgetting: v = theta . z + alpha deviation.
+
+    z is the text on its first 25 principal components, each of variance 1, and a 1. What is known of an endpoint fades
+    by .997 a query (arXiv 2604.00136): statistics A and b when it is asked next, and until then the deviation grows,
+    its square up to 200-fold. Recorded queries count alike, and as `_HORIZON` at the most, as there.
+    """
+
+    name = "lin-ucb"
+    fits_until = 1163  # as many as recorded queries count for
+    _alpha = 0.05
+    _components, _fading, _most_stale = 25, 0.997, 200.0
+
+    def _fit(self, x: F64, values: F64) -> None:
+        variances, vectors = np.linalg.eigh(x.T @ x / len(x))
+        top = np.argsort(-variances)[: min(self._components, x.shape[1])]
+        self._projection = vectors[:, top] / np.sqrt(np.maximum(variances[top], 1e-6))
+        z, known = self._context(x), ~np.isnan(values)
+        weight = np.minimum(1, self.fits_until / np.maximum(known.sum(axis=0), 1))
+        self._a = np.stack([w * z[rows].T @ z[rows] for w, rows in zip(weight, known.T, strict=True)])
+        self._a += np.eye(z.shape[1])
+        self._b = weight[:, None] * (np.where(known, values, 0).T @ z)
+        self._inverse = np.linalg.inv(self._a)
+        self._theta = np.einsum("nij,nj->ni", self._inverse, self._b)
+        self._ridge = np.ones(self._n)  # what is left of the identity in A
+        self._stale = np.zeros(self._n)  # queries since it was last asked
+
+    def _context(self, x: F64 | F32) -> F64:
+        z = x @ self._projection
+        return np.concatenate([z, np.ones((*z.shape[:-1], 1))], axis=-1)
+
+    def _update(self, x: F32, values: Mapping[int, float]) -> None:
+        z = self._context(x)
+        self._stale += 1
+        for i, value in values.items():
+            kept = self._fading ** min(self._stale[i], 1000.0)
+            self._a[i] *= kept
+            self._b[i] *= kept
+            self._ridge[i] *= kept
+            if self._ridge[i] < 0.1:
+                self._a[i] += (1 - self._ridge[i]) * np.eye(len(z))
+                self._ridge[i] = 1
+            self._a[i] += np.outer(z, z)
+            self._b[i] += value * z
+            self._inverse[i] = np.linalg.inv(self._a[i])
+            self._theta[i] = self._inverse[i] @ self._b[i]
+            self._stale[i] = 0
+
+    def _worth(self, x: F32) -> F64:
+        z = self._context(x)
+        grown = np.minimum(self._fading**-self._stale, self._most_stale)
+        variance = np.einsum("i,nij,j->n", z, self._inverse, z) * grown
+        worth: F64 = self._theta @ z + self._bonus(np.sqrt(np.maximum(variance, 0)))
+        return worth
+
+    def _bonus(self, deviation: F64) -> F64:
+        return self._alpha * deviation
+
+
+class Thompson(LinUcb):
+    """Linear Thompson sampling (arXiv 1209.3352, Algorithm 1) on `LinUcb`'s model: v = theta . z of a drawn theta."""
+
+    name = "thompson"
+    _alpha = 0.1
+
+    def _bonus(self, deviation: F64) -> F64:
+        drawn: F64 = self._alpha * deviation * self._rng.standard_normal(self._n)
+        return drawn
+
+
+class ParetoBandit(LinUcb):
+    """ParetoBandit (arXiv 2604.00136): `LinUcb` with its settings, less lambda times a logarithmic cost.
+
+    The cost is ln(c / least) / ln(most / least) over the pool, where the paper has fixed bounds of the market. lambda
+    is its dual variable; the ensemble's pacer moves it, a dual ascent as well. The paper's features are a sentence
+    encoder's.
+    """
+
+    name = "pareto-bandit"
+    _alpha = 0.01
+
+    def _shares(self, x: F32) -> F64:
+        logs = np.log(np.maximum(self._cost(), LEAST))
+        shares: F64 = (logs - logs.min()) / max(float(np.ptp(logs)), LEAST)
+        return shares
+
+
+def _means(array: F64) -> F64:
+    """(N,) over the rows (n, N) in which it is known; NaN where there is none."""
+    known = ~np.isnan(array)
+    with np.errstate(invalid="ignore"):
+        mean: F64 = np.where(known, array, 0).sum(axis=0) / known.sum(axis=0)
+    return mean
+
+
+def _mean_and(rows: F64, one_more: F64) -> F64:
+    """(N,) the mean over the rows (n, N) in which it is known, and of one more row (N,)."""
+    known = ~np.isnan(rows)
+    mean: F64 = (np.where(known, rows, 0).sum(axis=0) + one_more) / (known.sum(axis=0) + 1)
+    return mean
+
+
+def _scaled(rows: F64) -> F64:
+    """Each row to [0, 1]."""
+    low = rows.min(axis=1, keepdims=True)
+    found: F64 = (rows - low) / np.maximum(np.ptp(rows, axis=1, keepdims=True), LEAST)
+    return found
+
+
+def _affine(x: F64 | F32) -> F64:
+    return np.concatenate([x, np.ones((*x.shape[:-1], 1))], axis=-1, dtype=np.float64)
+
+
+def _ridge(x: F64, targets: F64, penalty: float) -> F64:
+    """(F + 1, N) least squares of each column where it is known, around its mean, which is not penalised."""
+    mean, known = np.nan_to_num(_means(targets)), ~np.isnan(targets)
+    found = np.zeros((x.shape[1] + 1, targets.shape[1]))
+    found[-1] = mean
+    for rows, columns in _alike(known):
+        some = x[rows]
+        offsets = targets[np.ix_(rows, columns)] - mean[columns]
+        found[:-1, columns] = np.linalg.solve(some.T @ some + penalty * np.eye(x.shape[1]), some.T @ offsets)
+    return found
+
+
+def _alike(known: NDArray[np.bool_]) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """(rows, columns) of each group of columns that are known in the same rows."""
+    patterns, group = np.unique(known, axis=1, return_inverse=True)
+    return [(np.flatnonzero(patterns[:, j]), np.flatnonzero(group.reshape(-1) == j)) for j in range(patterns.shape[1])]
+
+
+def _sigmoid(z: F64) -> F64:
+    found: F64 = 1 / (1 + np.exp(-np.clip(z, -30, 30)))
+    return found
+
+
+_KINDS = (AvengersPro, CarrotKnn, CarrotLinear, IrtRouter, LinUcb, ParetoBandit, Thompson)
+#: The published routers by name.
+ROUTERS: Mapping[str, type[TextRouter]] = {kind.name: kind for kind in _KINDS}

@@ -1,0 +1,132 @@
+"""The published routers and cascade, each held to the costs that focalroute is held to, beside its curve.
+
+``python -m tests.benchmarks.rivals LOG POOL --points .05,.1,.2 --json FILE`` trains and plays;
+``python -m tests.benchmarks.rivals --table FILE...`` prints what such runs found as one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from focalroute.evaluate.cascade import cascade
+from focalroute.evaluate.job_engine import HERE
+from focalroute.evaluate.metrics import beside_curve, score
+from focalroute.evaluate.playing import Stage
+from focalroute.evaluate.recording import read_table
+from focalroute.evaluate.replay import ReplayResult, Strategy, Training, play
+from focalroute.evaluate.singles import First, fitted, routed
+from focalroute.evaluate.table import learning_order, split
+from focalroute.learn.offline.reinforce import OfflineSettings
+from focalroute.policy.routers import ROUTERS
+from focalroute.policy.text_router import TextRouter
+
+OURS = "focalroute"
+WARM = 500
+
+
+def main() -> None:
+    """Run as the module says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--per-task", action="store_true")
+    parser.add_argument("--train-fraction", type=float, default=0.8)
+    parser.add_argument("--points", default="0.05,0.1,0.2,0.3,0.5")
+    parser.add_argument("--usd", action="store_true", help="the points are USD a query")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = [json.loads(file.read_text()) for file in given.files] if given.table else [measured(given)]
+    if given.json:
+        given.json.write_text(json.dumps(found[0], indent=1))
+    print("\n".join(table(found)))
+
+
+def measured(given: argparse.Namespace) -> dict[str, Any]:
+    """The figures of each method at each point, and focalroute's curve minus them."""
+    log, pool = given.files
+    logged = read_table(log, pool, None, skip_bad_rows=False, shown=False)
+    parts = split(logged, per_task=given.per_task, fraction=given.train_fraction)
+    rows = learning_order(logged, parts.train, "per-task" if given.per_task else "stream")
+    training = Training(logged, parts.train, 0)
+    everybody = float(logged.usd[parts.test].sum())
+    a_query = everybody / len(parts.test)
+    points = [float(point) / (a_query if given.usd else 1) for point in given.points.split(",")]
+    stage = Stage(
+        logged, parts, training, range(given.seeds), OfflineSettings(), rows, rows[-WARM:],
+        explore=False, usd_per_second=0.0, presets={},
+    )  # fmt: skip
+    policies = stage.trained(HERE, lambda _: None)
+    ours = [[run.played for run in each] for each in stage.ours(HERE, policies, points, lambda _: None)]
+    curve = [score(OURS, played, everybody) for played in ours]
+    cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}
+
+    def add(name: str, point: int, played: Sequence[ReplayResult]) -> None:
+        one = score(name, played, everybody)
+        beside = beside_curve(one, played, curve, ours)
+        cells.setdefault(name, [None] * len(points))[point] = {
+            **dataclasses.asdict(one),
+            "curve_minus": None if beside is None else dataclasses.asdict(beside),
+        }
+
+    for name, point, strategies in rivals(training, points, a_query, given.seeds):
+        add(name, point, [play(strategy, logged, parts.test) for strategy in strategies])
+    single = play(First(training.rank), logged, parts.test)
+    add("best-single-train", 0, [single] * given.seeds)
+    title = log.name.split(".")[0] + (", per-task" if given.per_task else "")
+    return {"log": title, "usd": given.usd, "seeds": given.seeds, "a_query": a_query, "points": points, "cells": cells}
+
+
+def rivals(
+    training: Training, points: Sequence[float], a_query: float, seeds: int
+) -> Iterator[tuple[str, int, list[Strategy]]]:
+    """(name, point, strategy of each seed): every router, and the cascade learned for this cost."""
+    for name in ROUTERS:
+        trained = [fitted(name, dataclasses.replace(training, seed=seed)) for seed in range(seeds)]
+        for n, point in enumerate(points):
+            held = dataclasses.replace(training, usd_per_query=point * a_query)
+            yield name, n, [routed(copied(router), held) for router in trained]
+    for n, point in enumerate(points):
+        yield "cascade", n, [cascade(dataclasses.replace(training, usd_per_query=point * a_query))] * seeds
+
+
+def copied(router: TextRouter) -> TextRouter:
+    """A router that learns apart from this one."""
+    one = copy.copy(router)
+    vars(one).update(copy.deepcopy({name: value for name, value in vars(router).items() if name != "_lock"}))
+    return one
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A row for each log and method, a column for each point; bold where it is surely above focalroute's curve."""
+    wide = max(len(one["points"]) for one in found)
+    yield "| log | method |" + " |" * wide
+    yield "|---|---|" + "---|" * wide
+    for one in found:
+        for name, cells in one["cells"].items():
+            shown = [_cell(cell, one) for cell in cells]
+            yield f"| {one['log']} | {name} | " + " | ".join(shown + [""] * (wide - len(shown))) + " |"
+
+
+def _cell(cell: Mapping[str, Any] | None, one: Mapping[str, Any]) -> str:
+    if cell is None:
+        return ""
+    cost = f"{cell['cost_usd_per_query']:.1e}" if one["usd"] else f"{cell['cost_ratio']:.3f}"
+    found = f"{cell['accuracy']:.3f} @ {cost}"
+    beside = cell.get("curve_minus")
+    if beside is None:
+        return found
+    high, low = (-100 * end for end in beside["ci95"])
+    if low > 0:
+        return f"**{found}, {-100 * beside['difference']:+.1f} ({low:+.1f} to {high:+.1f})**"
+    return found + (" ↓" if high < 0 else "")
+
+
+if __name__ == "__main__":
+    main()
