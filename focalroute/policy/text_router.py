@@ -70,7 +70,8 @@ class TextRouter(Alone, ABC):
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
         """Take in what those asked were worth and cost."""
-        features = self._waiting.pop(outcome.answer_id, None)
+        with self._lock:
+            features = self._waiting.pop(outcome.answer_id, None)
         if features is not None:
             paid = {self._index[n]: float(m.usd) for n, m in outcome.members.items() if m.usd is not None}
             self.add(features, {self._index[name]: value for name, value in outcome.right.items()}, paid)
