@@ -14,7 +14,6 @@ from focalroute.evaluate.votes import Accuracies, elect, evidence_weight
 
 _OPEN = 10  # choices that a free-form question counts for
 _ENOUGH = (0.6, 0.7, 0.8, 0.9, 0.95, 0.99, math.inf)
-_TRIED_ON = 2000  # rows that cascades are compared on, spread evenly
 
 
 class TrainedCascade(Strategy):
@@ -64,17 +63,18 @@ def cascade(training: Training) -> TrainedCascade:
     """``cascade`` with its list of endpoints and thresholds learned together, as in FrugalGPT (its Section 3).
 
     Lists are of up to 3 endpoints from cheap to dear, each stage with a threshold of its own, and of the 4 and the 6
-    most accurate with one threshold. The best has the most right among those within ``usd_per_query``; without that,
-    the best accuracy - `PRICE_OF_MONEY` x cost.
+    most accurate with one threshold. They are compared on the last fifth of the training part, accuracies known from
+    before: the best has the most right among those within ``usd_per_query``; without that, the best accuracy -
+    `PRICE_OF_MONEY` x cost.
     """
-    table, rows = training.table, training.rows
-    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), _TRIED_ON)).astype(np.int64)]
+    table = training.table
+    fit, held = training.cut()
     usd = table.usd[training.rows].sum(axis=0) / np.maximum(table.there[training.rows].sum(axis=0), 1)
     rising = np.argsort(usd, kind="stable").tolist()
     lists = [c for size in (1, 2, 3) for c in combinations(rising, size)]
     lists += [tuple(sorted(training.rank[:size], key=rising.index)) for size in (4, 6) if size <= len(rising)]
-    replay = CascadeReplay(training, rows)
-    everybody = max(float(table.usd[rows].sum(axis=1).mean()), 1e-12)
+    replay = CascadeReplay(fit, held)
+    everybody = max(float(table.usd[held].sum(axis=1).mean()), 1e-12)
 
     def value(tried: tuple[float, float, object]) -> tuple[bool, float]:
         right, paid, _ = tried
@@ -126,7 +126,7 @@ class CascadeReplay:
         most = np.where(backed, scores, -np.inf).max(axis=1, initial=-100.0)
         unbacked = np.where(self._choices == size, 0, np.maximum(self._choices - size, 1))
         total = np.where(backed, np.exp(scores - most[:, None]), 0).sum(axis=1) + unbacked * np.exp(-most)
-        sure: F64 = np.where(size > 0, 1 / total, 0)
+        sure: F64 = (size > 0) / np.maximum(total, 1e-12)
         return sure
 
     def _worth(self, scores: F64, backed: Bools) -> F64:

@@ -77,12 +77,14 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     policies = stage.trained(HERE, lambda _: None)
     ours = [[run.played for run in each] for each in stage.ours(HERE, policies, points, lambda _: None)]
-    curve = [score(OURS, played, everybody) for played in ours]
-    cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}
+    cheapest = First([logged.names.index(logged.cheapest(parts.test)[0]), *training.rank])
+    start = [play(cheapest, logged, parts.test)] * given.seeds  # what is asked at the least cost that can be held
+    curve = [score(OURS, played, everybody) for played in (*ours, start)]
+    cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve[:-1]]}
 
     def add(name: str, point: int, played: Sequence[ReplayResult]) -> None:
         one = score(name, played, everybody)
-        beside = beside_curve(one, played, curve, ours)
+        beside = beside_curve(one, played, curve, [*ours, start])
         cells.setdefault(name, [None] * len(points))[point] = {
             **dataclasses.asdict(one),
             "curve_minus": None if beside is None else dataclasses.asdict(beside),

@@ -202,8 +202,9 @@ def test_the_static_subset_leaves_out_who_only_harms(tmp_path: Path) -> None:
 
 
 def test_the_cascade_asks_the_cheap_first_and_on_where_they_disagree(tmp_path: Path) -> None:
-    training = _training(tmp_path, stream(300, {"a": 0.8, "b": 0.8, "c": 0.95}), n=200)
-    played = play(BASELINES["cascade"](training), training.table, np.arange(200, 300))
+    lines = stream(900, {"a": 0.8, "b": 0.8, "c": 0.9})
+    training = _training(tmp_path, lines, {"a": 1.0, "b": 1.0, "c": 20.0}, n=800)
+    played = play(BASELINES["cascade"](training), training.table, np.arange(800, 900))
     calls = played.asked.sum(axis=1)
     assert calls.min() < calls.max()
     assert (played.asked[:, 0] | (calls == 1)).all()
@@ -222,7 +223,7 @@ def test_a_cascade_is_learned_from_what_it_would_have_done(tmp_path: Path) -> No
             assert (right, paid) == pytest.approx((played.worth.mean(), played.usd.mean()), abs=0.02)
     budget = 3.0 * float(training.table.usd[0, 0])
     held = cascade(replace(training, usd_per_query=budget))
-    assert play(held, training.table, training.rows).usd.mean() == pytest.approx(budget, rel=0.15)
+    assert budget / 3 < play(held, training.table, training.rows).usd.mean() <= 1.1 * budget
 
 
 def _topics(count: int) -> list[Line]:
