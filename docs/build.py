@@ -23,6 +23,9 @@ FIGURES = ROOT / "docs" / "figures"
 REPOSITORY = "https://github.com/focalroute/focalroute"
 _LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 _FOREIGN = re.compile(r'<script src="https?://[^>]*></script>')
+#: Where a row of a table must not break a figure: 0.656 @ 0.203, +2.8 (+0.9 to +4.8).
+_ROW = re.compile(r"^\|.*", re.MULTILINE)
+_WITHIN = re.compile(r"(?<=[\d)]) (@|to) (?=[-+.\d])")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -39,7 +42,7 @@ def pages() -> dict[str, str]:
     found["index.md"] = (ROOT / "README.md").read_text("utf-8")
     found = {name: _linked(text, name) for name, text in found.items()}
     found["examples.md"] += _examples()
-    return found
+    return {name: _ROW.sub(_unbroken, text) for name, text in found.items()}
 
 
 def navigation() -> set[str]:
@@ -77,6 +80,10 @@ def build(folder: Path) -> Path:
     for page in site.rglob("*.html"):  # a shim of the offline plugin would be fetched from elsewhere
         page.write_text(_FOREIGN.sub("", page.read_text("utf-8")), "utf-8")
     return site
+
+
+def _unbroken(row: re.Match[str]) -> str:
+    return _WITHIN.sub("\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", row[0])
 
 
 def _linked(text: str, page: str) -> str:

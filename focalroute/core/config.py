@@ -405,6 +405,12 @@ class Endpoint:
         verbosity: how much the model is to say ("low", "medium", "high"), where it takes that.
         params: provider parameters sent with every call (``temperature``, ``seed``, ...).
         extra_body: the same, by the name that openai's client has for those it does not know.
+
+    Examples:
+        >>> Endpoint("openai/gpt-5-mini").base_url
+        'https://api.openai.com/v1'
+        >>> Endpoint("local", model="Qwen/Qwen3-8B", base_url="http://localhost:8000/v1", dialect="vllm").name
+        'local'
     """
 
     name: Name
@@ -573,6 +579,10 @@ class Budget:
         usd_per_tag: tag -> cap for all asks with it: an amount for ever, or amounts per period.
         usd_per_query: the mean to hold in the long run, no cap: the cost weight follows what asks really cost.
         allow_unpriced: take endpoints whose price is unknown, and count what they cost as nothing.
+
+    Examples:
+        >>> Budget(max_usd_per_ask="0.01", usd_per_period={"day": 10}).usd_per_period
+        {'day': Decimal('10')}
     """
 
     _: KW_ONLY

@@ -93,6 +93,15 @@ class AsyncEnsemble:
     Raises:
         ConfigError: the pool or a setting is wrong.
         StoreError: the store cannot be opened.
+
+    Examples:
+        >>> async def main(pool):
+        ...     async with AsyncEnsemble(pool, seed=0) as ensemble:
+        ...         return await ensemble.ask("What is 17 + 25?", choices=[32, 42, 44])
+        >>> from focalroute.sim import SimulatedPool
+        >>> with SimulatedPool() as simulated:
+        ...     asyncio.run(main(simulated.endpoints)).value
+        42
     """
 
     @takes_settings(Settings)

@@ -69,6 +69,10 @@ class Judge:
 
     Raises:
         ConfigError: a value is wrong.
+
+    Examples:
+        >>> Judge(lambda query, answer: len(answer.text) < 200, share=0.2).share
+        0.2
     """
 
     by: Endpoint | Callable[[Query, Answer], Verdict | Awaitable[Verdict]]

@@ -60,9 +60,8 @@ class Stats:
         cost: USD of all calls with a known cost; None where there are calls and none has one.
         endpoints: by name, in pool order.
         asks: how many asks they were for.
-        if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.money.cost`); None
-        if that
-            is unknown for any.
+        if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.money.cost`); None if
+            that is unknown for any.
         if_best_single: USD if each had asked only ``best_single``, likewise.
         best_single: the endpoint with the highest windowed accuracy, the first of equals.
         saved: what was saved against both, in that order.

@@ -209,6 +209,14 @@ class Ensemble:
     Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; one
     that is dropped open closes in the background, with a ResourceWarning, and what is left open when the interpreter
     ends.
+
+    Examples:
+        >>> from focalroute.sim import SimulatedPool
+        >>> with SimulatedPool() as pool, Ensemble(pool.endpoints, seed=0) as ensemble:
+        ...     answer = ensemble.ask("What is 17 + 25?", choices=[32, 42, 44])
+        ...     ensemble.feedback(answer, label=42)
+        ...     answer.value, len(answer.receipt.calls) == len(answer.replies)
+        (42, True)
     """
 
     @takes_settings(Settings)
