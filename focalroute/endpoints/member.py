@@ -114,7 +114,10 @@ class PoolMember:
         able = self._capabilities if call.needs_capabilities else capabilities.NONE
         if able is None:
             self._begin_check()
-        plan = call.plan(replace(able or self._hoped, thinks=self._quirks.thinks))
+        known = able or self._hoped
+        if known.thinks != self._quirks.thinks:
+            known = replace(known, thinks=self._quirks.thinks)
+        plan = call.plan(known)
         return plan if able is not None else plan.hoping()
 
     def _begin_check(self) -> None:

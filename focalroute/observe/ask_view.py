@@ -24,12 +24,11 @@ from focalroute.observe.recalibration import recalibrated
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-_SIMILAR, _SIGNAL, _FOCAL = (slices(ENDPOINT)[name].start for name in ("similar", "signal", "focal"))
-_MARKS = 3  # columns of an endpoint that come first: asked, replied, agrees
+_AGREES, _SIMILAR, _SIGNAL, _FOCAL = (slices(ENDPOINT)[name].start for name in ("agrees", "similar", "signal", "focal"))
+_MARKS = 2  # columns of an endpoint that come first: asked, replied
 _AT = slices(MEMBER)
-_SIMILAR_MEMBER, _EVIDENCE = _AT["similar"].start, _AT["evidence"].start
+_SIMILAR_MEMBER, _EVIDENCE, _LENGTH, _LATER = (_AT[name].start for name in ("similar", "evidence", "length", "later"))
 _SUMMED = slice(_AT["vote"].start, _AT["probability"].stop)
-_LENGTH_AND_LATER = slice(_AT["length"].start, _AT["later"].stop)
 _NOTHING_YET = (0.0,) * 6
 
 
@@ -200,8 +199,9 @@ class AskView:
         length = 0.0
         if tokens > 0:
             length = standardised_length(tokens, self._stats.mean_length[i], self._stats.length_deviation[i])
-        self._rows[:, i, _LENGTH_AND_LATER] = max(-4.0, min(4.0, length)), round > 1
-        self._marks[i, 1:] = 1, self._agreement(candidate)
+        self._rows[:, i, _LENGTH] = max(-4.0, min(4.0, length))
+        self._rows[:, i, _LATER] = round > 1
+        self._marks[i, 1] = 1
 
     def usual(self, endpoint: int) -> tuple[float | None, float | None]:
         """Return the usual cost of a call in USD, and its seconds; None where unknown."""
@@ -247,6 +247,9 @@ class AskView:
         if self.asked:
             rows[:, :_MARKS] = self._marks
             rows[:, _FOCAL] = observation.focal_column(self._marks[:, 0], len(self.asked), self._stats.pairs)
+        if self._leader >= 0:
+            for i, candidate in self.backs.items():
+                rows[i, _AGREES] = self._agreement(candidate)
         if waits is not None:
             shares = self._stats.rows.shares.copy()
             shares[list(paid)] = 0
@@ -257,12 +260,11 @@ class AskView:
     def _rows_at(self, cost_weight: float) -> tuple[F32, float]:
         """The endpoint rows (N, De) at this lambda before anybody is asked, a copy; and the bounded lambda's log10."""
         if self._unasked is None or self._unasked[0] != cost_weight:
-            bounded = float(observation.bounded_cost_weight(cost_weight))
-            rows = self._stats.columns(bounded)
+            rows, log_cost_weight = self._stats.columns(cost_weight)
             rows[:, _SIMILAR] = self._similar
             if self._corrections is not None:
                 rows[:, _SIGNAL] = observation.signal_column(self._corrections.signal)
-            self._unasked = cost_weight, math.log10(bounded), rows
+            self._unasked = cost_weight, log_cost_weight, rows
         return self._unasked[2].copy(), self._unasked[1]
 
     def see(self, posterior: Sequence[float]) -> None:
@@ -283,19 +285,16 @@ class AskView:
         none = self.none_of_these()
         if none:
             p = [*((1 - none) * x for x in p), *[none / self._unseen()] * self._unseen()]
-        for i, candidate in self.backs.items():
-            self._marks[i, 2] = self._agreement(candidate)
         largest = [*sorted(p, reverse=True)[:4], 0.0, 0.0, 0.0][:4]
-        p_log_p = sum(x * math.log(x) for x in p if x > 0)
+        p_log_p = sum([x * math.log(x) for x in p if x > 0])
         self._fused = observation.posterior_columns(largest, p_log_p, math.log(max(len(p), 2)))
 
     def _agreement(self, candidate: int) -> float:
-        """How far a candidate agrees with the leading one; 0 while there is none."""
-        if self._leader < 0:
-            return 0.0
+        """How far a candidate agrees with the leading one."""
         if candidate < len(self._agrees):
             return self._agrees[candidate]
-        return float(observation.agreement(candidate, self._leader))
+        agrees: float = observation.agreement(candidate, self._leader)
+        return agrees
 
     def confidence(self, posterior: float) -> float:
         """How likely a candidate is right to which the Fusion gives this posterior."""
@@ -338,16 +337,18 @@ class AskView:
 
     def _make_evidence(self) -> Evidence:
         members, k = sorted(self.backs), len(self.candidates)
-        backed = np.array([self.backs[i] for i in members], np.int64)
-        seen = observation.member_features(self._rows.take(members, 1), backed, k)
+        m, n = len(members), len(self._stats.names)
+        places = [members] * k
+        for candidate in {*self.backs.values()}:
+            places[candidate] = [i + n * (self.backs[i] == candidate) for i in members]
+        seen = observation.member_features(self._rows, np.array(places, np.int64).reshape(k, m))
         mass = self._mass(members)
         if mass is not None:
             self._write_mass(seen, mass, members)
         if self.agreement is not None and members:
             seen = shared(seen, self._alike(self.agreement) if k > 1 else None)
         sums = np.add.reduce(seen[:, :, _SUMMED], axis=1)
-        m = len(members)
-        candidates = observation.candidate_features(sums, max(m, 1), math.log(max(k, 1)), m / len(self._stats.names))
+        candidates = observation.candidate_features(sums, max(m, 1), math.log(max(k, 1)), m / n)
         return Evidence(seen, candidates, tuple(members))
 
     def _write_mass(self, seen: F32, mass: NDArray[np.float64], members: Sequence[int]) -> None:

@@ -93,8 +93,8 @@ def posterior_columns(largest: Sequence[Any], p_log_p: Any, log_candidates: Any)
 
 
 def similar_column(similar: F32) -> F32:
-    """The column "similar" of a memory's estimate."""
-    return np.minimum(np.maximum(4 * similar, -4), 4)
+    """The column "similar" of a memory's estimate, which is within 1 of 0 as a difference of accuracies."""
+    return 4 * similar
 
 
 def worth_alone(similar: F32, cost_weight: Any, shares: Any) -> F64:
@@ -169,16 +169,14 @@ def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, len
     return rows
 
 
-def member_features(rows: F32, candidate: I64, candidates: int) -> F32:
+def member_features(rows: F32, places: I64) -> F32:
     """Every candidate seen through every member by its vote, (..., K, N, Fm).
 
     Args:
-        rows: (2, ..., N, Fm), see `member_rows`.
-        candidate: (..., N) the one it votes for; -1: none.
-        candidates: K.
+        rows: (2, M, Fm), see `member_rows`.
+        places: (..., K, N) which of the M is the member's row, and M more where it votes for the candidate.
     """
-    votes = candidate[..., None, :] == np.arange(candidates)[:, None]
-    features: F32 = np.where(votes[..., None], rows[1, ..., None, :, :], rows[0, ..., None, :, :])
+    features: F32 = rows.reshape(-1, rows.shape[-1]).take(places, axis=0)
     return features
 
 

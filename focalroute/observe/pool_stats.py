@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.observe.layout import ENDPOINT, slices, width
-from focalroute.observe.observation import member_rows, vote_weights
+from focalroute.observe.observation import bounded_cost_weight, member_rows, vote_weights
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
 F32 = NDArray[np.float32]
@@ -206,7 +206,7 @@ class PoolStats:
     order: tuple[int, ...]
     prices: F64
     pairs: F32
-    _at_cost_weight: dict[float, F32] = field(default_factory=dict)
+    _at_cost_weight: dict[float, tuple[F32, float]] = field(default_factory=dict)
     _by_choices: dict[int, F32] = field(default_factory=dict)
 
     @property
@@ -239,16 +239,16 @@ class PoolStats:
             _by_choices=self._by_choices,
         )
 
-    def columns(self, cost_weight: float) -> F32:
-        """The endpoint rows (N, De) at this lambda; a copy."""
+    def columns(self, cost_weight: float) -> tuple[F32, float]:
+        """The endpoint rows (N, De) at this lambda, a copy; and log10 of the lambda, bounded."""
         found = self._at_cost_weight.get(cost_weight)
         if found is None:
             if len(self._at_cost_weight) >= _PRICES_KEPT:
                 self._at_cost_weight.clear()
-            found = self.rows.columns.copy()
-            found[:, COST_PENALTIES] = cost_penalties(cost_weight * self.rows.shares)
-            self._at_cost_weight[cost_weight] = found  # only now: another thread may take it at once
-        return found.copy()
+            bounded, rows = float(bounded_cost_weight(cost_weight)), self.rows.columns.copy()
+            rows[:, COST_PENALTIES] = cost_penalties(bounded * self.rows.shares)
+            found = self._at_cost_weight[cost_weight] = rows, math.log10(bounded)
+        return found[0].copy(), found[1]
 
     def wait_shares(self, waits: F64) -> F64:
         """Waiting costs (N,), USD, relative to asking all once; to waiting for all where all calls are free."""

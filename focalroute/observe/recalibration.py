@@ -16,7 +16,7 @@ import numpy as np
 PRIOR = 30
 
 _CURVATURE = PRIOR / 4 * np.diag([1.0, 4.0])  # of the log-likelihood of so many outcomes at q about 1/2, logits about 2
-_IDENTITY = np.array([0.0, 1.0])
+_IDENTITY = (0.0, 1.0)
 _FARTHEST = 8.0  # logits beyond it count as this
 
 
@@ -25,6 +25,9 @@ class Recalibration:
 
     Args:
         size: outcomes kept.
+
+    Attributes:
+        curve: alpha and beta, as they are now.
     """
 
     def __init__(self, size: int) -> None:
@@ -34,13 +37,7 @@ class Recalibration:
         self._next = 0
         self._rows = np.zeros((size, 2))  # 1, logit of q
         self._right = np.zeros(size)
-        self._curve = _IDENTITY
-
-    @property
-    def curve(self) -> tuple[float, float]:
-        """alpha and beta, as they are now."""
-        alpha, beta = self._curve.tolist()
-        return alpha, beta
+        self.curve = _IDENTITY
 
     def learn(self, answer_id: str, posterior: float, right: float) -> None:
         """Take in how right an answer was, in [0, 1], that had this posterior; what was known of it is replaced."""
@@ -60,12 +57,12 @@ class Recalibration:
     def _step(self) -> None:
         """One step of Newton's method from where the last one led: with one outcome more that is far enough."""
         known = len(self._ids)
-        rows = self._rows[:known]
-        p = 1 / (1 + np.exp(-rows @ self._curve))
-        gradient = (self._right[:known] - p) @ rows - _CURVATURE @ (self._curve - _IDENTITY)
+        rows, curve = self._rows[:known], np.array(self.curve)
+        p = 1 / (1 + np.exp(-rows @ curve))
+        gradient = (self._right[:known] - p) @ rows - _CURVATURE @ (curve - _IDENTITY)
         hessian = (rows * (p * (1 - p))[:, None]).T @ rows + _CURVATURE
-        curve = self._curve + np.clip(np.linalg.solve(hessian, gradient), -0.5, 0.5)
-        self._curve = np.array([curve[0], max(curve[1], 0.0)])
+        alpha, beta = (curve + np.clip(np.linalg.solve(hessian, gradient), -0.5, 0.5)).tolist()
+        self.curve = alpha, max(beta, 0.0)
 
 
 def recalibrated(posterior: float, curve: tuple[float, float]) -> float:
@@ -74,7 +71,7 @@ def recalibrated(posterior: float, curve: tuple[float, float]) -> float:
     >>> recalibrated(0.9, (0.0, 1.0))
     0.9
     """
-    if curve == (0.0, 1.0):
+    if curve == _IDENTITY:
         return posterior
     alpha, beta = curve
     return 1 / (1 + math.exp(-alpha - beta * _logit(posterior)))

@@ -134,13 +134,14 @@ def _sample(
 ) -> tuple[tuple[int, ...], tuple[bool, ...], float | None]:
     """Who was picked, which heads could have been when they were visited, and the log-probability of that."""
     picked: tuple[int, ...] = ()
-    could, log_mu = [], 0.0
-    for head, at_first in zip(heads, first, strict=True):
-        free = not picked or eligible(head, picked)
-        could.append(free)
-        if not free:
-            continue
-        chance = probabilities[head] if picked else at_first
+    could, log_mu = [True] * len(heads), 0.0
+    for place, head in enumerate(heads):
+        chance = first[place]
+        if picked:
+            if not eligible(head, picked):
+                could[place] = False
+                continue
+            chance = probabilities[head]
         if rng.random() < chance:
             picked += (head,)
             log_mu += log(chance)

@@ -64,6 +64,7 @@ class Guarded:
         version: the one version that every answer of this ask is stamped with.
         rival: the other version of a trial (see `focalroute.policy.slot.PolicySlot.draw`); None: there is none.
         name: of a named policy; None for all others.
+        learnable: whether nets decide: only these sample, and only from these a trajectory is kept to learn from.
         sequential: whether it asks one endpoint after another, each shown the answer before its own.
         one_a_round: whether at most one endpoint is asked in a round.
         failed: whether the fallback took over.
@@ -78,6 +79,7 @@ class Guarded:
         self.rival = rival
         self.name = policy.name if isinstance(policy, Baseline) else None
         self.one_a_round = isinstance(policy, Baseline) and policy.one_a_round
+        self.learnable = isinstance(policy, Policy | Der)
         self.sequential = self._steps is not None
         self.failed = isinstance(policy, Fallback)
 
@@ -85,11 +87,6 @@ class Guarded:
         """Show a named policy the query that it is to decide."""
         if isinstance(self._policy, Baseline):
             self._policy = self._policy.reading(query_id, features, cost_weight)
-
-    @property
-    def learnable(self) -> bool:
-        """Whether nets decide: only these sample, and only from these a trajectory is kept to learn from."""
-        return isinstance(self._policy, Policy) or isinstance(self._steps, Der)
 
     def served(self, cost_weight: float) -> tuple[float, bool]:
         """See `Policy.served`."""
@@ -120,5 +117,5 @@ class Guarded:
     def _fall_back(self) -> Fallback:
         self._policy = fallback = Fallback()
         self._steps = None
-        self.failed = True
+        self.failed, self.learnable = True, False
         return fallback

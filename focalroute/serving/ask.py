@@ -286,9 +286,9 @@ class Ask:
             return False
         return len(self.rounds) < max_rounds or not self.view.backs
 
-    def candidate_of(self, number: int, reply: Reply) -> int | None:
-        """Return the candidate that a reply in this round backs; None: it holds none."""
-        return self.view.backs.get(self.policy.endpoints.index(reply.endpoint))
+    def candidate_of(self, number: int, endpoint: int) -> int | None:
+        """Return the candidate that an endpoint's reply in this round backs; None: it holds none."""
+        return self.view.backs.get(endpoint)
 
     def ranked(self) -> list[str]:
         """Return the candidates, those with the most posterior mass first."""

@@ -7,10 +7,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from focalroute.answers import AnswerKind, normaliser
-from focalroute.answers.structured import Wanted, structure_of
+from focalroute.answers.structured import Structure, Wanted, structure_of
 from focalroute.answers.typed import TYPES, choice_text, members_of
 from focalroute.core.config import MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.errors import ConfigError
@@ -149,17 +149,11 @@ def make_query(
     params = _merged(params, model_params)
     if choices is not None and answer is not None:
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
-    members = members_of(answer)
-    if members is not None:
-        choices, answer = members, None
-    if isinstance(answer, type):
-        answer = "text" if answer is str else TYPES.get(answer, answer)
-    structure = structure_of(answer)
-    if answer is not None and structure is None:
-        normaliser(cast("AnswerKind", answer))
+    if answer is not None:
+        choices, answer = _wanted(answer)
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
-    if (samples or 1) > 1 and (structure is not None or "tools" in params):
+    if (samples or 1) > 1 and (isinstance(answer, Structure) or "tools" in params):
         raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if combine not in _MODES:
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
@@ -170,8 +164,6 @@ def make_query(
     if (prompt is None) == (messages is None):
         raise ConfigError("query: give the question as text, or messages=; one of them")
     asked = _messages(prompt if messages is None else messages, system)
-    if messages is not None or not isinstance(prompt, str):
-        require_json("query", [dict(message) for message in asked])
     if params:
         tools = params.get("tools") or ()
         if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -186,7 +178,7 @@ def make_query(
         messages=asked,
         choices=texts,
         values=values,
-        answer=structure or answer,
+        answer=answer,
         samples=samples,
         task=task,
         tags=_tags(tags),
@@ -210,6 +202,19 @@ def check_usd_per_second(usd: object) -> None:
     """
     if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd <= MOST_USD_PER_SECOND:
         raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
+
+
+def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
+    """The choices that an Enum or a Literal stands for, or else the kind of answer, or its `Structure`."""
+    members = members_of(answer)
+    if members is not None:
+        return members, None
+    if isinstance(answer, type):
+        answer = "text" if answer is str else TYPES.get(answer, answer)
+    structure = structure_of(answer)
+    if structure is None:
+        normaliser(answer)
+    return None, structure or answer
 
 
 def _merged(params: Mapping[str, Any] | None, model_params: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,15 +247,18 @@ def _merged(params: Mapping[str, Any] | None, model_params: Mapping[str, Any]) -
 
 
 def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ...]:
-    messages: tuple[Any, ...] = tuple(prompt) if isinstance(prompt, Sequence) else ()
+    messages: tuple[Any, ...]
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ConfigError("query: is empty; give the question as text or as OpenAI messages")
         messages = ({"role": "user", "content": prompt},)
-    if messages and all(isinstance(one, str) for one in messages):
-        raise ConfigError("query: is a list of questions; give them to ask_many()")
-    if not messages or not all(map(_is_message, messages)):
-        raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
+    else:
+        messages = tuple(prompt) if isinstance(prompt, Sequence) else ()
+        if messages and all(isinstance(one, str) for one in messages):
+            raise ConfigError("query: is a list of questions; give them to ask_many()")
+        if not messages or not all(map(_is_message, messages)):
+            raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
+        require_json("query", [dict(message) for message in messages])
     if system is None:
         return messages
     if not isinstance(system, str) or not system.strip():

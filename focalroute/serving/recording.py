@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -88,7 +88,7 @@ def select_answer(ask: Ask) -> Selection:
     if written is not None and written.ok and written.text is not None:
         written_form = normal_form(written.text, "text") or ""
         return Selection(written.text, written.text, written_form, SYNTHESIS, confidence, None)
-    kind, structure, tool_reply = _kind(query), query.answer, _tool_reply(query, form, ask.replies)
+    kind, structure, tool_reply = _kind(query), query.answer, _tool_reply(ask, form)
     if tool_reply is not None:
         return Selection(tool_reply.text or "", text, form, kind, confidence, best, tool_reply.tool_calls)
     if isinstance(structure, Structure):
@@ -121,17 +121,19 @@ def _kind(query: Query) -> str:
     return kind if kind in KINDS else "custom"
 
 
-def _tool_reply(query: Query, form: str, replies: Sequence[Reply]) -> Reply | None:
+def _tool_reply(ask: Ask, form: str) -> Reply | None:
     """Find the first reply in this form that calls tools; None: they are text."""
-    callers = (reply for reply in replies if reply.ok and reply.tool_calls and not query.choices)
-    return next((reply for reply in callers if reply_form(reply, query.answer) == form), None)
+    if ask.query.choices:
+        return None
+    callers = (reply for reply in ask.replies if reply.ok and reply.tool_calls)
+    return next((reply for reply in callers if reply_form(reply, ask.query.answer) == form), None)
 
 
 # -- its receipt -------------------------------------------------------------------------------------------------------
 
 
 def _receipt(ask: Ask, selection: Selection) -> Receipt:
-    calls = tuple(_call(ask, number, reply) for number, r in enumerate(ask.rounds, 1) for reply in r.replies)
+    calls = tuple([_call(ask, number, reply) for number, r in enumerate(ask.rounds, 1) for reply in r.replies])
     costs = [call.cost for call in calls]
     synthesis = None
     if ask.written is not None:
@@ -143,7 +145,7 @@ def _receipt(ask: Ask, selection: Selection) -> Receipt:
         created_at=time.time(),
         policy_version=ask.policy.version,
         calls=calls,
-        rounds=sum(bool(r.replies) for r in ask.rounds),
+        rounds=sum([bool(r.replies) for r in ask.rounds]),
         cost=total((*costs, embedding)),
         latency_s=time.perf_counter() - ask.started,
         tags=ask.query.tags,
@@ -151,7 +153,7 @@ def _receipt(ask: Ask, selection: Selection) -> Receipt:
         policy=ask.policy.name,
         cost_weight=ask.cost_weight,
         budget=ask.ask_budget.state(),
-        decisions=tuple(_choice(ask, number, r.decision) for number, r in enumerate(ask.rounds, 1)),
+        decisions=tuple([_choice(ask, number, r.decision) for number, r in enumerate(ask.rounds, 1)]),
         saved=total(call.saved for call in calls if call.error is not None and call.error.kind == "cancelled"),
         synthesis=synthesis,
         embedding=embedding,
@@ -182,7 +184,7 @@ def _call(ask: Ask, number: int, reply: Reply) -> Call:
         endpoint=reply.endpoint,
         round=number,
         probability=ask.rounds[number - 1].decision.probabilities[index] if number else 1.0,
-        candidate=ask.candidate_of(number, reply),
+        candidate=ask.candidate_of(number, index),
         method=reply.method,
         usage=reply.usage,
         cost=reply.cost,

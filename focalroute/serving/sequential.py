@@ -52,7 +52,7 @@ class SequentialAsk(Ask):
     steps: list[tuple[int, int, Sequence[float] | None]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
     _last: Reply | None = None
-    _backed: dict[tuple[int, str], int] = field(default_factory=dict)
+    _backed: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def next_query(self) -> Query:
@@ -114,7 +114,7 @@ class SequentialAsk(Ask):
                     self.failed.add(index)
                 continue
             self.steps.append((index, candidate, reply.probabilities))
-            self._backed[len(self.rounds), reply.endpoint] = candidate
+            self._backed[len(self.rounds), index] = candidate
             self._last = reply
             if not self.query.choices:
                 form = self.view.forms[candidate]
@@ -140,6 +140,6 @@ class SequentialAsk(Ask):
         posterior: list[float] = (total / total.sum()).tolist()
         return posterior
 
-    def candidate_of(self, number: int, reply: Reply) -> int | None:
-        """Return the candidate that a reply in this step backs; None: it holds none."""
-        return self._backed.get((number, reply.endpoint))
+    def candidate_of(self, number: int, endpoint: int) -> int | None:
+        """Return the candidate that an endpoint's reply in this step backs; None: it holds none."""
+        return self._backed.get((number, endpoint))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.observe.layout import ENDPOINT, slices, width
+from focalroute.observe.observation import bounded_cost_weight
 from focalroute.observe.pool_stats import (
     PRIOR_ASKS,
     PRIOR_LONG_RUN,
@@ -198,8 +199,10 @@ def test_rows_hold_the_cost_penalties_of_their_lambda_and_are_copies() -> None:
     stats = made.stats(("a", "b"), np.array([[0.0, 0.5], [0.5, 0.0]]), np.zeros(2), *NONE)
     at = slice(slices(ENDPOINT)["cost_penalty"].start, slices(ENDPOINT)["log_cost_penalty"].stop)
     for cost_weight in (0.1, 2.0, 0.1, *range(40), 0.1):
-        found = stats.columns(cost_weight)
-        np.testing.assert_array_equal(found[:, at], cost_penalties(cost_weight * np.array([0.25, 0.75])))
+        found, logarithm = stats.columns(cost_weight)
+        bounded = bounded_cost_weight(cost_weight)
+        assert logarithm == math.log10(bounded)
+        np.testing.assert_array_equal(found[:, at], cost_penalties(bounded * np.array([0.25, 0.75])))
         others = np.delete(found, np.r_[at], axis=1)
         np.testing.assert_array_equal(others, np.delete(stats.rows.columns, np.r_[at], axis=1))
         found[:] = 99.0
@@ -219,5 +222,5 @@ def test_a_query_that_costs_other_than_usual_is_seen_as_if_prices_were_others() 
     assert stats(prices).order == (0, 1, 2)
     assert seen.expected_cost == pytest.approx(expected.expected_cost)
     np.testing.assert_allclose(seen.rows.shares, expected.rows.shares)
-    np.testing.assert_allclose(seen.columns(1), expected.columns(1), atol=1e-6)
+    np.testing.assert_allclose(seen.columns(1)[0], expected.columns(1)[0], atol=1e-6)
     np.testing.assert_allclose(seen.typical_shares, expected.typical_shares)

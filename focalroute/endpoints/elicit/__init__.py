@@ -121,8 +121,8 @@ class Plan:
             ConfigError: the caller's own normaliser gives something else than a string or None.
         """
         parsed = self._read(completion)
-        said = (sample.reasoning for sample in completion.choices if sample.text == parsed.text)
-        return replace(parsed, reasoning=next(said, "") or None)
+        said = next((sample.reasoning for sample in completion.choices if sample.text == parsed.text), "")
+        return replace(parsed, reasoning=said) if said else parsed
 
     def _read(self, completion: Completion) -> ParsedReply:
         samples = completion.choices[: self.request.n]  # an endpoint has no more votes than samples asked for

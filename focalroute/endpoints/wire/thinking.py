@@ -32,6 +32,7 @@ _MARKS = {
     _FINAL: _FINAL,
     _BARE: _BARE_FINAL,
 }
+_BEGINNINGS = frozenset(mark[:size] for mark in _MARKS for size in range(len(mark)))
 _CHANNEL_MARKS = re.compile(r"<\|\w+\|>(?:assistant|analysis|commentary|final)?")
 _MARK_BEGUN = re.compile(r"<(?:\||$)")
 _CHANNEL_END = re.compile(r"<\|(?:return|end|call)\|>.*", re.DOTALL)
@@ -57,7 +58,7 @@ def _flat(part: object) -> str:
 
 def begins_thinking(text: str) -> bool:
     """Whether a whole text begins within the thinking: it has the end of it, and not its beginning."""
-    return _UNOPENED.search(text) is not None and "<think>" not in text
+    return "</think>" in text and "<think>" not in text and _UNOPENED.search(text) is not None
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -112,7 +113,7 @@ class ThinkingSplitter:
         if mark is not None:
             self._end, self._held = _MARKS[mark], text[len(mark) :]
             self._answering = mark == _FINAL
-        elif not any(mark.startswith(text) for mark in _MARKS):
+        elif text not in _BEGINNINGS:
             self._end, self._answering = "", True
 
     def _think(self, end: str) -> None:

@@ -124,8 +124,10 @@ def _features(part: RecordedLog, columns: F32, skill: NDArray[np.float64], level
     weights = observation.vote_weights(skill, np.where(part.closed, part.size, observation.OPEN_CHOICES)[:, None])
     relative_skill, similar = (columns[..., _ENDPOINT[name].start] for name in ("relative_skill", "similar"))
     rows = observation.member_rows(weights, relative_skill, similar, level[:, None], length)
-    k = part.worth.shape[1]
-    features = observation.member_features(rows, part.candidate, k)
+    k, members = part.worth.shape[1], part.candidate.size
+    votes = part.candidate[:, None, :] == np.arange(k)[:, None]
+    places = np.arange(members).reshape(len(votes), 1, -1) + members * votes
+    features = observation.member_features(rows.reshape(2, members, -1), places)
     if part.mass is not None:
         observation.write_mass(features, part.mass)
     features *= (part.usable[:, None, :] & (np.arange(k) < part.size[:, None])[:, :, None])[..., None]
