@@ -75,6 +75,7 @@ _ENOUGH = 20  # calls before a share of failures means anything
 _BAD_SHARE = 0.5
 _SIGMAS = 3.0
 _SLOW_FACTOR, _SLOW_S = 5.0, 1.0  # slow: this many times its own median, and at least so long
+_NEARLY_ALL, _LATE_FACTOR = 0.95, 1.5  # late: beyond this quantile of its own calls so many times
 _FIRST_S, _LONGEST_S = 2.0, 30.0
 _DOUBLINGS = 10  # from the first to beyond the longest; an outage of hours has more ejections than a float has powers
 _RELAPSE_S = 60.0  # who fails again so soon after a return is out for longer than the last time
@@ -162,6 +163,18 @@ class Breaker:
         if not calls or now - calls[0].began < _SLOW_S:  # the oldest comes first
             return []
         return [call for call in calls if self._slow(now - call.began)]
+
+    def late(self, silent_s: float, answered_s: float) -> bool:
+        """Whether a call has been silent for much longer than nearly all of its own, and at least a second.
+
+        Args:
+            answered_s: the longest that another endpoint took to answer the same query; it must have been much
+                faster, as a query that takes long takes everybody long. 0: none has answered.
+        """
+        usual_s = self.latencies.quantile(_NEARLY_ALL)
+        if usual_s is None or not answered_s:
+            return False
+        return silent_s > max(_LATE_FACTOR * max(usual_s, answered_s), _SLOW_S)
 
     def leave(self, in_flight: InFlightCall, failure: Failure | None, *, blameless: bool = False) -> None:
         """A call ended, with ``failure`` or well; ``blameless``: it says nothing of the endpoint.

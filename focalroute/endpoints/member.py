@@ -40,7 +40,8 @@ _CHECK_GRACE_S = 1.0  # for a check under way when the pool is closed: else shor
 _LACK_BELIEVED_S = 3600.0  # that it lacks a feature, as it reported itself
 _MAX_UNSUPPORTED = 256  # schemas; then they are forgotten
 _UNBOUNDED_TOKENS = 1024  # counted towards a rate for a reply of unbounded length, until it is there
-_EVIDENCE_S = 5.0  # a deadline that comes sooner says more of the caller than of the endpoint
+_EVIDENCE_S = 5.0  # a deadline that comes sooner says more of the caller than of the endpoint, unless that is late
+_GIVEN_UP = Failure("cancelled", "given up before it answered")
 
 
 @dataclass(slots=True)
@@ -285,7 +286,7 @@ class PoolMember:
             failure = error.failure
             raise
         except BaseException:
-            failure = _cancellation(call)
+            failure = _GIVEN_UP
             raise
         finally:
             usage = call.bills[-1].usage if len(call.bills) > before else None
@@ -335,7 +336,7 @@ class PoolMember:
             raise _not_affordable()
         PAID_CALL.set(paid_call)
         in_flight = self.breaker.enter()
-        call.sent = time.perf_counter()
+        call.sent = sent = time.perf_counter()
         failure: Failure | None = None
         completion: Completion | None = None
         try:
@@ -350,7 +351,7 @@ class PoolMember:
             raise
         except BaseException:
             if completion is None:
-                failure = _cancellation(call)
+                failure = self._given_up(call, time.perf_counter() - sent)
             raise
         finally:
             refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
@@ -364,6 +365,13 @@ class PoolMember:
     def _on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.throttle.on_headers(headers)
         note_generation(headers)
+
+    def _given_up(self, call: MemberCall, silent_s: float) -> Failure:
+        """How a call that was given up counts: as a timeout where it was silent for too long."""
+        overran = call.context.left_s <= 0 and silent_s >= _EVIDENCE_S
+        if call.outrun or overran or self.breaker.late(silent_s, call.context.slowest_s):
+            return Failure("timeout", "silent for too long")
+        return _GIVEN_UP
 
     def _log_attempt(self, call: MemberCall, failure: Failure | None) -> None:
         """Log what became of an attempt; no text, and no key."""
@@ -414,12 +422,3 @@ def _scores_none(failure: Failure) -> bool:
 
 def _not_affordable() -> CallFailed:
     return CallFailed(Failure("unavailable", "not affordable any more"))
-
-
-def _cancellation(call: MemberCall) -> Failure:
-    """Why a call was cancelled: it was too slow, which counts against the endpoint, or was not needed any more."""
-    if call.outrun:
-        return Failure("timeout", "another endpoint answered first")
-    if call.context.left_s <= 0 and time.perf_counter() - call.started >= _EVIDENCE_S:
-        return Failure("timeout", "the deadline of the ask came first")
-    return Failure("cancelled", "given up before it answered")

@@ -26,6 +26,7 @@ __all__ = ["BEST", "DOWN", "Outcome", "run"]
 
 BEST = "atlas-70b"
 DOWN = {"refuses": Fault("status", status=503), "hangs": Fault("hang")}
+_WIDTH = 16  # queries at a time before the outage
 _NOTICED = 20  # queries, by when it is to get nothing but probes
 
 
@@ -84,6 +85,15 @@ class _Asking:
             tasks.append(asyncio.create_task(self.one()))
         return list(await asyncio.gather(*tasks))
 
+    async def at_once(self, count: int, width: int) -> list[Asked]:
+        """Ask ``width`` at a time, each as soon as one is answered."""
+        numbers = iter(range(count))
+
+        async def work() -> list[Asked]:
+            return [await self.one() for _ in numbers]
+
+        return [asked for some in await asyncio.gather(*(work() for _ in range(width))) for asked in some]
+
     async def one(self) -> Asked:
         question = next(self._questions)
         began = time.perf_counter()
@@ -104,14 +114,15 @@ async def run(
     deadline_s: float,
     patience_s: float,
     seed: int = 0,
+    width: int = _WIDTH,
 ) -> Outcome:
     """Ask, take the best endpoint down, ask on, bring it back, and ask until it is in use."""
     full = _Asking(pool.endpoints, stream(10**6, seed=2 + seed), deadline_s, seed)
     rest = [one for one in pool.endpoints if one.name != BEST]
     others = _Asking(rest, stream(10**6, seed=2 + seed), deadline_s, seed)
     async with full.ensemble, others.ensemble:
-        first = await full.many(before, math.inf)
-        await others.many(before, math.inf)
+        first = await full.at_once(before, width)
+        await others.at_once(before, width)
         pool.set(BEST, faults=down)
         calls = pool.stats()[BEST].calls
         during_it, without = await asyncio.gather(full.many(during, a_second), others.many(during, a_second))
@@ -120,7 +131,7 @@ async def run(
         returned = time.perf_counter()
         back_s = math.inf
         while back_s == math.inf and time.perf_counter() - returned < patience_s:
-            (asked,) = await full.many(1, math.inf)
+            asked = await full.one()
             if asked.called:
                 back_s = time.perf_counter() - returned
             await asyncio.sleep(1 / a_second)
@@ -142,6 +153,7 @@ async def _all(down: Fault, given: argparse.Namespace) -> list[Outcome]:
                 deadline_s=given.deadline,
                 patience_s=90,
                 seed=seed,
+                width=given.width,
             )
             for seed, pool in enumerate(pools)
         ]
@@ -152,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures; fail if they are not what they must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=int, default=400)
+    parser.add_argument(
+        "--width", type=int, default=_WIDTH, help="so many of these at a time; with all at once, each takes seconds"
+    )
     parser.add_argument("--during", type=int, default=520)
     parser.add_argument("--a-second", type=float, default=8.0, help="queries, in the outage and after it")
     parser.add_argument("--deadline", type=float, default=4.0, help="of an ask, seconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from random import Random
 
 import pytest
 
@@ -165,6 +166,21 @@ def test_slow_but_below_a_second_is_not_slow() -> None:
     for i in range(4):
         bench.call(None, 60, i, latency_s=0.01)
     bench.call(None, 64, latency_s=0.9)
+    assert bench.changes == []
+
+
+@pytest.mark.parametrize("deadline_s", [1.5, 2.5, 4.0])
+def test_deadlines_that_cut_off_a_heavy_tail_do_not_open_it(deadline_s: float) -> None:
+    """Log-normal around a second: a third, a sixth or a twelfth of the calls take longer."""
+    bench, random = Bench(), Random(0)
+    for _ in range(5000):
+        took_s = random.lognormvariate(0.0, 1.0)
+        if took_s <= deadline_s:
+            bench.call(None, latency_s=took_s)
+        else:
+            late = bench.breaker.late(deadline_s, 0.1)
+            bench.call(Failure("timeout" if late else "cancelled", ""), latency_s=deadline_s)
+        bench.call(None, which=1)
     assert bench.changes == []
 
 

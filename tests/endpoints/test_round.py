@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from focalroute import Answer, Budget, DeadlineExceeded, Endpoint, Ensemble, PoolError
+from focalroute import Answer, AsyncEnsemble, Budget, DeadlineExceeded, Endpoint, Ensemble, PoolError
 from focalroute.endpoints.round import RaceAllowance
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving, until
@@ -344,6 +344,27 @@ def test_who_loses_such_races_again_and_again_is_put_out(service: Service, serve
         assert ensemble.stats().endpoints["a"].breaker != "closed"
     assert kinds(answers[-1]) == {"b": "ok"}
     assert answers[-1].degraded == ("breaker open: a could not be asked",)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "hanging", "state"), [(2.2, "a", "open"), (1.2, "a", "closed"), (2.2, "ab", "closed")]
+)
+def test_who_is_silent_until_a_deadline_is_put_out_if_that_is_long_for_it_alone(
+    service: Service, server: Server, tmp_path: Path, deadline_s: float, hanging: str, state: str
+) -> None:
+    """No deadline below 5 s counted, so that one that hung was asked again and again where its answers take a while."""
+    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
+
+    async def breaker() -> str:
+        async with AsyncEnsemble(pool(server, "a", "b"), **settings) as ensemble:
+            service.delays["a"] = 0.9
+            await asyncio.gather(*(ensemble.ask("?", answer="number") for _ in range(20)))
+            service.hanging |= set(hanging)
+            asks = [ensemble.ask("?", answer="number", deadline_s=deadline_s) for _ in range(6)]
+            await asyncio.gather(*asks, return_exceptions=True)
+            return ensemble.stats().endpoints["a"].breaker
+
+    assert asyncio.run(breaker()) == state
 
 
 # -- what it saves -----------------------------------------------------------------------------------------------------
