@@ -43,7 +43,7 @@ STEADY: Mapping[str, tuple[Feedback, bool]] = MappingProxyType({
 CHANGING = "changing"
 
 #: Beside focalroute: what each of them does is in `focalroute.evaluate.baselines`.
-_BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-online", "cascade", "knn")
+_BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-online", "cascade", "carrot-knn")
 
 
 @dataclass(frozen=True, slots=True)

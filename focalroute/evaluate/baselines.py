@@ -30,14 +30,13 @@ BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "threshold-pair": singles.threshold_pair,
     "static-subset": static_subset,
     "cascade": cascade,
-    "knn": singles.knn,
     "query-weights": query_weights,
     **singles.ROUTED,
 }
 #: The papers' own methods, likewise.
 PRESETS: Mapping[str, Callable[[Training], Strategy]] = {"rl-focal": rl_focal, "der": der}
 #: Those that need the text of the queries.
-TEXTUAL = frozenset({"knn", "query-weights", "threshold-pair", *singles.ROUTED})
+TEXTUAL = frozenset({"query-weights", "threshold-pair", *singles.ROUTED})
 #: Those that draw lots: every seed plays them anew.
 BY_CHANCE = frozenset({"avengers-pro", "irt-router", "query-weights", "random", "random-select", "thompson"})
 #: Not attainable: left out of Pareto comparisons.

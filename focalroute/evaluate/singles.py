@@ -211,53 +211,6 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text[:_MAX_CHARACTERS].lower())
 
 
-class Knn(OneEndpoint):
-    """``knn``: the endpoint whose answers to the k most similar queries so far were worth most.
-
-    Similarity is the cosine of TF-IDF vectors. Where an endpoint was not asked its accuracy on the training part
-    stands in, as one more neighbour. Test queries join the neighbours once their outcome is revealed.
-    """
-
-    def __init__(self, training: Training, vectors: TextVectors, k: int) -> None:
-        table, rows = training.table, training.rows
-        self._k = k
-        self._rank = training.rank
-        self._mean = table.accuracy(rows)
-        self._vectors = vectors
-        self._size = len(rows)
-        self._known: F32 = np.concatenate([vectors.rows, np.zeros_like(vectors.rows)])
-        values = np.where(table.failed[rows], np.nan, table.value[rows])
-        self._values: F64 = np.concatenate([values, np.full_like(values, np.nan)])
-
-    def _order(self, turn: Turn) -> Sequence[int]:
-        """The most promising first; of equals the one that is better on the training part."""
-        turn.memo = self._vectors(turn.query.text)
-        similarity = self._known[: self._size] @ turn.memo
-        k = min(self._k, self._size)
-        nearest = np.argpartition(-similarity, k - 1)[:k]
-        values = self._values[nearest]
-        there = ~np.isnan(values)
-        worth = (np.where(there, values, 0.0).sum(axis=0) + self._mean) / (there.sum(axis=0) + 1)
-        return sorted(self._rank, key=lambda i: -float(worth[i]))
-
-    def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """One more neighbour."""
-        if self._size == len(self._known):
-            self._known = np.concatenate([self._known, np.zeros_like(self._known)])
-            self._values = np.concatenate([self._values, np.full_like(self._values, np.nan)])
-        self._known[self._size] = turn.memo
-        for i, value in revealed.values.items():
-            self._values[self._size, i] = value
-        self._size += 1
-
-
-def knn(training: Training) -> Knn:
-    """``knn`` with k chosen on the training part's last fifth."""
-    vectors = TextVectors(training.cut()[0])
-    k = best_setting(training, (10, 40, 160), lambda part, k: Knn(part, vectors, k))
-    return Knn(training, TextVectors(training), k)
-
-
 class ThresholdPair(OneEndpoint):
     """``threshold-pair``, RouteLLM's shape: the cheap endpoint where the strong one is not likely enough to do better.
 

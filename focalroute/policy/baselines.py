@@ -43,7 +43,6 @@ NEED_A_LOG: Mapping[str, str] = {
     "best-single-hindsight": "the endpoint that turns out best, known only afterwards",
     "oracle": "the best answer that anybody gave, known only afterwards",
     "static-subset": "the best fixed subset of a training log in which every endpoint answered",
-    "knn": "the nearest queries of a training log in which every endpoint answered",
     "query-weights": "weights of the members by the query, fitted on a training log in which every endpoint answered",
     "threshold-pair": "a rule for two endpoints, fitted on a training log",
 }

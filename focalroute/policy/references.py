@@ -71,6 +71,7 @@ _SYNONYMS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("cheapest", "cheapest-first", "fallback", "frugal"), "cascade"),
     **dict.fromkeys(("best", "single"), "best-single"),
+    **dict.fromkeys(("knn", "nearest-neighbours"), "carrot-knn"),
     **dict.fromkeys(("average", "ensemble"), "mean"),
     "weighted": "weighted-vote",
 }

@@ -26,11 +26,11 @@ from focalroute.evaluate.replay import (
 )
 from focalroute.evaluate.singles import (
     First,
-    Knn,
     ReplayedLatestCorrect,
     ReplayedRoundRobin,
+    Routed,
     TextVectors,
-    knn,
+    fitted,
     threshold_pair,
 )
 from focalroute.evaluate.table import LogTable
@@ -43,6 +43,7 @@ from focalroute.evaluate.votes import (
     plurality_accuracies,
 )
 from focalroute.observe.diversity import focal_diversity
+from focalroute.observe.features import text_features
 from tests.evaluate.logs import Line, closed, output, stream, table_of
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
@@ -90,14 +91,14 @@ def test_every_baseline_plays_with_feedback_as_it_is_in_life(tmp_path: Path, nam
     assert played.asked.any(axis=1).all()
 
 
-def test_a_late_label_is_a_neighbour_of_its_own_text(tmp_path: Path) -> None:
-    lines = [closed(n, {"a": 0, "b": 0}) for n in range(10)]
-    lines += [closed(10, {"a": 1, "b": 0}, prompt="poem"), closed(11, {"a": 0, "b": 0}, prompt="sums")] * 2
-    lines = [{**line, "id": str(n)} for n, line in enumerate(lines)]
-    training = _training(tmp_path, lines, {"a": 1.0, "b": 1.0}, n=10)
-    feedback = FeedbackStream(FeedbackPlan(delay=1))
-    played = play(Knn(training, TextVectors(training), 1), training.table, np.arange(10, 14), feedback=feedback)
-    assert played.worth.tolist() == [0, 1, 1, 1]
+def test_a_late_label_is_of_its_own_text(tmp_path: Path) -> None:
+    lines = [closed(n, {"a": n % 2, "b": 0}, prompt=f"text {n}") for n in range(90)]
+    training = _training(tmp_path, lines, {"a": 1.0, "b": 1.0}, n=80)
+    router = fitted("carrot-knn", training)
+    feedback = FeedbackStream(FeedbackPlan(delay=3))
+    play(Routed(router, text_features, None), training.table, np.arange(80, 90), feedback=feedback)
+    assert router._texts[80:87] == pytest.approx(np.stack([text_features(f"text {n}") for n in range(80, 87)]))
+    assert router._values[80:87, 1] == pytest.approx(1)
 
 
 def test_the_best_single_is_that_of_the_part_it_may_look_at(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def _topics(count: int) -> list[Line]:
     return lines
 
 
-@pytest.mark.parametrize("name", ["knn", "query-weights", "threshold-pair"])
+@pytest.mark.parametrize("name", ["carrot-knn", "query-weights", "threshold-pair"])
 def test_text_routes_each_topic_to_who_knows_it(tmp_path: Path, name: str) -> None:
     training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
     assert play(BASELINES[name](training), training.table, np.arange(90, 120)).worth.mean() >= 0.9
@@ -261,11 +262,6 @@ def test_text_vectors_have_norm_one_and_near_texts_are_near(tmp_path: Path) -> N
     assert float(np.linalg.norm(river)) == pytest.approx(1, abs=1e-6)
     assert river @ other > mountain @ other
     assert not vectors("").any()
-
-
-def test_neighbours_grow_beyond_the_room_made_for_them(tmp_path: Path) -> None:
-    training = _training(tmp_path, _topics(60), {"a": 1.0, "b": 4.0}, n=10)
-    assert play(knn(training), training.table, np.arange(10, 60)).worth[-20:].mean() == 1
 
 
 def test_without_text_nobody_who_needs_it_plays(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:
     assert report.scored == "score"
     scores = {method.name: method.accuracy for method in report.methods}
     assert (scores["best-single-train"], scores["oracle"]) == (0.75, 0.75)
-    assert "knn" not in scores
+    assert "carrot-knn" not in scores
 
 
 def test_presets_are_rows_beside_the_others(

@@ -81,7 +81,7 @@ def test_every_figure_is_in_the_table_and_every_method_on_the_curve(made: Path) 
     table, curve = text[text.index('id="figures"') :], text[text.index('id="curve"') : text.index('id="over-time"')]
     for name in ("focalroute @ 0.1", "focalroute @ 0.3", "focalroute @ 1", "oracle", "plurality", "shuffled"):
         assert f'<th scope="row">{name}</th>' in table
-    for name in ("best-single-train", "cascade", "plurality", "round-robin", "knn"):
+    for name in ("best-single-train", "cascade", "plurality", "round-robin", "carrot-knn"):
         assert len(re.findall(rf">{name}</text>", curve)) == 2  # wide and narrow
 
 
