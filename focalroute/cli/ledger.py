@@ -77,7 +77,8 @@ def show_spending(sums: Sequence[LedgerSum], by: str, form: Form) -> str:
     from focalroute.store.base import LedgerSum
 
     _, *names = (field.name for field in fields(LedgerSum))
-    return _machine_readable((by, *names), sums, form)
+    rows = [(one.key, *(one.known_cost if name == "cost" else getattr(one, name) for name in names)) for one in sums]
+    return _machine_readable((by, *names), rows, form)
 
 
 def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Literal["csv", "json"]) -> str:
@@ -99,11 +100,15 @@ def _plain(record: Any) -> Iterator[str | int | None]:
 def _table(sums: Sequence[LedgerSum], by: str) -> Iterator[str]:
     yield _line(by, _HEADS)
     for one in sums:
-        usd = (f"{amount:.6f}" for amount in (one.cost, one.estimated_cost, one.held))
+        usd = map(_dollars, (one.known_cost, one.estimated_cost, one.held))
         yield _line(one.key or "(none)", (one.asks, one.calls, one.prompt_tokens, one.completion_tokens, *usd))
     unpriced = sum(one.unpriced for one in sums)
     if unpriced:
         yield f"{unpriced} calls of unknown cost are not in these sums"
+
+
+def _dollars(usd: Decimal | None) -> str:
+    return "unknown" if usd is None else f"{usd:.6f}"
 
 
 def _line(key: str, cells: Iterable[object]) -> str:
@@ -166,7 +171,7 @@ def show_savings(saved: Sequence[Saving], form: Form) -> str:
         return _machine_readable([field.name for field in fields(Saving)], rounded, form)
     lines = [_line("instead of", ("asks", "USD", "would cost", "saved"))]
     for one in rounded:
-        amounts = ("unknown" if usd is None else f"{usd:.6f}" for usd in (one.cost, one.otherwise, one.saved))
+        amounts = map(_dollars, (one.cost, one.otherwise, one.saved))
         lines.append(_line(one.against, (one.asks, *amounts)))
     return "\n".join([*lines, "what it would have cost is an estimate, by the mean cost of an endpoint's calls so far"])
 

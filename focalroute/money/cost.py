@@ -162,14 +162,14 @@ class Saving:
     Attributes:
         against: "all endpoints", or the name of the single one.
         asks: how many asks the ledger holds; those of pruned rows are not among them, nor is what they cost.
-        cost: what they cost, as far as it is known.
+        cost: what they cost, as far as it is known; None: of none of their calls.
         otherwise: what they would have cost; None: unknown.
         saved: the difference; below 0 where more was spent.
     """
 
     against: str
     asks: int
-    cost: Decimal
+    cost: Decimal | None
     otherwise: Decimal | None
     saved: Decimal | None
 
@@ -186,13 +186,20 @@ def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -
     means = [_mean_cost(endpoint, totals) for endpoint in pool]
     best = accuracy.index(max(accuracy))
     rows = store.ledger("all")
-    asks, cost = sum(row.asks for row in rows), sum((row.cost for row in rows), Decimal(0))
+    asks, cost = sum(row.asks for row in rows), known_cost(rows)
     return _against(ALL, asks, cost, total(means)), _against(pool[best].name, asks, cost, means[best])
 
 
-def _against(name: str, asks: int, cost: Decimal, each: Decimal | None) -> Saving:
+def known_cost(rows: Iterable[LedgerSum]) -> Dollars | None:
+    """USD of the calls in these rows whose cost is known; None where there are calls and it is of none."""
+    known = [row.known_cost for row in rows if row.calls]
+    costs = [cost for cost in known if cost is not None]
+    return None if known and not costs else Dollars(sum(costs, Decimal(0)))
+
+
+def _against(name: str, asks: int, cost: Decimal | None, each: Decimal | None) -> Saving:
     otherwise = None if each is None else asks * each
-    return Saving(name, asks, cost, otherwise, None if otherwise is None else otherwise - cost)
+    return Saving(name, asks, cost, otherwise, None if otherwise is None or cost is None else otherwise - cost)
 
 
 def _mean_cost(endpoint: Endpoint, totals: Mapping[str, LedgerSum]) -> Decimal | None:

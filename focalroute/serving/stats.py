@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from focalroute.core.config import Endpoint
-from focalroute.core.dollars import Dollars
 from focalroute.endpoints.rate_limits import Health
-from focalroute.money.cost import Saving, savings
+from focalroute.money.cost import Saving, known_cost, savings
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.serving.judge import JudgeStats
@@ -98,7 +97,7 @@ def stats_of(
     for i, endpoint in enumerate(pool):
         row = totals.get(endpoint.name, _NOTHING)
         endpoints[endpoint.name] = EndpointStats(
-            row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, _known_cost([row]),
+            row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, known_cost([row]),
             seen=int(seen[i]), labelled=labelled[i], accuracy=float(accuracy[i]),
             accuracy_interval=intervals[i], latency_s=latency[i],
             breaker=health[i].breaker, health=health[i], change=changes[i],
@@ -107,7 +106,7 @@ def stats_of(
     all_, best = saved
     return Stats(
         policy_version=version,
-        cost=_known_cost(totals.values()),
+        cost=known_cost(totals.values()),
         asks=all_.asks,
         if_all=all_.otherwise,
         if_best_single=best.otherwise,
@@ -117,8 +116,3 @@ def stats_of(
         saved=saved,
         judge=judge,
     )
-
-
-def _known_cost(rows: Collection[LedgerSum]) -> Dollars | None:
-    calls, unpriced = sum(row.calls for row in rows), sum(row.unpriced for row in rows)
-    return None if calls and calls == unpriced else Dollars(sum((row.cost for row in rows), Decimal(0)))

@@ -195,6 +195,11 @@ class LedgerSum:
     estimated_cost: Decimal = Decimal(0)
     held: Decimal = Decimal(0)
 
+    @property
+    def known_cost(self) -> Decimal | None:
+        """The cost; None where there are calls and none has a known one."""
+        return None if self.calls and self.calls == self.unpriced else self.cost
+
 
 @dataclass(frozen=True, slots=True)
 class BalanceDifference:

@@ -7,8 +7,10 @@ import io
 import json
 import time
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -151,3 +153,22 @@ def test_savings_are_against_what_asking_everybody_or_the_best_one_would_have_co
     unpriced = Endpoint("d", model="m", base_url="http://localhost:1/v1")
     with Ensemble([*pool, unpriced], store=tmp_path / "s.db") as ensemble:
         assert ensemble.stats().if_all is None
+
+
+def test_an_unknown_cost_is_unknown_wherever_it_is_told(simulated_pool: SimulatedPool, tmp_path: Path) -> None:
+    """It is None, "unknown" or empty, and never 0."""
+    free = [replace(one, input_usd_per_1m=None, output_usd_per_1m=None) for one in simulated_pool.endpoints[:2]]
+    with Ensemble(free, store=tmp_path / "s.db", policy="plurality") as ensemble:
+        answer = ensemble.ask("What is 17 + 25?", choices=["32", "42"])
+        (row,) = ensemble.ask_many(["What is 6 * 7?"]).rows()
+        until_checked(ensemble)
+        stats = ensemble.stats()
+    assert answer.cost is answer.to_dict()["cost"] is answer.receipt.cost is row["cost_usd"] is stats.cost is None
+    told: list[Any] = [*answer.replies, *answer.receipt.calls, *stats.endpoints.values()]
+    assert {one.cost for one in told} == {one.cost for one in stats.saved} == {None}
+    assert "cost=unknown" in repr(answer)
+    assert "$" not in answer._repr_html_()
+    store = ("--store", tmp_path / "s.db")
+    assert {one["cost"] for one in json.loads(command(*store, "--json"))} == {None}
+    assert {one["cost"] for one in csv.DictReader(io.StringIO(command(*store, "--csv")))} == {""}
+    assert command(*store).count(" unknown ") == 3  # of each endpoint, and the calls that are in no sum
