@@ -194,9 +194,8 @@ def show(result: DemoResult) -> None:
     console = output.console()
     console.print(output.table(("", "accuracy", "before", "after", "$ / 1000", "calls"), rows, title=title))
     console.print("The best single is chosen in hindsight; $ are for 1000 queries, calls for each query.")
-    learned = (
-        f"learned {result.policy_version} updates" if result.policy_version else "had too little feedback to learn"
-    )
+    updates = "1 update" if result.policy_version == 1 else f"{result.policy_version} updates"
+    learned = f"learned {updates}" if result.policy_version else "had too little feedback to learn"
     console.print(
         f"focalroute started from the policy it ships with and {learned} from the labels, each given after its answer; "
         "with no feedback it learns from its members' agreement alone."
