@@ -17,6 +17,7 @@ from focalroute.observe import observation
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
+from focalroute.observe.memory import Expectation
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.observe.pool_stats import COST_PENALTIES, PoolStats, cost_penalties, standardised_length
 from focalroute.observe.recalibration import recalibrated
@@ -40,7 +41,7 @@ class AskView:
         stats: the pool's numbers.
         index: name -> pool index.
         features: of the query's text.
-        similar: by endpoint, how much more than the pool it is expected to be right on such a text.
+        expected: on such a text.
         corrections: what is known of the endpoints' probabilities; None: nothing.
         embedder: what made the features.
         agreement: compares candidates that are open texts; None: what is not equal has nothing in common.
@@ -61,7 +62,7 @@ class AskView:
         stats: PoolStats,
         index: Mapping[str, int],
         features: F32,
-        similar: F32,
+        expected: Expectation,
         corrections: Corrections | None = None,
         embedder: str = HASHED,
         agreement: Agreement | None = None,
@@ -79,7 +80,8 @@ class AskView:
         self._index = index
         self._closed = query.choices is not None
         self._corrections = corrections if 1 < len(self.candidates) <= MOST_CHOICES else None
-        self._similar = observation.similar_column(similar)
+        self._similar = observation.similar_column(expected.right)
+        self._cost_factors = expected.cost
         self._choices = len(self.candidates) if self._closed else OPEN_CHOICES
         self._log_choices = math.log(self._choices) if self._closed else 0.0
         self._rows = stats.member_rows(self._choices)
@@ -112,7 +114,7 @@ class AskView:
 
     def best_alone(self, cost_weight: float, waits: F64) -> int:
         """The endpoint that is worth most if only one is asked, by its record, its cost and what waiting costs."""
-        shares = self._stats.rows.shares + self._stats.wait_shares(waits)
+        shares = self._stats.rows.shares * self._cost_factors + self._stats.wait_shares(waits)
         return int((self._stats.rows.skill + observation.worth_alone(self._similar, cost_weight, shares)).argmax())
 
     def by_text(self, cost_weight: float, waits: F64 | None = None) -> tuple[int, ...] | None:
@@ -125,7 +127,7 @@ class AskView:
         """
         if not self._similar.any():
             return None
-        shares = self._stats.typical_shares
+        shares = self._stats.typical_shares * self._cost_factors
         if waits is not None:
             shares = shares + self._stats.wait_shares(waits)
         worth = observation.worth_alone(self._similar, cost_weight, shares)

@@ -30,6 +30,7 @@ class Experience:
         usd: float32 (V,) long-run cost of a call; NaN where unknown.
         vectors: float32 (M, D) text features of past queries, oldest first; M may be 0.
         values: float32 (M, V) how right each endpoint was on them; NaN where it was not asked.
+        costs: float32 (M, V) what it cost there, relative to its mean; NaN where unknown.
         book: task -> totals of the endpoints' probabilities there, None -> over all tasks; empty where none gave any.
         embedder: what made the vectors, by its name.
     """
@@ -41,6 +42,7 @@ class Experience:
     values: F32
     book: Mapping[str | None, Totals] = field(default_factory=dict)
     embedder: str = HASHED
+    costs: F32 | None = None
 
     def offsets(self, pool: Sequence[str]) -> tuple[float | None, ...]:
         """By how much each endpoint of a pool is more accurate in the long run than the known ones on average.
@@ -63,12 +65,14 @@ class Experience:
     def memory(self, pool: Sequence[str]) -> Memory:
         """A memory of a pool that holds these queries."""
         memory = Memory(len(pool))
-        columns = np.full((len(self.values), len(pool)), np.nan, np.float32)
+        values, costs = np.full((2, len(self.values), len(pool)), np.nan, np.float32)
         rows = {name: row for row, name in enumerate(self.names)}
         for column, name in enumerate(pool):
             if name in rows:
-                columns[:, column] = self.values[:, rows[name]]
-        memory.fill(self.vectors, columns)
+                values[:, column] = self.values[:, rows[name]]
+                if self.costs is not None:
+                    costs[:, column] = self.costs[:, rows[name]]
+        memory.fill(self.vectors, values, costs)
         return memory
 
     def totals(self, pool: Sequence[str]) -> dict[str | None, Totals]:
@@ -93,6 +97,8 @@ class Experience:
             and np.array_equal(self.usd, other.usd, equal_nan=True)
             and np.array_equal(self.values, other.values, equal_nan=True)
             and np.array_equal(self.vectors, other.vectors)
+            and (self.costs is None) == (other.costs is None)
+            and (self.costs is None or np.array_equal(self.costs, other.costs, equal_nan=True))  # type: ignore[arg-type]
             and self.book.keys() == other.book.keys()
             and all(np.array_equal(known.sums, other.book[task].sums) for task, known in self.book.items())
         )
@@ -106,6 +112,7 @@ class Experience:
             "usd": self.usd.astype(np.float32),
             "vectors": np.round(self.vectors / largest * 127).astype(np.int8),
             "values": self.values.astype(np.float16),
+            **({} if self.costs is None else {"costs": self.costs.astype(np.float16)}),
             "embedder": np.array(self.embedder),
             **self._book(),
         }
@@ -145,6 +152,9 @@ class Experience:
         known = np.concatenate([accuracy, values[~np.isnan(values)]])
         if not ((known >= 0) & (known <= 1)).all() or not np.isfinite(vectors).all() or (usd < 0).any():
             raise ValueError("its numbers are not within their bounds")
+        costs = arrays.get("costs")  # an earlier version of this package kept none
+        if costs is not None and (costs.dtype.kind != "f" or costs.shape != values.shape or (costs < 0).any()):
+            raise ValueError("its costs are not numbers that fit its values")
         lengths = np.maximum(np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True), 1e-9)
         return cls(
             tuple(names.tolist()),
@@ -154,6 +164,7 @@ class Experience:
             values.astype(np.float32),
             _read_book(arrays, len(names)),
             str(arrays.get("embedder", HASHED)),  # an earlier version of this package knew no others
+            None if costs is None else costs.astype(np.float32),
         )
 
 

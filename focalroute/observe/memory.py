@@ -1,4 +1,4 @@
-"""How right each endpoint was on past queries of similar text: a kernel estimate over a sample of them.
+"""How right each endpoint was on past queries of similar text, and how dear: kernel estimates over a sample of them.
 
 With x the text features of the query, x_r those of remembered query r and m the mean of those remembered (what all
 texts share says nothing), c_r the cosine of x - m and x_r - m, w_r = max(c_r, 0)^3 and v_ri how right endpoint i was
@@ -7,7 +7,7 @@ there, endpoint i is expected to be right on
     (sum over the r where i is known of w_r v_ri + s mu_i) / (sum over them of w_r + s)
 
 where mu_i is its mean over all that is remembered and s a tenth of the typical sum of all w_r: a query that resembles
-nothing is met with the mean. (Nadaraya 1964, Watson 1964, shrunk.)
+nothing is met with the mean. (Nadaraya 1964, Watson 1964, shrunk.) Of costs likewise, relative to what is usual.
 
 Once it is full, a new query takes the place of one drawn at random, not of the oldest: topics come in blocks, and the
 oldest are those that may come back. What an endpoint was like before it changed is forgotten by `Memory.forget`.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ SHRINK = 0.1
 
 #: The mean of the texts is shrunk to 0 as by so many further ones: of one text alone it is not that text.
 MEAN_PRIOR = 10.0
+
+#: A cost relative to the usual one is kept within this and its inverse.
+MOST_COST = 10.0
 
 _LEAST = 1e-6  # of what is divided by
 _SOME = 64  # queries whose sums of weights tell the typical one
@@ -81,6 +84,38 @@ def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
     return estimate
 
 
+def relative_costs(right: NDArray[Any], costs: NDArray[Any]) -> F32:
+    """Costs (..., N) to remember: relative to the usual ones and bounded; the usual one where unknown."""
+    bounded = np.clip(np.where(np.isnan(costs), 1.0, costs), 1 / MOST_COST, MOST_COST)
+    known: F32 = np.where(np.isnan(right), 0.0, bounded).astype(np.float32)
+    return known
+
+
+def cost_factors(weighted: F32, known: F32, costs: NDArray[Any], count: NDArray[Any], strength: float | F32) -> F32:
+    """How many times its usual cost each call is expected to take (..., N).
+
+    Args:
+        weighted: sum of w c; ``known``: sum of w, over the queries whose cost c is known.
+        costs: sum of c; ``count``: how many these are.
+        strength: s.
+    """
+    mean = ((costs + 10) / (count + 10)).astype(np.float32)
+    factors: F32 = shrunk(weighted, known, mean, strength) / mean
+    return factors
+
+
+class Expectation(NamedTuple):
+    """What is expected on a text.
+
+    Attributes:
+        right: (N,) how right each endpoint may be, minus the mean over endpoints; all 0 where nothing is known.
+        cost: (N,) how many times its usual cost a call may take.
+    """
+
+    right: F32
+    cost: F32
+
+
 class Memory:
     """Remembered queries of a pool. Not thread-safe by itself; `Observer` guards it.
 
@@ -95,14 +130,14 @@ class Memory:
     def __len__(self) -> int:
         return self._size
 
-    def fill(self, vectors: F32, values: F32) -> None:
+    def fill(self, vectors: F32, values: F32, costs: F32) -> None:
         """Remember these instead, oldest first: (M, D) and (M, N), NaN where not known; as many as `spread` says."""
         fit = spread(len(vectors))
-        vectors, values = vectors[fit], values[fit]
+        vectors, values, costs = vectors[fit], values[fit], costs[fit]
         size = len(vectors)
         self._clear(vectors.shape[1])
         self._vectors[:size] = vectors
-        self._known[:size] = _with_mask(values)
+        self._known[:size] = _row(values, costs)
         self._sums += self._known[:size].sum(axis=0, dtype=np.float64)
         self._number[:size] = np.arange(size)
         self._size = self._added = size
@@ -113,20 +148,22 @@ class Memory:
             sums = kernel(cosines(some, vectors, self._mean[None])).sum(axis=1) - 1  # without themselves
             self._typical = max(float(np.median(sums)), 0.0)
 
-    def add(self, answer_id: str, vector: F32, values: Sequence[float]) -> None:
-        """Remember one query: its features (D,) and how right each endpoint was, NaN where that is not known.
+    def add(self, answer_id: str, vector: F32, values: Sequence[float], costs: Sequence[float] = ()) -> None:
+        """Remember one query: its features (D,), and how right and how dear each endpoint was, NaN where not known.
+
+        Costs are relative to the usual ones; none given: not known.
 
         What is remembered of the same answer is replaced where it stands. An empty text, and a query of which nothing
         is known, are not remembered.
         """
-        row = _with_mask(np.array(values, np.float32))
+        row = _row(np.array(values, np.float32), np.array(costs or [np.nan] * self._n, np.float32))
         if not vector.any():
             return
         if vector.size != self._vectors.shape[1]:  # the first one, or another embedder: what was is of no use
             self._clear(vector.size)
         place = self._places.get(answer_id)
         if place is None:
-            if not row[self._n :].any():
+            if not row[self._n : 2 * self._n].any():
                 return
             place = self._size if self._size < CAPACITY else self._dice.randrange(CAPACITY)
             self._size = max(self._size, place + 1)
@@ -147,29 +184,26 @@ class Memory:
     def forget(self, endpoint: int, newest: int) -> None:
         """Forget how right an endpoint was on all queries before its ``newest`` latest known ones."""
         latest_first = (-self._number[: self._size]).argsort()
-        columns = [endpoint, self._n + endpoint]
+        columns = [endpoint, self._n + endpoint, 2 * self._n + endpoint]
         old = self._known[latest_first, columns[1]].cumsum() > newest
         self._known[np.ix_(latest_first[old], columns)] = 0
         self._sums[columns] = self._known[: self._size, columns].sum(axis=0)
 
-    def estimate(self, vector: F32) -> F32:
-        """How right each endpoint may be on a query with these features, minus the mean over endpoints; (N,).
-
-        All 0 while nothing is remembered, or where the text is empty.
-        """
+    def estimate(self, vector: F32) -> Expectation:
+        """What is expected on a query with these features; nothing while none is remembered, or of an empty text."""
         if not self._size or vector.size != self._vectors.shape[1] or not vector.any():
-            return np.zeros(self._n, np.float32)
+            return Expectation(np.zeros(self._n, np.float32), np.ones(self._n, np.float32))
         offset = vector - self._mean
         # einsum keeps to this thread: with BLAS's own threads a product as small as this waits for a busy machine
         along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
         weights = kernel(along * self._scale[: self._size] * _scale(offset @ offset))
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
-        sums = np.einsum("m,mn->n", weights, self._known[: self._size])
-        mean = overall_mean(self._sums[: self._n], self._sums[self._n :]).astype(np.float32)
-        estimate = shrunk(sums[: self._n], sums[self._n :], mean, max(SHRINK * self._typical, _LEAST))
-        centred: F32 = estimate - estimate.mean()
-        return centred
+        weighted, known, paid = np.einsum("m,mn->n", weights, self._known[: self._size]).reshape(3, self._n)
+        right, count, costs = self._sums.reshape(3, self._n)
+        strength = max(SHRINK * self._typical, _LEAST)
+        estimate = shrunk(weighted, known, overall_mean(right, count).astype(np.float32), strength)
+        return Expectation(estimate - estimate.mean(), cost_factors(paid, known, costs, count, strength))
 
     def surprise(self, endpoint: int, newest: int) -> float:
         """How surprising its ``newest`` latest known outcomes are, if it is as it was before on such texts; nats.
@@ -193,8 +227,8 @@ class Memory:
     def _clear(self, width: int) -> None:
         rows = CAPACITY if width else 0
         self._vectors: F32 = np.zeros((rows, width), np.float32)
-        self._known: F32 = np.zeros((rows, 2 * self._n), np.float32)  # see _with_mask
-        self._sums = np.zeros(2 * self._n)  # of the rows known
+        self._known: F32 = np.zeros((rows, 3 * self._n), np.float32)  # see _row
+        self._sums = np.zeros(3 * self._n)  # of the rows known
         self._number = np.zeros(rows, np.int64)  # how many had been added before
         self._total = np.zeros(width)  # sum of the texts
         self._mean: F32 = np.zeros(width, np.float32)
@@ -224,7 +258,7 @@ def _scale(square: F32) -> F32:
     return np.reciprocal(np.sqrt(np.maximum(square, np.float32(_LEAST))))
 
 
-def _with_mask(values: F32) -> F32:
-    """Values (..., N) where known and 0 where not, then 1 where known and 0 where not: (..., 2 N)."""
+def _row(values: F32, costs: F32) -> F32:
+    """Values (..., N) where known and 0 where not, then 1 or 0 for that, then costs: (..., 3 N)."""
     known = ~np.isnan(values)
-    return np.concatenate([np.where(known, values, 0), known], axis=-1, dtype=np.float32)
+    return np.concatenate([np.where(known, values, 0), known, relative_costs(values, costs)], axis=-1, dtype=np.float32)

@@ -219,7 +219,16 @@ class Observer:
 
     def _remember(self, outcome: Outcome, right: Sequence[float]) -> None:
         if outcome.features is not None and outcome.embedder == self.embedder:
-            self._memory.add(outcome.answer_id, outcome.features, right)
+            self._memory.add(outcome.answer_id, outcome.features, right, self._relative_costs(outcome))
+
+    def _relative_costs(self, outcome: Outcome) -> list[float]:
+        """What each member's call cost, relative to what is usual there; NaN where either is unknown."""
+        costs = [math.nan] * len(self.endpoints)
+        for name, member in outcome.members.items():
+            usual = self._stats.expected_cost[self._index[name]] if name in self._index else None
+            if usual and member.usd is not None:
+                costs[self._index[name]] = float(member.usd) / usual
+        return costs
 
     def _renew_if_begun(self) -> None:
         """Where asks are under way renew the numbers now, so that the next one need not; a replayed backlog waits."""
@@ -295,7 +304,7 @@ class Observer:
         """
         features = self._features(query.text) if features is None else features
         with self._lock:
-            similar = self._memory.estimate(features)
+            expected = self._memory.estimate(features)
             corrections = self._calibration.corrections(query.task) if query.choices else None
         self._begun = True
         agreement = Agreement(reader) if query.open else None
@@ -305,7 +314,7 @@ class Observer:
             stats if factors is None else stats.at(factors),
             self._index,
             features,
-            similar,
+            expected,
             corrections,
             self.embedder,
             agreement,

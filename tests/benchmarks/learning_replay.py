@@ -155,6 +155,7 @@ def seen_of(episodes: Sequence[Episode], ids: I64) -> LogView:
         recorded=_recorded(names, candidate, worth, [len(one.trajectory.evidence.candidates) for one in episodes]),
         columns=_none(size, n, layout.width(layout.ENDPOINT)),
         shares=_none(size, n),
+        cost_factors=_none(size, n),
         level=_none(size),
         pairs=_none(size, n, n),
         features=features,

@@ -29,6 +29,7 @@ from focalroute.learn.offline.views import long_run
 from focalroute.learn.online import unpack
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
+from focalroute.observe.memory import Expectation
 from focalroute.policy.bundle import learner, load
 from focalroute.policy.publish import publish
 from tests.evaluate.logs import Line, output, stream, table_of
@@ -167,7 +168,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     assert log.mass is not None
     asked_mass = np.where((first | later)[:, :, None], log.mass, np.nan)
     book = calibration(replace(log, mass=asked_mass))  # serving learns only from whom it asked
-    seen = log_view(log, prior_stats, similar, everyone, np.arange(1, 6), book)
+    seen = log_view(log, prior_stats, Expectation(similar, np.ones_like(similar)), everyone, np.arange(1, 6), book)
     played = roll(
         decider,
         fusion,

@@ -89,6 +89,21 @@ def test_what_came_back_comes_back_the_same_for_ever_and_anything_else_is_not() 
     assert not made.same(replace(made, vectors=made.vectors.reshape(15, 12)))
 
 
+def test_what_calls_cost_on_a_text_comes_back_and_is_remembered() -> None:
+    made = experience()
+    x, dear = made.vectors[0], np.full((30, 3), np.nan, np.float32)
+    dear[0], dear[1:] = 5, 1
+    known = replace(made, costs=dear)
+    back = Experience.of(known.arrays())
+    assert back.same(Experience.of(back.arrays()))
+    assert not known.same(made)
+    assert not known.same(replace(made, costs=2 * dear))
+    asked = ~np.isnan(made.values[0])
+    cost = back.memory(NAMES).estimate(x).cost
+    assert (cost[asked] > 1.2).all()
+    assert made.memory(NAMES).estimate(x).cost == pytest.approx([1, 1, 1])  # an earlier version kept no costs
+
+
 def test_the_long_runs_costs_take_the_place_of_listed_prices_where_they_are_known() -> None:
     found = experience().prices(np.array([1.0, 2.0, np.nan]), ("b", "a", "new"))
     np.testing.assert_array_equal(found, [1.0, 0.5, np.nan])
@@ -129,11 +144,14 @@ def test_without_texts_or_names_it_is_still_one() -> None:
         {"values": np.full((30, 3), -1.0)},
         {"values": np.full((30, 3), math.inf)},
         {"values": np.float32(1)},
+        {"costs": np.ones((30, 2), np.float16)},
+        {"costs": np.ones((30, 3), np.int8)},
+        {"costs": np.full((30, 3), -1.0)},
     ],
 )
 def test_arrays_that_hold_none_are_refused(wrong: dict[str, Any]) -> None:
     arrays = {**experience().arrays(), **wrong}
-    with pytest.raises(ValueError, match=r"is missing|its (arrays|numbers) "):
+    with pytest.raises(ValueError, match=r"is missing|its (arrays|numbers|costs) "):
         Experience.of({key: np.asarray(array) for key, array in arrays.items() if array is not None})
 
 
@@ -149,12 +167,12 @@ def test_offsets_are_from_the_mean_of_those_known_in_the_pool() -> None:
 def test_a_memory_is_filled_by_name() -> None:
     made = experience()
     x = made.vectors[0]
-    whole, turned = made.memory(NAMES).estimate(x), made.memory(("c", "a", "b")).estimate(x)
+    whole, turned = made.memory(NAMES).estimate(x).right, made.memory(("c", "a", "b")).estimate(x).right
     assert turned == pytest.approx([whole[2], whole[0], whole[1]], abs=1e-6)
-    with_stranger = made.memory(("a", "stranger")).estimate(x)
+    with_stranger = made.memory(("a", "stranger")).estimate(x).right
     assert with_stranger[0] == pytest.approx(-with_stranger[1], abs=1e-6)
     assert with_stranger[0] != 0
-    assert made.memory(("stranger",)).estimate(x) == [0]
+    assert made.memory(("stranger",)).estimate(x).right == [0]
     assert len(made.memory(("a",))) == 30
 
 
@@ -179,7 +197,7 @@ def test_similar_queries_are_shown_to_decider_and_fusion() -> None:
     observer.adopt(made)
     memory = made.memory(NAMES)
     sight = observer.begin(ask(0))
-    expected = [4 * x for x in memory.estimate(made.vectors[0])]
+    expected = [4 * x for x in memory.estimate(made.vectors[0]).right]
     seen = sight.observe(round=1, cost_weight=0.1, budget_left=1.0)
     assert seen.endpoints[:, slices(ENDPOINT)["similar"].start] == pytest.approx(expected, abs=1e-6)
     assert any(expected)

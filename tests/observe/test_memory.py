@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.observe import memory as module
-from focalroute.observe.memory import CAPACITY, MEAN_PRIOR, SHRINK, Memory, cosines, kernel
+from focalroute.observe.memory import CAPACITY, MEAN_PRIOR, MOST_COST, SHRINK, Memory, cosines, kernel
 
 X, Y, BETWEEN = (np.array(v, np.float32) for v in ([1, 0], [0, 1], [math.sqrt(0.5), math.sqrt(0.5)]))
 UNKNOWN = math.nan
@@ -51,16 +51,37 @@ def test_the_kernel_is_the_third_power_of_what_is_positive() -> None:
     assert kernel(np.array([-1, 0, 0.5, 1], np.float32)).tolist() == [0, 0, 0.125, 1]
 
 
+def test_what_calls_cost_on_such_texts_by_hand() -> None:
+    """Of a four times its usual cost on X's like, the usual one on Y's; of b nothing is known."""
+    memory = Memory(2)
+    memory.add("1", X, [1.0, 0.0], [4.0, UNKNOWN])
+    memory.add("2", Y, [1.0, 0.0], [1.0, UNKNOWN])
+    mean = (4 + 1 + 10) / 12
+    dear, b = memory.estimate(X).cost
+    assert dear == pytest.approx((4 + 0.1 * mean) / 1.1 / mean, abs=1e-6)
+    assert b == pytest.approx(1)
+    assert memory.estimate(Y).cost[0] == pytest.approx((1 + 0.1 * mean) / 1.1 / mean, abs=1e-6)
+    memory.forget(0, 0)
+    assert memory.estimate(X).cost == pytest.approx([1, 1])
+    assert memory.estimate(np.zeros(2, np.float32)).cost.tolist() == [1, 1]  # an empty text
+
+
+def test_a_single_cost_is_bounded() -> None:
+    memory = Memory(1)
+    memory.add("1", X, [1.0], [1e9])
+    assert memory.estimate(X).cost[0] < MOST_COST
+
+
 def test_the_estimate_by_hand() -> None:
     """On X's like a was right and b wrong, on Y's the other way round."""
     memory = Memory(2)
     memory.add("1", X, [1.0, 0.0])
     memory.add("2", Y, [0.0, 1.0])
     # means: overall 1/2, each (1 + 10 / 2) / 12 = 1/2; the first text's sum of weights is the typical one: s = 0.1
-    assert memory.estimate(X) == pytest.approx([(1 + 0.05) / 1.1 - 0.5, 0.05 / 1.1 - 0.5], abs=1e-6)
+    assert memory.estimate(X).right == pytest.approx([(1 + 0.05) / 1.1 - 0.5, 0.05 / 1.1 - 0.5], abs=1e-6)
     # both weigh the same: both are right on half; typical has moved by a fiftieth, which changes nothing here
-    assert memory.estimate(BETWEEN) == pytest.approx([0, 0], abs=1e-6)
-    assert memory.estimate(-X) == pytest.approx([0, 0], abs=1e-4)  # but for what is taken off, like neither
+    assert memory.estimate(BETWEEN).right == pytest.approx([0, 0], abs=1e-6)
+    assert memory.estimate(-X).right == pytest.approx([0, 0], abs=1e-4)  # but for what is taken off, like neither
 
 
 def test_who_is_not_known_keeps_the_mean() -> None:
@@ -68,7 +89,7 @@ def test_who_is_not_known_keeps_the_mean() -> None:
     memory.add("1", X, [1.0, UNKNOWN])
     mean_a, mean_b = (1 + 10 * 2 / 3) / 11, 2 / 3
     a = (1 + 0.1 * mean_a) / 1.1
-    assert memory.estimate(X) == pytest.approx([(a - mean_b) / 2, (mean_b - a) / 2], abs=1e-6)
+    assert memory.estimate(X).right == pytest.approx([(a - mean_b) / 2, (mean_b - a) / 2], abs=1e-6)
 
 
 def test_the_estimate_equals_its_definition_and_forgets_the_typical_sum_slowly() -> None:
@@ -81,7 +102,7 @@ def test_the_estimate_equals_its_definition_and_forgets_the_typical_sum_slowly()
     for x in texts:
         total = float(weights_of(vectors, x).sum())
         typical = typical + 0.02 * (total - typical) if typical else total
-        assert memory.estimate(x) == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
+        assert memory.estimate(x).right == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
 
 
 def test_filled_at_once_it_answers_as_if_told_one_by_one() -> None:
@@ -89,14 +110,14 @@ def test_filled_at_once_it_answers_as_if_told_one_by_one() -> None:
     vectors, v, x = unit(rng, 100), values(rng, 100), unit(rng, 1)[0]
     memory = Memory(3)
     memory.add("other", x, [0.0, 0.0, 1.0])
-    memory.fill(vectors, v)
+    memory.fill(vectors, v, np.full_like(v, np.nan))
     assert len(memory) == 100
     sums = np.median([weights_of(vectors, one).sum() - 1 for one in vectors])
     typical = sums + 0.02 * (weights_of(vectors, x).sum() - sums)
-    assert memory.estimate(x) == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
-    memory.fill(np.zeros((0, 0), np.float32), np.zeros((0, 3), np.float32))
+    assert memory.estimate(x).right == pytest.approx(closed_form(vectors, v, x, typical), abs=1e-5)
+    memory.fill(np.zeros((0, 0), np.float32), *np.zeros((2, 0, 3), np.float32))
     assert len(memory) == 0
-    assert memory.estimate(x).tolist() == [0, 0, 0]
+    assert memory.estimate(x).right.tolist() == [0, 0, 0]
 
 
 @pytest.fixture
@@ -121,7 +142,7 @@ def test_a_full_one_forgets_by_chance_and_the_sums_stay_true(small: int) -> None
     assert long._sums == pytest.approx(short._sums, abs=1e-9)
     for one in (long, short):
         one._centre()
-    assert long.estimate(x) == pytest.approx(short.estimate(x), abs=1e-6)
+    assert long.estimate(x).right == pytest.approx(short.estimate(x).right, abs=1e-6)
     assert kept[0] < 500 - 2 * small
 
 
@@ -167,7 +188,7 @@ def test_an_endpoint_is_forgotten_by_age_wherever_its_rows_lie(small: int) -> No
         memory.add(str(i), unit(rng, 1)[0], [1.0])
     newest = sorted(int(answer) for answer in memory._places)[-4:]
     memory.forget(0, newest=4)
-    assert memory._sums.tolist() == [4, 4]
+    assert memory._sums.tolist() == [4, 4, 4]
     assert sorted(memory._known[:, 1].nonzero()[0]) == sorted(memory._places[str(answer)] for answer in newest)
 
 
@@ -175,13 +196,13 @@ def test_filling_with_too_many_keeps_some_from_first_to_last(small: int) -> None
     rng = np.random.default_rng(3)
     vectors, v, x = unit(rng, 40), rng.integers(0, 2, (40, 3)).astype(np.float32), unit(rng, 1)[0]
     memory, alone = Memory(3), Memory(3)
-    memory.fill(vectors, v)
+    memory.fill(vectors, v, np.full_like(v, np.nan))
     fit = module.spread(40)
     assert (fit[0], fit[-1], len(fit)) == (0, 39, small)
     assert set(np.diff(fit).tolist()) <= {2, 3}
-    alone.fill(vectors[fit], v[fit])
+    alone.fill(vectors[fit], v[fit], np.full_like(v[fit], np.nan))
     assert len(memory) == small
-    assert memory.estimate(x).tolist() == alone.estimate(x).tolist()
+    assert memory.estimate(x).right.tolist() == alone.estimate(x).right.tolist()
 
 
 def test_an_answer_told_again_is_replaced_where_it_stands(small: int) -> None:
@@ -192,9 +213,9 @@ def test_an_answer_told_again_is_replaced_where_it_stands(small: int) -> None:
     alone.add("first", X, [0.0, 1.0])
     alone.add("second", Y, [0.0, UNKNOWN])
     assert len(memory) == 2
-    assert memory.estimate(X) == pytest.approx(alone.estimate(X), abs=1e-6)
+    assert memory.estimate(X).right == pytest.approx(alone.estimate(X).right, abs=1e-6)
     memory.add("second", Y, [UNKNOWN, UNKNOWN])  # what was known is taken back
-    assert memory._sums.tolist() == [0, 1, 1, 1]
+    assert memory._sums.tolist() == [0, 1, 1, 1, 1, 1]
     for i in range(20 * small):
         memory.add(str(i), Y, [1.0, 1.0])
     memory.add("first", X, [1.0, 1.0])  # long overwritten: a row of its own
@@ -211,8 +232,8 @@ def test_nothing_is_remembered_of_what_says_nothing() -> None:
     memory.add("4", X, [1.0, 0.0])
     memory.add("5", np.zeros(0, np.float32), [1.0, 0.0])  # an answer kept by an earlier version has no features
     assert len(memory) == 1
-    assert memory.estimate(np.zeros(2, np.float32)).tolist() == [0, 0]
-    assert memory.estimate(np.zeros(0, np.float32)).tolist() == [0, 0]
+    assert memory.estimate(np.zeros(2, np.float32)).right.tolist() == [0, 0]
+    assert memory.estimate(np.zeros(0, np.float32)).right.tolist() == [0, 0]
 
 
 def test_features_of_another_width_begin_it_anew() -> None:
@@ -221,13 +242,13 @@ def test_features_of_another_width_begin_it_anew() -> None:
         memory.add(str(i), X, [1.0, 0.0])
     memory.estimate(X)
     wide = np.array([0.6, 0.8, 0.0], np.float32)
-    assert memory.estimate(wide).tolist() == [0, 0]
+    assert memory.estimate(wide).right.tolist() == [0, 0]
     assert len(memory) == 5
     for one in (memory, alone):
         one.add("1", wide, [0.0, 1.0])
     assert len(memory) == 1
-    assert memory.estimate(wide) == pytest.approx(alone.estimate(wide), abs=1e-6)
-    assert memory.estimate(X).tolist() == [0, 0]
+    assert memory.estimate(wide).right == pytest.approx(alone.estimate(wide).right, abs=1e-6)
+    assert memory.estimate(X).right.tolist() == [0, 0]
 
 
 def test_it_takes_no_more_room_than_its_capacity() -> None:
@@ -237,7 +258,7 @@ def test_it_takes_no_more_room_than_its_capacity() -> None:
         memory.add(str(i), vectors[i % 7], [float(i % 2)])
     assert len(memory) == CAPACITY
     assert memory._vectors.shape == (CAPACITY, 2)
-    assert memory._sums.tolist() == [memory._known[:, 0].sum(), CAPACITY]
+    assert memory._sums.tolist() == [memory._known[:, 0].sum(), CAPACITY, CAPACITY]
 
 
 def test_outcomes_surprise_where_what_is_remembered_of_such_texts_was_otherwise() -> None:

@@ -29,16 +29,25 @@ FAILED = Failure("timeout", "too slow")
 
 
 def begun(
-    *, failing: bool = False, cap: str | None = None, seed: int = 0, priced: bool = False, known: bool = False
+    *,
+    failing: bool = False,
+    cap: str | None = None,
+    seed: int = 0,
+    priced: bool = False,
+    known: bool = False,
+    text: str = "Red or blue?",
 ) -> Ask:
     observer = Observer(NAMES, [0.3, 0.2, 0.4, 0.1])
     if known:  # "b" is right on texts like the one below, the others never are
         texts = np.stack([text_features(f"Red or {colour}?") for colour in ("green", "pink", "grey") for _ in range(9)])
         right = np.tile(np.array([0, 1, 0, 0], np.float32), (len(texts), 1))
-        observer.adopt(Experience(NAMES, np.full(4, 0.5, np.float32), np.full(4, np.nan, np.float32), texts, right))
+        costs = np.ones_like(right)
+        costs[:9, 1] = 10  # "b" is dear where green is mentioned
+        even, unknown = np.full(4, 0.5, np.float32), np.full(4, np.nan, np.float32)
+        observer.adopt(Experience(NAMES, even, unknown, texts, right, costs=costs))
     if priced:
         observer.learn(Outcome("before", {"b": Member(1, 0, 5, 4.0, Decimal("0.2"))}, {"b": 1.0}))
-    query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"), answer=None)
+    query = Query("q", ({"role": "user", "content": text},), choices=("red", "blue"), answer=None)
     policy = Guarded(Fallback() if failing else cold(), NAMES)
     ask_budget = BudgetGuard(None, ()).ask_budget(cap, "x")
     return Ask(query, policy, observer.begin(query), ask_budget, deadline=0.0, rng=random.Random(seed))
@@ -138,6 +147,12 @@ def test_beyond_the_trained_weights_the_one_is_asked_that_the_text_favours() -> 
     unknown = begun()
     assert unknown.view.by_text(5.0) is None
     assert one_round(unknown, answered, cost_weight=5.0) == one_round(begun(), answered, cost_weight=4.0)
+
+
+def test_what_a_call_costs_on_such_a_text_counts() -> None:
+    """On both "b" is right, but on green it is dear."""
+    first = {colour: begun(known=True, text=f"Red or {colour}?").view.by_text(5.0) for colour in ("pink", "green")}
+    assert [order[0] for order in first.values() if order is not None] == [1, 3]
 
 
 def test_where_one_endpoint_by_the_text_did_better_in_training_it_is_asked_at_any_weight() -> None:

@@ -21,7 +21,18 @@ from focalroute.observe.calibration import (
     totals_of,
 )
 from focalroute.observe.diversity import pair_focal_diversity
-from focalroute.observe.memory import CAPACITY, SHRINK, cosines, kernel, mean_text, overall_mean, shrunk
+from focalroute.observe.memory import (
+    CAPACITY,
+    SHRINK,
+    Expectation,
+    cosines,
+    cost_factors,
+    kernel,
+    mean_text,
+    overall_mean,
+    relative_costs,
+    shrunk,
+)
 from focalroute.observe.pool_stats import (
     EndpointRows,
     length_moments,
@@ -112,27 +123,36 @@ def compute_prior_stats(
     return PriorStats(rows, _lengths(recorded, seen), pairs, every)
 
 
-def similar(recorded: RecordedLog) -> F32:
-    """(T, N) how much more than the pool each endpoint is right, as a memory of the queries before each estimates."""
+def expected(recorded: RecordedLog) -> Expectation:
+    """(T, N) how right each endpoint is and how dear, as a memory of the queries before each expects."""
     told = np.asarray(recorded.vectors.any(axis=1))
     known = (recorded.replied & told[:, None]).astype(np.float32)
-    both = np.concatenate([known * recorded.value, known], axis=1)
+    paid = relative_costs(np.where(known, recorded.value, np.nan), relative_usd(recorded))
+    remembered = np.concatenate([known * recorded.value, known, paid], axis=1)
     size = len(recorded.names)
-    sums, total = np.zeros((len(recorded), 2 * size), np.float32), np.zeros(len(recorded), np.float32)
+    sums, total = np.zeros((len(recorded), 3 * size), np.float32), np.zeros(len(recorded), np.float32)
     means = _mean_texts(recorded.vectors, told)
     for at, rows in zip(range(0, len(recorded), _BLOCK), _remembered(len(recorded)), strict=True):
         block = slice(at, at + _BLOCK)
         weights = kernel(cosines(recorded.vectors[block], recorded.vectors[rows], means[block]))
         weights *= told[rows] & (rows < np.arange(at, at + len(weights))[:, None])
-        sums[block] = weights @ both[rows]
+        sums[block] = weights @ remembered[rows]
         total[block] = weights.sum(axis=1)
     strength = SHRINK * max(float(np.median(total)), 1e-6)
-    before = (np.cumsum(both.astype(np.float64), axis=0) - both).astype(np.float32)
-    mean = overall_mean(before[:, :size], before[:, size:])
-    estimate = shrunk(sums[:, :size], sums[:, size:], mean, strength)
+    before = (np.cumsum(remembered.astype(np.float64), axis=0) - remembered).astype(np.float32)
+    (right, count, costs), (weighted, seen, dear) = (np.split(part, 3, axis=1) for part in (before, sums))
+    estimate = shrunk(weighted, seen, overall_mean(right, count), strength)
     estimate -= estimate.mean(axis=1, keepdims=True)
     estimate[~told] = 0
-    return estimate
+    factors = cost_factors(dear, seen, costs, count, strength)
+    return Expectation(estimate, np.where(told[:, None], factors, np.float32(1)))
+
+
+def relative_usd(recorded: RecordedLog) -> F32:
+    """(T, N) what each call cost, relative to the endpoint's mean; NaN where that is unknown, or free."""
+    mean = (recorded.usd * recorded.there).sum(axis=0) / np.maximum(recorded.there.sum(axis=0), 1)
+    usd: F32 = np.where(mean > 0, recorded.usd / np.maximum(mean, 1e-12), np.nan).astype(np.float32)
+    return usd
 
 
 def _mean_texts(vectors: F32, told: Bools) -> F32:

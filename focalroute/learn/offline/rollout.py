@@ -21,6 +21,7 @@ from focalroute.learn.trajectory import HeadBatch
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import layout, observation
 from focalroute.observe.calibration import MOST_CHOICES, Corrections
+from focalroute.observe.memory import Expectation
 from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties, level_column, typical_shares
 from focalroute.policy.baselines import SURE
 from focalroute.policy.decider import EXPLORATION
@@ -39,6 +40,7 @@ class LogView:
         recorded: the queries.
         columns: (B, N, De) endpoint rows before anybody is asked, without what depends on lambda.
         shares: (B, N) c / C expected.
+        cost_factors: (B, N) how many times the usual cost a call is expected to take, by the text.
         level: (B,) the layout's.
         pairs: (B, N, N).
         features: (B, K, N, Fm) every candidate seen through every endpoint, as if asked in round 1; zeros where it does
@@ -49,6 +51,7 @@ class LogView:
     recorded: RecordedLog
     columns: F32
     shares: F32
+    cost_factors: F32
     level: F32
     pairs: F32
     features: F32
@@ -99,7 +102,7 @@ class Rollout:
 def log_view(
     recorded: RecordedLog,
     prior: PriorStats,
-    similar: F32,
+    expected: Expectation,
     rows: I64,
     ids: I64,
     calibration: Corrections | None = None,
@@ -107,7 +110,7 @@ def log_view(
     """Return the view before the queries ``rows`` of a log, given the statistics before each query."""
     part = recorded.take(rows)
     columns = prior.rows.columns[rows].copy()
-    columns[..., _ENDPOINT["similar"].start] = observation.similar_column(similar[rows])
+    columns[..., _ENDPOINT["similar"].start] = observation.similar_column(expected.right[rows])
     level = level_column(prior.rows.level[rows]).astype(np.float32)
     features = _features(part, columns, prior.rows.skill[rows], level, prior.length[rows])
     if calibration is not None and part.mass is not None:
@@ -117,7 +120,7 @@ def log_view(
         given = ~np.isnan(part.mass[..., 0]) & apt[:, None]
         observation.calibrate(features, log_masses(part)[..., :MOST_CHOICES], known, given)
     shares = prior.rows.shares[rows].astype(np.float32)
-    return LogView(part, columns, shares, level, prior.pairs_at(rows), features, ids)
+    return LogView(part, columns, shares, expected.cost[rows], level, prior.pairs_at(rows), features, ids)
 
 
 def _features(part: RecordedLog, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
@@ -287,7 +290,8 @@ def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]
     """The worth (B, N) of each endpoint where one is asked, and whether one is, (B,), as `Ask.decide` has it."""
     usd = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
     similar = seen.columns[..., _ENDPOINT["similar"].start]
-    worth = observation.worth_alone(similar, cost_weight[:, None], typical_shares(usd.astype(np.float64)))
+    shares = typical_shares(usd.astype(np.float64)) * seen.cost_factors
+    worth = observation.worth_alone(similar, cost_weight[:, None], shares)
     cheapest = cost_weight >= HIGHEST_WEIGHT
     return np.where(cheapest[:, None], -usd, worth), cheapest | (similar.any(axis=1) & alone)
 

@@ -35,7 +35,7 @@ from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters, sharpened
 from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
-from focalroute.learn.offline.prior_stats import book
+from focalroute.learn.offline.prior_stats import book, relative_usd
 from focalroute.learn.offline.recorded import I64, RecordedLog
 from focalroute.learn.offline.reinforce import (
     OfflineSettings,
@@ -347,6 +347,5 @@ def _experience(recorded: RecordedLog) -> Experience:
     told = np.asarray(recorded.vectors.any(axis=1))
     usd = prior.usd.astype(np.float32)
     some = np.flatnonzero(told)[spread(int(told.sum()))]
-    return Experience(
-        recorded.names, accuracy, usd, recorded.vectors[some], values[some], book(recorded), recorded.embedder
-    )
+    vectors, costs = recorded.vectors[some], relative_usd(recorded)[some]
+    return Experience(recorded.names, accuracy, usd, vectors, values[some], book(recorded), recorded.embedder, costs)

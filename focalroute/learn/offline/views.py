@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, similar
+from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, expected
 from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
 from focalroute.observe.pool_stats import PRIOR_LONG_RUN
@@ -81,7 +81,7 @@ class Views:
         self.recorded = recorded
         self.ids = ids
         self._prior, self._window, self._probed, self._passes = prior, window, probed, passes
-        self._similar = similar(recorded)
+        self._expected = expected(recorded)
         self._calibration = calibration(recorded)
         self._everyone = np.arange(len(recorded))
         self.masks: list[Masks] = []
@@ -95,7 +95,7 @@ class Views:
 
     def at(self, view: int, rows: I64) -> LogView:
         """Return the statistics before these queries, in this view."""
-        return log_view(self.recorded, self._prior_stats[view], self._similar, rows, self.ids, self._calibration)
+        return log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
 
     def renew(
         self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator

@@ -11,7 +11,7 @@ from examples.paper.generated import MODELS, Shape, biased_log
 from focalroute.core.records import Masses, Outcome, Query, Reply
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import LogTable
-from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats, similar
+from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats, expected
 from focalroute.learn.offline.rollout import log_view
 from focalroute.learn.offline.views import long_run
 from focalroute.observe import Observer
@@ -66,7 +66,7 @@ def test_training_sees_what_serving_would(table: LogTable, show_task: bool) -> N
     everyone = np.ones(log.there.shape, bool)
     _, prior = long_run(log, rows)
     prior_stats = compute_prior_stats(log, everyone, ~everyone, prior, window=500)
-    seen = log_view(log, prior_stats, similar(log), rows, np.arange(1, 6), calibration(log))
+    seen = log_view(log, prior_stats, expected(log), rows, np.arange(1, 6), calibration(log))
     for row in (0, 1, 2, 5, 40, 90, len(rows) - 1):
         endpoints, members = seen_in_service(
             fed(table, range(row), show_task=show_task), table, row, show_task=show_task

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from focalroute.learn.offline import prior_stats as prior_stats
-from focalroute.learn.offline.prior_stats import LongRun, compute_prior_stats, similar
+from focalroute.learn.offline.prior_stats import LongRun, compute_prior_stats, relative_usd
+from focalroute.learn.offline.prior_stats import expected as expected_on
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.views import long_run
 from focalroute.observe.diversity import pair_focal_diversity
@@ -144,15 +145,19 @@ def test_similar_is_what_a_memory_of_the_queries_before_estimates() -> None:
     log = _topical(41)
     memory = Memory(4)
     for t in range(20):
-        memory.add(f"{t}", log.vectors[t], np.where(log.replied[t], log.value[t], np.nan).tolist())
-    found = similar(log)[20]
-    np.testing.assert_allclose(found, memory.estimate(log.vectors[20]), atol=1e-6)
+        right = np.where(log.replied[t], log.value[t], np.nan).tolist()
+        memory.add(f"{t}", log.vectors[t], right, relative_usd(log)[t].tolist())
+    found = expected_on(log).right[20]
+    known = memory.estimate(log.vectors[20])
+    np.testing.assert_allclose(found, known.right, atol=1e-6)
+    np.testing.assert_allclose(expected_on(log).cost[20], known.cost, rtol=1e-5)
+    assert np.ptp(known.cost) > 0.01
     assert np.abs(found).max() > 0.05
 
 
 def test_in_a_stream_only_the_queries_before_count() -> None:
     log = random_history(50, seed=2)
-    found = similar(log)
+    found = expected_on(log).right
     told = np.asarray(log.vectors.any(axis=1))
     weights = np.zeros((50, 50))
     for t in range(50):
@@ -191,9 +196,9 @@ def test_a_long_stream_is_remembered_as_by_a_memory_that_is_full(monkeypatch: py
 def test_queries_without_a_text_resemble_nothing_and_are_not_remembered() -> None:
     log = random_history(40)
     blank = replace(log, vectors=np.zeros_like(log.vectors))
-    assert not similar(blank).any()
+    assert not expected_on(blank).right.any()
     told = np.asarray(log.vectors.any(axis=1))
     assert 0 < told.sum() < len(log)
-    assert not similar(log)[~told].any()
+    assert not expected_on(log).right[~told].any()
     other = replace(log, value=np.where(told[:, None], log.value, 1 - log.value).astype(np.float32))
-    np.testing.assert_array_equal(similar(other), similar(log))
+    np.testing.assert_array_equal(expected_on(other).right, expected_on(log).right)

@@ -12,7 +12,7 @@ import pytest
 
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import compute_prior_stats, similar
+from focalroute.learn.offline.prior_stats import compute_prior_stats, expected
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.views import long_run
@@ -27,7 +27,7 @@ def _seen(log: RecordedLog, seed: int = 5) -> LogView:
     first = rng.random(log.there.shape) < 0.5
     _, prior = long_run(log, np.arange(len(log)))
     prior_stats = compute_prior_stats(log, first & log.there, np.zeros_like(first), prior, window=40)
-    return log_view(log, prior_stats, similar(log), np.arange(len(log)), np.arange(1, len(log.names) + 1))
+    return log_view(log, prior_stats, expected(log), np.arange(len(log)), np.arange(1, len(log.names) + 1))
 
 
 def _nets(n: int, seed: int = 0, scale: float = 0.4) -> tuple[DeciderNet, FusionNet]:
