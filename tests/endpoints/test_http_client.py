@@ -60,6 +60,24 @@ def failed(one: Endpoint) -> CallFailed:
     return caught.value
 
 
+def test_an_error_is_read_no_further_than_its_bound() -> None:
+    sent = 0
+
+    async def endless(request: web.Request, _: Any) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(status=500)
+        await response.prepare(request)
+        while sent < 2**28:
+            await response.write(b" " * 2**16)
+            sent += 2**16
+        return response
+
+    with serving(endless) as server:
+        error = failed(endpoint(base_url=server.url))
+    assert (error.failure.kind, error.failure.status) == ("status", 500)
+    assert sent < 2**24  # what fits into the buffers between
+
+
 # -- clients that are mocks --------------------------------------------------------------------------------------------
 
 

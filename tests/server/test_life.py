@@ -170,6 +170,21 @@ def test_asks_that_do_not_finish_in_time_are_given_up(held: Held, tmp_path: Path
     store.close()
 
 
+def test_a_second_interrupt_does_not_wait(held: Held, tmp_path: Path) -> None:
+    with serving(held.handle) as service:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(pool_toml([endpoint(service.url)]))
+        with started(pool, "--shutdown-s", "300") as (process, url):
+            caller = http.client.HTTPConnection(urlsplit(url).netloc)
+            caller.request("POST", "/v1/chat/completions", json.dumps(ask()), {"Content-Type": "application/json"})
+            until(lambda: len(service.received) == 1)
+            process.send_signal(signal.SIGINT)
+            until(lambda: refused(url))
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+            caller.close()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -217,6 +232,18 @@ def test_a_deadline_is_504(held: Held) -> None:
     with serving(held.handle) as service, served([endpoint(service.url)]) as url:
         status, got = post(f"{url}/v1/chat/completions", ask(focalroute={"deadline_s": 0.2}))
     assert (status, got["error"]["code"]) == (504, "deadline_exceeded")
+
+
+def test_the_openai_library_is_told_not_to_ask_again_where_that_does_not_help(held: Held) -> None:
+    with (
+        serving(held.handle) as service,
+        served([endpoint(service.url)], deadline_s=0.2) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=2) as client,
+        pytest.raises(openai.APIStatusError) as caught,
+    ):
+        client.chat.completions.create(model="focalroute", messages=[{"role": "user", "content": "?"}])
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert len([one for one in service.received if one.body["messages"][-1]["content"] == "?"]) == 1
 
 
 def test_a_stream_that_breaks_off_says_so(tmp_path: Path) -> None:
