@@ -58,6 +58,8 @@ _FRAMING = frozenset(
 )  # fmt: skip
 _KEY_HEADERS = frozenset(("api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"))
 _MAX_HEADERS, _MAX_HEADER_LENGTH = 100, 8192
+_PLAIN = frozenset((str, int, bool, type(None), dict, list))  # no floats: some are no numbers
+_DEEPEST_PLAIN = 20
 
 #: No service gives more samples in one call.
 MOST_SAMPLES = 128
@@ -231,9 +233,30 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
 def require_json(what: str, value: object) -> None:
     """ConfigError that names ``what`` unless JSON can hold the value."""
     try:
-        json.dumps(value, allow_nan=False)
+        if not _is_plain(value):
+            json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only") from None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value surely is JSON, by the types of all that it holds: writing it would take many times as long."""
+    level = [value]
+    for _ in range(_DEEPEST_PLAIN):
+        below: list[object] = []
+        for one in level:
+            if type(one) is not dict and type(one) is not list:
+                return False
+            held = one.values() if isinstance(one, dict) else one
+            kinds = set(map(type, held))
+            if not kinds <= _PLAIN or (isinstance(one, dict) and not set(map(type, one)) <= {str}):
+                return False
+            if not kinds.isdisjoint((dict, list)):
+                below += [inner for inner in held if type(inner) is dict or type(inner) is list]
+        if not below:
+            return True
+        level = below
+    return False
 
 
 def _cert(files: object) -> str | tuple[str, str]:

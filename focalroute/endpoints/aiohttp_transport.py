@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from io import BytesIO
 
 import httpx
 from aiohttp import (
@@ -29,6 +30,7 @@ from focalroute.core.tls import tls_context
 _MAX_CONNECTIONS = 1000
 _CONNECT_S = 10.0  # all else is bounded by the caller
 _KEEPALIVE_S = 30.0
+_LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop is free
 
 
 async def living() -> AsyncGenerator[ClientSession, None]:
@@ -66,12 +68,12 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         Raises:
             httpx.TransportError: nothing came back.
         """
-        session = await self._session()
+        session, body = await self._session(), request.read()
         try:
             response = await session.request(
                 request.method,
                 URL(str(request.url), encoded=True),
-                data=request.read(),
+                data=body if len(body) < _LARGE else BytesIO(body),
                 headers=CIMultiDict([(name.decode(), value.decode()) for name, value in request.headers.raw]),
                 allow_redirects=False,
                 proxy=self._proxy,

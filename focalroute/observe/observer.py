@@ -222,7 +222,7 @@ class Observer:
             self._memory.add(outcome.answer_id, outcome.features, right, self._relative_costs(outcome))
 
     def _relative_costs(self, outcome: Outcome) -> list[float]:
-        """What each member's call cost, relative to what is usual there; NaN where either is unknown."""
+        """Return the cost of each member's call, relative to what is usual there; NaN where either is unknown."""
         costs = [math.nan] * len(self.endpoints)
         for name, member in outcome.members.items():
             usual = self._stats.expected_cost[self._index[name]] if name in self._index else None

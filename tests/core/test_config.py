@@ -13,7 +13,7 @@ import openai
 import pytest
 from pydantic import SecretStr
 
-from focalroute.core.config import Budget, Endpoint, parse_usd
+from focalroute.core.config import Budget, Endpoint, parse_usd, require_json
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool, validate_pool
 
@@ -426,3 +426,24 @@ def test_all_but_the_name_go_by_keyword() -> None:
         Endpoint("a", "https://x/v1", model="m")  # type: ignore[misc]
     with pytest.raises(ConfigError, match="Budget: give settings by keyword"):
         Budget(20)  # type: ignore[call-arg]
+
+
+def nested(depth: int, inner: object) -> object:
+    for _ in range(depth):
+        inner = [{"a": inner}]
+    return inner
+
+
+@pytest.mark.parametrize("inner", [None, 1, True, 1.5, "ö\ud800", (1, 2), {1: "number"}, {}, []])
+@pytest.mark.parametrize("depth", [0, 1, 15])
+def test_what_json_can_hold_is_taken(inner: object, depth: int) -> None:
+    require_json("params", {"a": 1, "b": nested(depth, inner)})
+
+
+@pytest.mark.parametrize(
+    "inner", [{1, 2}, b"bytes", float("nan"), float("inf"), {("a",): 1}, object(), nested(9999, 1)]
+)
+@pytest.mark.parametrize("depth", [0, 1, 15])
+def test_what_json_cannot_hold_is_refused(inner: object, depth: int) -> None:
+    with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
+        require_json("params", {"a": 1, "b": nested(depth, inner)})

@@ -134,3 +134,15 @@ def test_commands_stand_in_blocks_that_are_checked(page: Path) -> None:
     assert set(opened) <= set(LANGUAGES)
     outside = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"^ {4}(?:focalroute|python|make|pip|from|import) .*", outside, re.MULTILINE) == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 700
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_opens_with_prose(page: Path) -> None:
+    """Below its title a sentence, which says what the page is for: no table, code or list."""
+    title, opening, *_ = re.sub(r"<!--.*?-->", "", page.read_text("utf-8"), flags=re.DOTALL).split("\n\n")
+    assert title.startswith("# ")
+    assert re.match(r"[\w`*]", opening)

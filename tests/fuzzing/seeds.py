@@ -97,6 +97,18 @@ LISTINGS: tuple[Any, ...] = (
     },
     {"data": [{"id": "m", "pricing": {"prompt": "0.0000005", "completion": "0.000001", "input_cache_read": "0"}}]},
 )
+LOOKUPS: tuple[Any, ...] = (
+    {
+        "data": {
+            "id": "gen-1",
+            "total_cost": 0.0015,
+            "upstream_inference_cost": 0.0012,
+            "is_byok": True,
+            "usage": 0.0015,
+        }
+    },
+    {"data": {"id": "gen-1", "total_cost": "0.5", "upstream_inference_cost": None, "cancelled": True}},
+)
 HEADERS = (
     "7",
     "1500",

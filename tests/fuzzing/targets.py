@@ -27,7 +27,8 @@ from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.elicit.parse import choice_parser
 from focalroute.endpoints.rate_limits import Throttle, pause_of
-from focalroute.endpoints.wire import Completion, Request, decode_bytes
+from focalroute.endpoints.wire import Completion, Request, decode_bytes, parse_json
+from focalroute.endpoints.wire.fields import told_cost
 from focalroute.endpoints.wire.refusals import refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.evaluate.outcomes import read_log
@@ -133,6 +134,12 @@ def listing(data: bytes) -> None:
         payload = json.loads(data)
         for dialect in ("together", "deepinfra", "openrouter"):
             assert all(price.prompt >= 0 for price in read_listing(payload, dialect).values())
+
+
+def lookup(data: bytes) -> None:
+    with suppress(CallFailed):
+        cost = told_cost(parse_json(data))
+        assert cost is None or 0 <= cost <= 200_000
 
 
 def remembered(data: bytes) -> None:
@@ -369,7 +376,7 @@ def steady(read: Read) -> Callable[[], Any]:
 def _targets() -> Iterator[Target]:
     trajectories, sound = seeds.trajectory_bytes(), seeds.database()
     record_seed = [["k1", "k2"], "choice", 0, [0.5, 0.5], {"a": [1, 0, 5, 0.25, "0.001"]}]
-    yield Target("whole replies, read in every way", 285_000, from_json(seeds.REPLIES), steady(reply))
+    yield Target("whole replies, read in every way", 280_000, from_json(seeds.REPLIES), steady(reply))
     yield Target("streams, in pieces of any size", 250_000, from_json(seeds.STREAMS, seeds.sse), steady(stream))
     yield Target("texts of replies", 150_000, from_bytes(*(said.encode() for said in seeds.TEXTS)), steady(text))
     yield Target(
@@ -377,6 +384,7 @@ def _targets() -> Iterator[Target]:
     )
     yield Target("what services say of their limits", 50_000, from_bytes(*seeds.LIMITS), steady(limits))
     yield Target("price listings", 30_000, from_json(seeds.LISTINGS), steady(listing))
+    yield Target("what a call cost, looked up", 5_000, from_json(seeds.LOOKUPS), steady(lookup))
     yield Target("stored capabilities", 20_000, from_json([seeds.CAPABILITIES]), steady(remembered))
     yield Target("stored records", 20_000, from_json([record_seed]), steady(record))
     yield Target("stored trajectories", 20_000, from_bytes(trajectories), steady(trajectory))

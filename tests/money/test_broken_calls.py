@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from decimal import Decimal
 
 import pytest
@@ -16,13 +17,18 @@ LIMIT = Decimal("0.002")
 
 
 @pytest.mark.parametrize(
-    ("kind", "billed"),
-    [("statuses", "all"), ("statuses", "none"), ("all of these and timeouts", "every second one")],
+    ("kinds", "billed"),
+    [
+        (broken_calls.STATUSES, "all"),
+        (broken_calls.STATUSES, "none"),
+        (broken_calls.MIXTURE, "every second one"),
+    ],
+    ids=["all billed", "none billed", "some billed"],
 )
 def test_with_20_percent_of_calls_broken_the_ledger_is_near_the_bill_and_the_limit_holds(
-    kind: str, billed: str
+    kinds: Sequence[Fault], billed: str
 ) -> None:
-    faults = broken_calls.mixture(0.2, kind, billed)
+    faults = broken_calls.faults_of(0.2, kinds, billed)
     outcome = asyncio.run(broken_calls.run(faults, limit=LIMIT, free_form=True))
     assert outcome.estimated > 0
     assert 0.8 <= outcome.ratio <= 1.2

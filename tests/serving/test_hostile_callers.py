@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -26,6 +27,16 @@ def test_many_choices_are_checked_in_linear_time() -> None:
         make_query("?", choices=[str(n) for n in range(200_000)])
     make_query("?", choices=[str(n) for n in range(MAX_CHOICES)])
     assert time.process_time() - started < 0.5
+
+
+def test_a_long_text_is_not_taken_apart() -> None:
+    """A tuple was made of its characters: 128 MB, and a tenth of a second of the event loop."""
+    text = "a" * 2**24
+    tracemalloc.start()
+    make_query(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**22
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n"])
