@@ -78,6 +78,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("url", "api_base", "host", "endpoint", "server"), "base_url"),
         **dict.fromkeys(("key", "token", "key_env", "api_key_var"), "api_key_env"),
         **dict.fromkeys(("temperature", "max_tokens", "top_p", "seed"), _IN_PARAMS),
+        **dict.fromkeys(("price", "cost", "prices"), "give input_usd_per_1m and output_usd_per_1m"),
         "timeout": "timeout_s",
         "provider": "service",
     },

@@ -93,6 +93,8 @@ def resolve_policy(
     Raises:
         ConfigError: a string is none of these.
     """
+    if policy is not None and not isinstance(policy, str | Path):
+        raise ConfigError(f"policy: give a folder or a policy's name, got {type(policy).__name__}")
     if not isinstance(policy, str):
         return policy
     if policy == SHIPPED:

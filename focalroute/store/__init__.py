@@ -23,6 +23,8 @@ def open_store(where: str | Path | None, *, durability: Literal["normal", "full"
         ConfigError: it is a wrong address, or Redis lacks its client library.
         StoreError: it cannot be opened.
     """
+    if where is not None and not isinstance(where, str | Path):
+        raise ConfigError(f"store: give a file or a redis:// address, got {type(where).__name__}")
     if isinstance(where, str) and is_redis(where):
         from focalroute.store.redis.store import RedisStore
 

@@ -208,6 +208,8 @@ def test_a_failure_that_several_have_in_common_is_told_once() -> None:
         (lambda e: ensemble_class(["openai/gpt-5-mini"]), "got str; write Endpoint('openai/gpt-5-mini')"),
         (lambda e: ensemble_class(e, store="postgresql://h/x"), "postgresql: is not known; give a file, or redis://"),
         (lambda e: ensemble_class(e, store="redis:/h"), "store: redis: is not known; give a file, or redis://"),
+        (lambda e: ensemble_class(e, store=True), "store: give a file or a redis:// address, got bool"),
+        (lambda e: ensemble_class(e, policy=5), "policy: give a folder or a policy's name, got int"),
         (lambda e: ensemble_class("nowhere.toml"), "nowhere.toml: cannot be read: No such file"),
         (lambda e: ensemble_class(), "FOCALROUTE_POOL is not set, and there is no pool.toml here"),
         (lambda e: ensemble_class(e, policy="majority"), "did you mean 'plurality'?"),
@@ -258,6 +260,7 @@ def test_a_setting_that_is_not_there_is_named(
         (f'api_key = "{KEY}"', "a file must not hold a key; name its variable in api_key_env"),
         ('[ensemble]\npolcy = "mean"', "did you mean 'policy'?"),
         ("[budget]\nusd_per_day = 5", "did you mean 'usd_per_period'?"),
+        ("price = 3", "unknown key 'price'; give input_usd_per_1m and output_usd_per_1m"),
     ],
 )
 def test_a_key_of_a_pool_file_that_is_not_there_is_named(tmp_path: Path, line: str, says: str) -> None:
