@@ -40,17 +40,19 @@ class Server:
 
 
 @contextlib.contextmanager
-def llama_server(folder: Path, seed: int = 0, *, slots: int = 12, template: str | None = None) -> Iterator[Server]:
+def llama_server(
+    folder: Path, seed: int = 0, *, slots: int = 12, template: str | None = None, options: Sequence[str] = ()
+) -> Iterator[Server]:
     """llama.cpp's server with the tiny model of ``seed``. It refuses ``n`` above ``slots`` with status 400.
 
     Args:
         template: a chat template in place of the model's, which knows of no tools.
+        options: more of its command line.
     """
     model = write_tiny_model(folder / f"tiny-{seed}.gguf", seed)
-    options: list[str] = []
     if template is not None:
         (folder / "template.jinja").write_text(template)
-        options = ["--chat-template-file", str(folder / "template.jinja")]
+        options = ["--chat-template-file", str(folder / "template.jinja"), *options]
     with llama_serving(model, folder / f"llama-server-{seed}.log", slots=slots, options=options) as (root, _):
         yield Server(f"{root}/v1", f"tiny-{seed}")
 
@@ -93,11 +95,11 @@ def vllm_server(folder: Path, seed: int = 0) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def vllm_serving(model: Path, log: Path) -> Iterator[str]:
+def vllm_serving(model: Path, log: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """vLLM with the model in this folder, on one thread: its root address."""
     command = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--enforce-eager"]
     command += ["--served-model-name", model.name, "--host", "127.0.0.1", "--max-num-seqs", "16"]
-    command += ["--port", str(_free_port())]  # it would serve on one of its own choice, and not say which
+    command += [*options, "--port", str(_free_port())]  # it would serve on one of its own choice, and not say which
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with _running(command, log, "/health", timeout_s=240, env=env) as (root, _):
         yield root

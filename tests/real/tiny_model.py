@@ -26,7 +26,8 @@ START, END = 0, 1
 
 # The bias of the end (a reply is as long as its limit unless a grammar ends it), and of what llama-server's grammar of
 # JSON allows in abundance: space, line feed, tab and carriage return, as GPT-2 writes them, and "```json" around it.
-NEVER = -100
+NEVER, ALWAYS = -100, 100
+THINKING = ("<think>", "</think>")
 FILLING = "ĠĊĉč`"
 BLOCKS, WIDTH, FEED_FORWARD, HEADS, CONTEXT = 2, 64, 128, 4, 2048
 
@@ -64,9 +65,16 @@ def write_tiny_model(path: Path, seed: int = 0) -> Path:
     return partial.replace(path)
 
 
-def write_tiny_folder(folder: Path, seed: int = 0) -> Path:
-    """Write the model to a folder for vLLM; its heads are wider, as that needs on a CPU."""
+def write_tiny_folder(folder: Path, seed: int = 0, *, thinks: bool = False) -> Path:
+    """Write the model to a folder for vLLM; its heads are wider, as that needs on a CPU.
+
+    Args:
+        thinks: whether it has tokens that begin and end its thinking, as a reasoning parser wants; it says them
+            wherever a grammar allows it.
+    """
     tokenizer = _tokenizer()
+    if thinks:
+        tokenizer.add_tokens(list(THINKING))
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     weights = dict(_weights(tokens, seed))
     return write_folder(
@@ -143,8 +151,14 @@ def _weights(tokens: list[str], seed: int) -> Iterator[tuple[str, F32]]:
         yield f"blk.{block}.ffn_down.weight", _but_first(random(WIDTH, FEED_FORWARD))
     yield "output_norm.weight", np.ones(WIDTH, np.float32)
     output = random(len(tokens), WIDTH)
-    output[:, 0] = [NEVER if token == tokens[END] or not set(token) - set(FILLING) else 0 for token in tokens]
+    output[:, 0] = [_bias(token, tokens[END]) for token in tokens]
     yield "output.weight", output
+
+
+def _bias(token: str, end: str) -> int:
+    if token in THINKING:
+        return ALWAYS
+    return NEVER if token == end or not set(token) - set(FILLING) else 0
 
 
 def _but_first(weights: F32) -> F32:
