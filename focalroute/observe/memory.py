@@ -190,7 +190,7 @@ class Memory:
         self._sums[columns] = self._known[: self._size, columns].sum(axis=0)
 
     def estimate(self, vector: F32) -> Expectation:
-        """Return what is expected on a query with these features: nothing while none is remembered, or of an empty text."""
+        """Return what is expected on a query with these features: nothing while none is remembered, or of no text."""
         if not self._size or vector.size != self._vectors.shape[1] or not vector.any():
             return Expectation(np.zeros(self._n, np.float32), np.ones(self._n, np.float32))
         offset = vector - self._mean
