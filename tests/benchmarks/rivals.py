@@ -16,7 +16,7 @@ from typing import Any
 
 from focalroute.evaluate.cascade import cascade
 from focalroute.evaluate.job_engine import HERE
-from focalroute.evaluate.metrics import beside_curve, score
+from focalroute.evaluate.metrics import beside_curve, compare, score
 from focalroute.evaluate.playing import Stage
 from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import ReplayResult, Strategy, Training, play
@@ -77,17 +77,19 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     policies = stage.trained(HERE, lambda _: None)
     ours = [[run.played for run in each] for each in stage.ours(HERE, policies, points, lambda _: None)]
-    cheapest = First([logged.names.index(logged.cheapest(parts.test)[0]), *training.rank])
-    start = [play(cheapest, logged, parts.test)] * given.seeds  # what is asked at the least cost that can be held
-    curve = [score(OURS, played, everybody) for played in (*ours, start)]
-    cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve[:-1]]}
+    curve = [score(OURS, played, everybody) for played in ours]
+    first = min(range(len(points)), key=lambda n: curve[n].cost_ratio)
+    cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}
 
     def add(name: str, point: int, played: Sequence[ReplayResult]) -> None:
         one = score(name, played, everybody)
-        beside = beside_curve(one, played, curve, [*ours, start])
+        beside = beside_curve(one, played, curve, ours)
+        if beside is None:  # cheaper than the curve: where its cheapest point has fewer right, that is surely so
+            beside = compare(ours[first], played)
         cells.setdefault(name, [None] * len(points))[point] = {
             **dataclasses.asdict(one),
-            "curve_minus": None if beside is None else dataclasses.asdict(beside),
+            "curve_minus": dataclasses.asdict(beside),
+            "cheaper": one.cost_ratio < curve[first].cost_ratio,
         }
 
     for name, point, strategies in rivals(training, points, a_query, given.seeds):
@@ -121,7 +123,7 @@ def copied(router: TextRouter) -> TextRouter:
 def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A row for each log and method, a column for each point; bold where it is surely above focalroute's curve."""
     wide = max(len(one["points"]) for one in found)
-    yield "| log | method |" + " |" * wide
+    yield "| log | method |" + "".join(f" point {n + 1} |" for n in range(wide))
     yield "|---|---|" + "---|" * wide
     for one in found:
         lines: list[tuple[str, Sequence[str]]] = [
@@ -143,7 +145,7 @@ def _cell(cell: Mapping[str, Any] | None, one: Mapping[str, Any]) -> str:
     high, low = (-100 * end for end in beside["ci95"])
     if low > 0:
         return f"**{found}, {-100 * beside['difference']:+.1f} ({low:+.1f} to {high:+.1f})**"
-    return found + (" ↓" if high < 0 else "")
+    return found + (" ↓" if high < 0 and not cell["cheaper"] else "")
 
 
 if __name__ == "__main__":
