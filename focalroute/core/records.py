@@ -401,7 +401,8 @@ class Outcome:
         right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward; absent where nothing is known.
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
         features: of the query's text, as on `Trajectory`; None: not kept.
-        masses: what members' probabilities were; None where none gave any, or the right choice is not known.
+        masses: what members' probabilities were; None where none gave any, or the right choice is neither known nor
+            inferred.
         embedder: as on `Trajectory`.
         posterior: of the answer that was given; None: it has none of its own.
         correct: how right that answer was, in [0, 1].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -161,7 +162,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     alike, in round 0.
     """
     text = _text_of(answer) | _confidence_of(answer, feedback)
-    masses = _masses(answer, feedback)
+    masses = _masses(answer, _told(answer, feedback))
     answer = _with_probes(answer)
     if feedback.right is not None and answer.kind != SYNTHESIS:
         right = {
@@ -183,11 +184,13 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
 def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
     """An answer without feedback, and how many answers its question has, as `Observer.agree` takes them.
 
-    Open texts need not be equal to agree, so nothing is learned from whether they are.
+    Open texts need not be equal to agree, so nothing is learned from whether they are. Members' probabilities are
+    calibrated by a right choice that is drawn from the fused posterior, the same whenever the answer is read again
+    (stochastic EM; Celeux & Diebolt 1985).
     """
-    text = _text_of(answer)
+    text, masses = _text_of(answer), _masses(answer, _drawn(answer))
     answer = _with_probes(answer)
-    outcome = Outcome(answer.id, answer.members, {}, **text)
+    outcome = Outcome(answer.id, answer.members, {}, masses=masses, **text)
     if answer.kind in ("text", SYNTHESIS):
         return outcome, None
     return outcome, len(answer.keys) if answer.kind == "choice" else OPEN_CHOICES
@@ -205,16 +208,27 @@ def _confidence_of(answer: StoredAnswer, feedback: Feedback) -> dict[str, Any]:
     return {"posterior": answer.probabilities[answer.answered], "correct": (feedback.reward + 1) / 2}
 
 
-def _masses(answer: StoredAnswer, feedback: Feedback) -> Masses | None:
-    """Return the members' probabilities on a closed question whose right choice the feedback tells."""
+def _drawn(answer: StoredAnswer) -> int | None:
+    """A right candidate drawn from the posterior; None for a member asked alone, whose posterior is its own."""
+    if len(answer.members) < 2 or not any(answer.probabilities):
+        return None
+    rng = random.Random(answer.id)  # noqa: S311 - no secret
+    return rng.choices(range(len(answer.probabilities)), answer.probabilities)[0]
+
+
+def _told(answer: StoredAnswer, feedback: Feedback) -> int | None:
+    """The right candidate, if the feedback tells it."""
+    if feedback.right is not None:
+        return answer.keys.index(feedback.right) if feedback.right in answer.keys else None
+    return answer.answered if feedback.reward == 1 and feedback.preference is None else None
+
+
+def _masses(answer: StoredAnswer, label: int | None) -> Masses | None:
+    """Return the members' probabilities on a closed question with this right choice; None: it is not known."""
     trajectory = answer.trajectory
     if answer.kind != "choice" or trajectory is None or trajectory.evidence.members.shape[2] != width(MEMBER):
         return None
-    if feedback.right is not None:
-        label = answer.keys.index(feedback.right)
-    elif feedback.reward == 1 and feedback.preference is None:
-        label = answer.answered
-    else:
+    if label is None:
         return None
     given = {name: log_mass for name, log_mass in _log_masses(trajectory) if log_mass.any()}
     return Masses(trajectory.task, label, len(answer.keys), given) if given else None

@@ -215,6 +215,7 @@ class Observer:
         values = {name: v for name, v in zip(here, verdict.values.tolist(), strict=True) if not math.isnan(v)}
         outcome = replace(outcome, right=values, inferred=frozenset(values))
         self._remember(outcome, [values.get(name, math.nan) for name in self.endpoints])
+        self._calibration.add(outcome.answer_id, outcome.masses)
         return outcome
 
     def _remember(self, outcome: Outcome, right: Sequence[float]) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.core.errors import BadLabel, FeedbackError
-from focalroute.core.records import Evidence, Feedback, Member, Outcome, Trajectory
-from focalroute.learn.reward import credit, judged, label_key, outranks, reward_of
+from focalroute.core.records import Evidence, Feedback, Masses, Member, Outcome, Trajectory
+from focalroute.learn.reward import credit, judged, label_key, outranks, reward_of, unjudged
+from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
 
 STEADY = settings(deadline=None, derandomize=True)
@@ -231,6 +232,37 @@ def test_the_texts_features_go_along(said: dict[str, Any]) -> None:
     made = Trajectory(1, ("a", "b", "c", "d"), (), seen, 0, features=features)
     assert told(replace(THREE, trajectory=made), **said).features is features
     assert told(THREE, **said).features is None
+
+
+# -- without feedback --------------------------------------------------------------------------------------------------
+
+
+def sure(answer_id: str, *, members: int = 2) -> StoredAnswer:
+    """Both members' probabilities are .7 and .3, and so is the posterior."""
+    seen = np.zeros((2, members, width(MEMBER)), np.float32)
+    seen[:, :, slices(MEMBER)["log_probability"].start] = np.log([[0.7], [0.3]]) / 8
+    names = ("a", "b")[:members]
+    made = Trajectory(1, names, (), Evidence(seen, np.zeros((2, 1), np.float32), tuple(range(members))), 0)
+    answer = stored("x", "y", backs=dict.fromkeys(names, 0), q=(0.7, 0.3))
+    return replace(answer, id=answer_id, trajectory=made)
+
+
+def drawn(answer: StoredAnswer) -> Masses | None:
+    return unjudged(answer)[0].masses
+
+
+def test_without_feedback_probabilities_are_held_against_a_choice_drawn_from_the_posterior() -> None:
+    labels = [masses.label for n in range(400) if (masses := drawn(sure(f"{n}"))) is not None]
+    assert len(labels) == 400
+    assert np.mean(labels) == pytest.approx(0.3, abs=0.07)
+    again = drawn(sure("17"))
+    assert again is not None
+    assert again.label == labels[17]
+    assert again.log_mass["a"] == pytest.approx(np.log([0.7, 0.3]))
+
+
+def test_one_member_alone_is_not_held_against_itself() -> None:
+    assert drawn(sure("1", members=1)) is None
 
 
 # -- probes ------------------------------------------------------------------------------------------------------------
