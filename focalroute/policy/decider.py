@@ -1,6 +1,6 @@
 """Turns logits into a decision (which endpoints to ask in this round, and how likely that was) and into a posterior.
 
-One Bernoulli head for each endpoint, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.1, so that exploration lives
+One Bernoulli head for each endpoint, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.02, so that exploration lives
 inside the policy and every probability is bounded away from 0 and 1. Heads are visited in an order; one can be picked
 if it is eligible, given those picked before it. Where somebody must be picked, the heads follow the same distribution
 conditioned on not all of them staying out: as long as none is picked, the head at place i is picked with
@@ -32,7 +32,7 @@ from focalroute.core.records import F32, Decision
 Eligible = Callable[[int, tuple[int, ...]], bool]
 
 #: e: the expected number of endpoints picked, or left out, against a policy that is certain.
-EXPLORATION = 0.1
+EXPLORATION = 0.02
 
 
 def decide(

@@ -16,7 +16,7 @@ from focalroute.observe import Observer
 from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties
 from focalroute.policy.baselines import Plurality
 from focalroute.policy.bundle import cold
-from focalroute.policy.decider import log_probability
+from focalroute.policy.decider import EXPLORATION, log_probability
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.serving.ask import Ask
 from focalroute.serving.query import make_query
@@ -76,8 +76,10 @@ def test_what_decided_is_what_is_recorded() -> None:
         assert round_.decision.log_mu is not None
         assert round_.decision.log_mu == pytest.approx(log_probability(round_.decision.probabilities, round_.decision))
     logits = ask.policy.decider_logits(ask.rounds[1].observation)
-    chances = 1 / (1 + np.exp(-logits))
-    assert ask.rounds[1].decision.probabilities == pytest.approx(np.clip(chances, 0.025, 0.975), abs=1e-5)
+    chances = np.clip(1 / (1 + np.exp(-logits)), EXPLORATION / 4, 1 - EXPLORATION / 4)
+    assert ask.rounds[1].decision.probabilities == pytest.approx(
+        np.clip(chances, EXPLORATION / 4, 1 - EXPLORATION / 4), abs=1e-5
+    )
 
 
 def test_it_waits_for_what_may_change_the_answer_and_is_near_and_for_nothing_at_a_dear_price() -> None:

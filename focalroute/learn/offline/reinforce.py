@@ -84,6 +84,9 @@ class OfflineSettings:
 GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, HIGHEST_WEIGHT)
 
 
+_BLOCKS = 20  # of the validation queries, in their order
+
+
 @dataclass(frozen=True, slots=True)
 class ValidationPoint:
     """A policy at one cost weight, on queries that it was not trained on.
@@ -274,8 +277,10 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
 
 
 def _surely(gain: NDArray[np.floating]) -> float:
-    """The mean, in standard errors."""
-    return float(gain.mean() / max(gain.std() / np.sqrt(len(gain)), 1e-9))
+    """The mean, in standard errors; the larger of those over queries and over blocks, as topics come in blocks."""
+    blocks = [block.mean() for block in np.array_split(gain, min(_BLOCKS, len(gain)))]
+    error = max(float(gain.std()) / np.sqrt(len(gain)), float(np.std(blocks)) / np.sqrt(len(blocks)), 1e-9)
+    return float(gain.mean()) / error
 
 
 def score_of(curve: tuple[ValidationPoint, ...]) -> float:
