@@ -7,6 +7,7 @@ least squares to what rollouts were rewarded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -279,8 +280,8 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
 def _surely(gain: NDArray[np.floating]) -> float:
     """The mean, in standard errors; the larger of those over queries and over blocks, as topics come in blocks."""
     blocks = [block.mean() for block in np.array_split(gain, min(_BLOCKS, len(gain)))]
-    error = max(float(gain.std()) / np.sqrt(len(gain)), float(np.std(blocks)) / np.sqrt(len(blocks)), 1e-9)
-    return float(gain.mean()) / error
+    error = max(gain.std() / math.sqrt(len(gain)), np.std(blocks) / math.sqrt(len(blocks)), 1e-9)
+    return float(gain.mean() / error)
 
 
 def score_of(curve: tuple[ValidationPoint, ...]) -> float:
