@@ -17,6 +17,7 @@ from torch.nn.functional import logsigmoid, mse_loss, softplus
 
 from focalroute.learn.mappo import Hyperparameters, Learner
 from focalroute.learn.trajectory import Batch
+from focalroute.policy.decider import EXPLORATION
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -135,7 +136,7 @@ def torch_gae(rewards: Tensor, values: Tensor, lam: float) -> Tensor:
 
 def log_pi_and_entropy(z: Tensor, heads: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """(S,) each, of logits (S, P) whose probabilities are clipped with a gradient straight through the clip."""
-    least = 0.1 / heads["pool"][:, None].to(z.dtype)
+    least = EXPLORATION / heads["pool"][:, None].to(z.dtype)
     far = torch.log((1 - least) / least)
     z = z + (z.clamp(-far, far) - z).detach()
     log_in, log_out = logsigmoid(z), logsigmoid(-z)

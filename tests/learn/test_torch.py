@@ -17,6 +17,7 @@ from focalroute.learn.losses import fusion_loss, likelihood, log_posterior, surr
 from focalroute.learn.mappo import Hyperparameters, Learner, gae, update
 from focalroute.learn.nets import Floats, Vjp, parameters
 from focalroute.learn.trajectory import HeadBatch
+from focalroute.policy.decider import EXPLORATION
 from tests.learn.batches import random_batch, random_learner
 
 pytestmark = pytest.mark.xdist_group("torch")  # one process imports it, not all
@@ -100,7 +101,7 @@ def test_a_device_that_is_not_there_is_named(torch: Any) -> None:
 
 def joint(torch: Any, z: Any, heads: HeadBatch) -> tuple[Any, Any]:
     """log pi and entropy by Bernoulli distributions; the clip passes gradients straight through."""
-    least = torch.from_numpy(0.1 / heads.pool)[:, None]
+    least = torch.from_numpy(EXPLORATION / heads.pool)[:, None]
     far = torch.logit(1 - least)
     odds = torch.where(torch.from_numpy(heads.visited), z, -torch.inf).logsumexp(1)
     z = z - torch.where(torch.from_numpy(heads.must_pick), odds.clamp(max=0), 0)[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import jedi
@@ -61,12 +62,19 @@ def test_an_ensemble_shows_every_setting_with_its_type_and_default(ensemble: typ
     assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for name, one in shown.items() if name != "endpoints")
 
 
+@pytest.fixture
+def jedi_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of this test's own: two processes that write the common one at a time spoil it."""
+    monkeypatch.setattr(jedi.settings, "cache_directory", str(tmp_path))
+
+
 def completed(code: str, **names: Any) -> list[str]:
     """The arguments that jedi offers there, as IPython and Jupyter ask it."""
     (signature,) = jedi.Interpreter(code, [names]).get_signatures()
     return [argument.name for argument in signature.params]
 
 
+@pytest.mark.usefixtures("jedi_cache")
 @pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
 def test_a_notebook_offers_every_setting_and_every_argument_of_an_ask(ensemble: type) -> None:
     assert completed("Ensemble(", Ensemble=ensemble) == [field.name for field in fields(Settings)]
@@ -77,6 +85,7 @@ def test_a_notebook_offers_every_setting_and_every_argument_of_an_ask(ensemble: 
     assert {"queries", "concurrency", "progress"} < set(completed("ensemble.ask_many(", ensemble=made))
 
 
+@pytest.mark.usefixtures("jedi_cache")
 def test_an_editor_that_reads_the_source_alone_offers_the_settings_and_what_an_answer_has() -> None:
     """jedi knows no TypedDict of keywords, so of an ask it offers the query; pyright offers all."""
     begun = "from focalroute import Ensemble\nensemble = Ensemble('pool.toml')\n"
