@@ -226,9 +226,9 @@ def _told(answer: StoredAnswer, feedback: Feedback) -> int | None:
 def _masses(answer: StoredAnswer, label: int | None) -> Masses | None:
     """Return the members' probabilities on a closed question with this right choice; None: it is not known."""
     trajectory = answer.trajectory
-    if answer.kind != "choice" or trajectory is None or trajectory.evidence.members.shape[2] != width(MEMBER):
+    if label is None or answer.kind != "choice" or trajectory is None:
         return None
-    if label is None:
+    if trajectory.evidence.members.shape[2] != width(MEMBER):  # of another version
         return None
     given = {name: log_mass for name, log_mass in _log_masses(trajectory) if log_mass.any()}
     return Masses(trajectory.task, label, len(answer.keys), given) if given else None

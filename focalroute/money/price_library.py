@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _NAME = "genai-prices"
-_SHORTEST = 1024  # tokens: less is no length of a model that answers questions
+_SHORTEST = 1024  # tokens: no model that answers questions takes fewer, so the listing is wrong
 
 
 class LibraryPrice(NamedTuple):

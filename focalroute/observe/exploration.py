@@ -56,8 +56,8 @@ class Probing:
     Args:
         share: in [0, 1], of what the asks cost, in dollars, or in calls while the cost of any endpoint is unknown;
             more while little is known. 0: no probes.
-        agreement: whether endpoints are judged by each other where there is no feedback. Otherwise there are no probes
-            before the first outcome, as without feedback they teach nothing.
+        agreement: whether endpoints judge each other where there is no feedback. If not, no probe is made
+            before the first outcome, as it would teach nothing.
     """
 
     def __init__(self, observer: Observer, share: float, *, agreement: bool = False) -> None:

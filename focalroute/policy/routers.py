@@ -167,7 +167,7 @@ class LinUcb(TextRouter):
 
     z is the text on its first 25 principal components, each of variance 1, and a 1. What is known of an endpoint fades
     by .997 a query (arXiv 2604.00136): statistics A and b when it is asked next, and until then the deviation grows,
-    its square up to 200-fold. Recorded queries count alike, and as `_HORIZON` at the most, as there.
+    its square up to 200-fold. Recorded queries count alike, and as `fits_until` at the most, as there.
     """
 
     name = "lin-ucb"

@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=int, default=400)
     parser.add_argument(
-        "--width", type=int, default=_WIDTH, help="so many of these at a time; with all at once, each takes seconds"
+        "--width", type=int, default=_WIDTH, help="how many of these at a time; all at once, each takes seconds"
     )
     parser.add_argument("--during", type=int, default=520)
     parser.add_argument("--a-second", type=float, default=8.0, help="queries, in the outage and after it")

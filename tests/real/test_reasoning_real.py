@@ -75,7 +75,7 @@ def holds(number: Answer[Any], streamed: Answer[Any], said: str) -> None:
 
 
 def message(server: Server, params: dict[str, Any]) -> dict[str, Any]:
-    """What the server itself says, without focalroute."""
+    """The server's own reply, read without focalroute."""
     body = {"model": server.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64, **params}
     reply = httpx.post(f"{server.base_url}/chat/completions", json=body, timeout=60, trust_env=False)
     assert reply.status_code == 200, reply.text

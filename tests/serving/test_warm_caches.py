@@ -1,4 +1,4 @@
-"""What a service has in its cache is foreseen to cost less there, over real HTTP; it is reserved in full."""
+"""A cached prompt is expected to cost less, over real HTTP, but is reserved at the full price."""
 
 from __future__ import annotations
 

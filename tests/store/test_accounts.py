@@ -428,7 +428,7 @@ def estimated(store: Any, number: int = 1) -> LedgerRow:
 
 
 def known(row: LedgerRow, cost: Decimal | str) -> LedgerRow:
-    """What the service says afterwards."""
+    """The row with the cost that the service reported afterwards."""
     return replace(row, cost=Decimal(cost), cost_source="provider", reservation=row.held_on, doubt=None)
 
 
