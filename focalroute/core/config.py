@@ -586,7 +586,7 @@ class Endpoint:
 @raises_config_error
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """The limits on spending, in USD.
+    """The limits on spending, in USD, and the means to hold.
 
     All limits but ``max_usd_per_ask`` are kept in the store: exact for all processes that share it, across restarts and
     deaths. A call is reserved at the most it can cost and settled at what it did cost; what was reserved by a process
@@ -602,6 +602,7 @@ class Budget:
         usd_per_period: caps for all asks of a "minute", "hour" or "day", which begin by the clock, in UTC.
         usd_per_tag: tag -> cap for all asks with it: an amount for ever, or amounts per period.
         usd_per_query: the mean to hold in the long run, no cap: the cost weight follows what asks really cost.
+        seconds_per_query: likewise, of the seconds until the answer: ``usd_per_second`` follows how long asks take.
         allow_unpriced: take endpoints whose price is unknown, and count what they cost as nothing.
 
     Examples:
@@ -617,4 +618,5 @@ class Budget:
         default_factory=dict
     )
     usd_per_query: Usd | None = None
+    seconds_per_query: Annotated[float, Field(gt=0, le=86_400)] | None = None
     allow_unpriced: bool = False

@@ -23,7 +23,7 @@ from focalroute.evaluate.replay import RecordedReply, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged, unjudged
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
-from focalroute.money.pacing import Pacer
+from focalroute.money.pacing import Pacer, TimePacer
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.exploration import Cost, Probing
@@ -94,16 +94,23 @@ class Serving:
         self._explore = explore
         self._pacer = Pacer(None, cost_weight)
         self._probing = Probing(self._observer, probe_share, agreement=learn_from_agreement)
-        self._time_price = TimePrice(usd_per_second, [Latencies() for _ in endpoints]) if usd_per_second else None
+        self._time_pacer = TimePacer(None, usd_per_second)
+        self._latencies = [Latencies() for _ in endpoints]
         self.changes: list[tuple[int, str, Change]] = []
 
-    def hold(self, usd_per_query: float | None) -> None:
-        """From now on pace the cost weight so that a query costs this in the mean; None: it stays as it is."""
+    def hold(self, usd_per_query: float | None, seconds_per_query: float | None = None) -> None:
+        """From now on pace the cost weight so that a query costs this in the mean; None: it stays as it is.
+
+        Likewise the price of time, so that it takes so long.
+        """
         self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.cost_weight)
+        self._time_pacer = TimePacer(seconds_per_query, self._time_pacer.weight)
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
         ask, price = self._begin(turn), self._pacer.begin()
+        if usd_per_second := self._time_pacer.begin():
+            ask.price_time(TimePrice(usd_per_second, self._latencies))
         going = bool(turn.available)
         while going:
             observation = ask.observe(price)
@@ -118,6 +125,7 @@ class Serving:
             if self._learn_from_agreement:
                 self._observer.agree(*unjudged(turn.memo))
         self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
+        self._time_pacer.end(turn.seconds)
         return answer
 
     def _replies(self, ask: Ask, turn: Turn, picked: Sequence[int]) -> tuple[Reply, ...]:
@@ -126,10 +134,10 @@ class Serving:
         The calls that it would cancel are paid in full here.
         """
         replies = {i: self._reply(turn, i) for i in picked}
-        if self._time_price is None:
+        if ask.time_price is None:
             turn.wait()
             return tuple(replies.values())
-        latencies, arriving = self._time_price.latencies, sorted(picked, key=turn.takes)
+        latencies, arriving = self._latencies, sorted(picked, key=turn.takes)
         ended = math.inf
         for place, i in enumerate(arriving):
             at, pending = turn.takes(i), arriving[place + 1 :]
@@ -190,7 +198,6 @@ class Serving:
             ask_budget=self._guard.ask_budget(None, query.id),
             deadline=math.inf,
             rng=rng,
-            time_price=self._time_price,
         )
 
     def _decide(self, ask: Ask, observation: Observation, turn: Turn) -> Decision:

@@ -30,6 +30,7 @@ import json
 import logging
 import math
 import threading
+from collections.abc import Sequence
 from decimal import Decimal
 
 from focalroute.core.config import Budget, parse_usd
@@ -54,43 +55,118 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 _SILVER = math.sqrt(2) - 1  # of the sequence that chance follows: independent of the other one
 _MIXED = 20.0  # targets, between an owed D and one in hand, along which the share of asks at a bound rises to all
 _TOO_LOW = 1000  # asks in a row of the cheapest alone that cost too much on average: the target cannot be held
+_PRICE_RANGE = 1000.0
+_FIRST_WORTH = 0.05  # of a right answer
 _LATEST = 16  # answers in the store whose weights a new process starts from
 
 
-class Pacer:
-    """Holds the cost weight. Thread-safe.
+class DualAscent:
+    """Holds a weight so that the mean of what queries use is the target. Thread-safe.
 
     Args:
-        target: mean USD of a query; None: the weight stays as it is.
-        cost_weight: lambda at the start.
+        target: the mean of a query; None: the weight stays as it is.
+        weight: at the start.
+        bounds: of the weight, lowest and highest.
     """
 
-    def __init__(self, target: Decimal | None, cost_weight: float) -> None:
-        self._target = None if target is None else float(target)
-        self._log = math.log(cost_weight)
-        self._cost_weight = cost_weight
+    _unmet = ""  # a warning, with the target and the mean, where the highest weight is not enough
+
+    def __init__(self, target: float | None, weight: float, bounds: tuple[float, float]) -> None:
+        self._target = target
+        self._bounds = bounds
+        self._log = math.log(weight) if target is not None else 0.0
+        self._weight = weight
         self._debt = 0.0
         self._under_way = 0
         self._begun = 0
-        self._bound, self._beyond = 0, 0.0  # asks in a row of the cheapest alone, and the sum of e over them
+        self._bound, self._beyond = 0, 0.0  # asks in a row at the highest weight, and the sum of e over them
         self._lock = threading.Lock()
 
     @property
-    def cost_weight(self) -> float:
-        """Lambda now: what asking the whole pool once is worth in right answers."""
-        return self._cost_weight
+    def weight(self) -> float:
+        """The weight now."""
+        return self._weight
 
     def begin(self) -> float:
         """Count a query that begins; the weight it is to use."""
         with self._lock:
             self._under_way += 1
             self._begun += 1
-            return self._cost_weight if self._target is None else self._drawn(self._spread())
+            return self._weight if self._target is None else self._drawn(self._spread())
+
+    def resume(self, latest: Sequence[float]) -> None:
+        """Go on from the mean of the weights that the latest queries used; those of 0 were not held."""
+        used = [math.log(weight) for weight in latest if weight > 0]
+        if used and self._target is not None:
+            self._log = min(max(sum(used) / len(used), math.log(self._bounds[0])), math.log(self._bounds[1]))
+            self._weight = self._within(self._log)
 
     def _spread(self) -> float:
         """The current weight or one near it; the more asks are under way, the further from it."""
         place = 2.0 * (self._begun * _GOLDEN % 1.0) - 1.0
-        return _within(self._log + self._width * place)
+        return self._within(self._log + self._width * place)
+
+    def _drawn(self, weight: float) -> float:
+        """The weight that is used for this one."""
+        return weight
+
+    @property
+    def _width(self) -> float:
+        """How far the weights of asks under way are spread, in their logarithm, either way."""
+        return _SPREAD * max(0.0, 1.0 - _UNDER_WAY / max(self._under_way, 1))
+
+    def _mixing(self, lowest: float, highest: float) -> bool:
+        """Whether the weight stays at its bound, as what is used there is mixed."""
+        return False
+
+    def end(self, used: float | Decimal | None) -> None:
+        """Count a query that ended, and what it used; None: it was refused, which tells nothing."""
+        with self._lock:
+            rate = _RATE / max(1.0, self._under_way / _UNDER_WAY)
+            self._under_way -= 1
+            if self._target is not None and used is not None:
+                self._move(rate, float(used) / self._target - 1.0)
+
+    def _move(self, rate: float, error: float) -> None:
+        debt = min(max(self._debt + error, -_DEBT), _DEBT)
+        repaid = min(max(debt / _REPAID, -_REPAID_AT_A_TIME), _REPAID_AT_A_TIME)
+        step = min(max(rate * (error + repaid), -_STEP), _STEP)
+        lowest, highest = (math.log(bound) for bound in self._bounds)
+        lowest, highest = lowest - self._width, highest + self._width
+        self._debt = debt
+        if not self._mixing(lowest, highest):
+            self._log = min(max(self._log + step, lowest), highest)
+        self._weight = self._within(self._log)
+        if self._log < highest or debt < _MIXED / 2:
+            self._bound, self._beyond = 0, 0.0
+            return
+        self._bound, self._beyond = self._bound + 1, self._beyond + error
+        if self._bound == _TOO_LOW and self._beyond > 0 and self._target is not None:
+            _log.warning(self._unmet, self._target, self._target * (1 + self._beyond / self._bound))
+
+    def _within(self, log_weight: float) -> float:
+        return min(max(math.exp(log_weight), self._bounds[0]), self._bounds[1])
+
+
+class Pacer(DualAscent):
+    """Holds the cost weight so that a query costs the target in the mean.
+
+    Args:
+        target: mean USD of a query; None: the weight stays as it is.
+        cost_weight: lambda at the start.
+    """
+
+    _unmet = (
+        "usd_per_query: %.3g cannot be held: the cheapest way to answer costs %.3g. Raise it, or add a cheaper endpoint"
+    )
+
+    def __init__(self, target: Decimal | None, cost_weight: float) -> None:
+        super().__init__(None if target is None else float(target), cost_weight, (LOWEST_WEIGHT, HIGHEST_WEIGHT))
+
+    @property
+    def cost_weight(self) -> float:
+        """Lambda now: what asking the whole pool once is worth in right answers."""
+        return self._weight
 
     def _drawn(self, weight: float) -> float:
         """This weight; next to a bound the last one that is decided at or, by chance, the bound."""
@@ -103,18 +179,8 @@ class Pacer:
         at_bound = math.isclose(weight, bound) and self._begun * _SILVER % 1.0 < 0.5 + owed / _MIXED
         return bound if at_bound else last
 
-    @property
-    def _width(self) -> float:
-        """How far the weights of asks under way are spread, in log lambda, either way."""
-        return _SPREAD * max(0.0, 1.0 - _UNDER_WAY / max(self._under_way, 1))
-
-    def end(self, cost: Decimal | None) -> None:
-        """Count a query that ended, and its cost in USD; None: it was refused, which tells nothing."""
-        with self._lock:
-            rate = _RATE / max(1.0, self._under_way / _UNDER_WAY)
-            self._under_way -= 1
-            if self._target is not None and cost is not None:
-                self._move(rate, float(cost) / self._target - 1.0)
+    def _mixing(self, lowest: float, highest: float) -> bool:
+        return (self._log >= highest and self._debt > -_MIXED) or (self._log <= lowest and self._debt < _MIXED)
 
     def add(self, cost: float) -> None:
         """Count USD spent beside the queries (on exploration or judging): the queries to come make up for them."""
@@ -122,39 +188,45 @@ class Pacer:
             if self._target is not None:
                 self._debt = min(self._debt + cost / self._target, _DEBT)
 
-    def _move(self, rate: float, error: float) -> None:
-        debt = min(max(self._debt + error, -_DEBT), _DEBT)
-        repaid = min(max(debt / _REPAID, -_REPAID_AT_A_TIME), _REPAID_AT_A_TIME)
-        step = min(max(rate * (error + repaid), -_STEP), _STEP)
-        lowest, highest = math.log(LOWEST_WEIGHT) - self._width, math.log(HIGHEST_WEIGHT) + self._width
-        self._debt = debt
-        mixing = (self._log >= highest and debt > -_MIXED) or (self._log <= lowest and debt < _MIXED)
-        if not mixing:
-            self._log = min(max(self._log + step, lowest), highest)
-        self._cost_weight = _within(self._log)
-        if self._log < highest or debt < _MIXED / 2:
-            self._bound, self._beyond = 0, 0.0
-            return
-        self._bound, self._beyond = self._bound + 1, self._beyond + error
-        if self._bound == _TOO_LOW and self._beyond > 0 and self._target is not None:
-            mean = self._target * (1 + self._beyond / self._bound)
-            _log.warning(
-                "usd_per_query: %.3g cannot be held: the cheapest way to answer costs %.3g. Raise it, or add a cheaper "
-                "endpoint", self._target, mean,
-            )  # fmt: skip
+
+class TimePacer(DualAscent):
+    """Holds the price of a second so that a query takes the target in the mean.
+
+    The price lies within a thousand times of where it starts, either way: from next to nothing to where the quickest
+    endpoint is asked alone.
+
+    Args:
+        target: mean seconds of a query; None: the price stays as it is.
+        usd_per_second: the price at the start.
+    """
+
+    _unmet = (
+        "seconds_per_query: %.3g cannot be held: the quickest way to answer takes %.3g. Raise it, or add a quicker "
+        "endpoint"
+    )
+
+    def __init__(self, target: float | None, usd_per_second: float) -> None:
+        super().__init__(target, usd_per_second, (usd_per_second / _PRICE_RANGE, usd_per_second * _PRICE_RANGE))
 
 
-def _within(log_weight: float) -> float:
-    return min(max(math.exp(log_weight), LOWEST_WEIGHT), HIGHEST_WEIGHT)
+def make_pacers(
+    budget: Budget | None, store: Store, cost_weight: float, usd_per_second: float, everybody: float
+) -> tuple[Pacer, TimePacer]:
+    """Make a budget's pacers, which start from the weights of the latest answers in the store, if there are any.
 
-
-def make_pacer(budget: Budget | None, store: Store, cost_weight: float) -> Pacer:
-    """Make a budget's pacer, which starts from the weights of the latest answers in the store, if there are any."""
-    if budget is None or budget.usd_per_query is None:
-        return Pacer(None, cost_weight)
-    receipts = [json.loads(answer.receipt) for answer, _ in store.recent(_LATEST)]
-    # Receipts from before 24 November 2026 call it price_of_money.
-    latest = [receipt.get("cost_weight") or receipt.get("price_of_money") or cost_weight for receipt in receipts]
-    if latest:
-        cost_weight = math.exp(sum(map(math.log, latest)) / len(latest))
-    return Pacer(parse_usd(budget.usd_per_query, "usd_per_query"), min(max(cost_weight, LOWEST_WEIGHT), HIGHEST_WEIGHT))
+    Args:
+        cost_weight: where the cost weight starts on a new store, or stays; ``usd_per_second``: the price of time,
+            likewise; at 0 it starts where ``seconds_per_query`` take a twentieth of a right answer.
+        everybody: expected USD of asking every endpoint once.
+    """
+    usd, seconds = (budget.usd_per_query, budget.seconds_per_query) if budget else (None, None)
+    target = None if usd is None else parse_usd(usd, "usd_per_query")
+    if seconds is not None and not usd_per_second:
+        usd_per_second = _FIRST_WORTH * (everybody or 1.0) / cost_weight / seconds
+    money, time = Pacer(target, cost_weight), TimePacer(seconds, usd_per_second)
+    if target is not None or seconds is not None:
+        receipts = [json.loads(answer.receipt) for answer, _ in store.recent(_LATEST)]
+        # Receipts from before 24 November 2026 call it price_of_money.
+        money.resume([receipt.get("cost_weight") or receipt.get("price_of_money") or 0.0 for receipt in receipts])
+        time.resume([receipt.get("usd_per_second") or 0.0 for receipt in receipts])
+    return money, time

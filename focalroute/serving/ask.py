@@ -77,9 +77,10 @@ class Ask:
     stream_sink: StreamSink | None = None
     time_price: TimePrice | None = None
 
-    def __post_init__(self) -> None:
-        if self.policy.sequential or not self.policy.learnable:
-            self.time_price = None
+    def price_time(self, price: TimePrice) -> None:
+        """Let waiting cost this from now on."""
+        if self.policy.learnable and not self.policy.sequential:
+            self.time_price = price
 
     @property
     def streaming(self) -> bool:

@@ -32,7 +32,7 @@ from focalroute.learn.fleet.follower import Follower, fetch
 from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
-from focalroute.money.pacing import make_pacer
+from focalroute.money.pacing import make_pacers
 from focalroute.money.price_library import with_prices
 from focalroute.money.prices import warn_if_stale
 from focalroute.observe import Observer
@@ -135,8 +135,10 @@ class AsyncEnsemble:
         self._embedding = TextEmbedding(settings.embedder, store)
         paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
         self._guard = BudgetGuard(settings.budget, paid, store)
-        self._pacer = make_pacer(settings.budget, store, settings.cost_weight)
         prices = [typical_cost(e) for e in self.endpoints]
+        self._pacer, self._time_pacer = make_pacers(
+            settings.budget, store, settings.cost_weight, settings.usd_per_second, sum(filter(None, prices))
+        )
         self._observer = Observer(self._names, prices, window=settings.window, embedder=self._embedding.name)
         fetch(store, policy)
         self._slot = PolicySlot.open(policy)
@@ -328,7 +330,10 @@ class AsyncEnsemble:
     ) -> Answer:
         """Answer a query: observe, decide, ask, fuse, again until the policy stops; then record what came of it."""
         ask = await self._begin(query, max_usd, deadline_s, stream_sink)
-        cost_weight = self._pacer.begin()
+        cost_weight, usd_per_second = self._pacer.begin(), self._time_pacer.begin()
+        own = query.usd_per_second
+        if usd := usd_per_second if own is None else own:
+            ask.price_time(TimePrice(usd, self._pool.latencies))
         try:
             rounds = Rounds(ask, self._pool, max_rounds=self._settings.max_rounds, order=ask.view.order)
             while await rounds.prepare():
@@ -353,7 +358,9 @@ class AsyncEnsemble:
                 self._recorder.failed(ask, error)
             raise
         finally:
-            self._pacer.end(ask.ask_budget.spent if ask.ask_budget.bills else None)
+            called = bool(ask.ask_budget.bills)
+            self._pacer.end(ask.ask_budget.spent if called else None)
+            self._time_pacer.end(time.perf_counter() - ask.started if called and own is None else None)
         if stream_sink is not None and not ask.streaming and answer.text:
             stream_sink.say(ask, answer.text)
         return await self._record(ask, answer, row)
@@ -395,12 +402,7 @@ class AsyncEnsemble:
             started=started,
             embedding_error=text.missing,
             stream_sink=stream_sink if query.open and query.combine != "synthesise" else None,
-            time_price=self._time_price(query),
         )
-
-    def _time_price(self, query: Query) -> TimePrice | None:
-        usd = self._settings.usd_per_second if query.usd_per_second is None else query.usd_per_second
-        return TimePrice(usd, self._pool.latencies) if usd else None
 
     def _rng(self) -> random.Random:
         """Make the chance of one ask; with a seed it depends on the ask's number alone, whatever runs beside it."""

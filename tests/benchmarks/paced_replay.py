@@ -51,12 +51,12 @@ class Late(Pacer):
 
     def __init__(self, target: float, price: float, under_way: int) -> None:
         super().__init__(Decimal(repr(target)), price)
-        self._unreported: deque[Decimal | None] = deque()
+        self._unreported: deque[float | Decimal | None] = deque()
         self._most = under_way
 
-    def end(self, cost: Decimal | None) -> None:
+    def end(self, used: float | Decimal | None) -> None:
         """Keep it until then."""
-        self._unreported.append(cost)
+        self._unreported.append(used)
         if len(self._unreported) == self._most:
             super().end(self._unreported.popleft())
 

@@ -6,15 +6,16 @@ import math
 import random
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute import Budget, Ensemble
-from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT, Pacer
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT, Pacer, TimePacer
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
-from tests.policies import thrifty
+from tests.policies import ask_the_affordable, thrifty
 from tests.responses import Response, drawn
 
 
@@ -173,3 +174,47 @@ def test_an_ensemble_holds_its_mean_cost_and_remembers_the_weight(tmp_path: Path
             again = ensemble.ask("What is 17 + 25?", choices=["32", "42"])
         latest = [math.log(weight) for weight in weights[-16:]]
         assert again.receipt.cost_weight == pytest.approx(math.exp(sum(latest) / 16))
+
+
+@pytest.mark.parametrize("steepness", [0.6, 3, 20])
+def test_a_mean_time_is_held_by_the_price_of_a_second(steepness: float) -> None:
+    """It takes from 3 targets to a third of one; the long tail of real latencies is there, too."""
+    pacer, rng, total = TimePacer(2.0, 0.001), random.Random(0), 0.0
+    for _ in range(5000):
+        slope = min(steepness * math.log(pacer.begin() / 0.03), 500.0)
+        seconds = (2 / 3 + 5.4 / (1 + math.exp(slope))) * rng.lognormvariate(-0.5, 1)
+        total += seconds
+        pacer.end(seconds)
+    assert total / 5000 == pytest.approx(2, rel=0.02)
+
+
+def test_a_time_that_no_price_reaches_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    pacer = TimePacer(0.5, 0.001)
+    for _ in range(3000):
+        pacer.begin()
+        pacer.end(1.0)
+    assert pacer.weight == pytest.approx(1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "seconds_per_query: 0.5 cannot be held: the quickest way to answer takes 1. Raise it, or add a quicker endpoint"
+    ]
+
+
+def test_an_ensemble_holds_its_mean_time_and_remembers_the_price(tmp_path: Path) -> None:
+    """Real asks of a quick and a slow endpoint, which is waited for below some price."""
+    models = [SimulatedModel("quick", skill=0.7), SimulatedModel("slow", skill=0.7, latency_s=0.3)]
+    with SimulatedPool(models) as pool:
+        budget, folder = Budget(seconds_per_query=0.15), ask_the_affordable(tmp_path / "policy")
+        shared: dict[str, Any] = {"policy": folder, "store": tmp_path / "s.db", "budget": budget, "max_rounds": 1}
+        with Ensemble(pool.endpoints, seed=1, explore=False, usd_per_second=1e-6, **shared) as ensemble:
+            for question in stream(4, seed=4):
+                ensemble.ask(question.text, choices=question.choices, usd_per_second=0)
+            answers = [ensemble.ask(question.text, choices=question.choices) for question in stream(60, seed=5)]
+        seconds = [answer.latency_s for answer in answers]
+        prices = [answer.receipt.usd_per_second for answer in answers]
+        assert prices[0] == pytest.approx(1e-6)
+        assert min(seconds) < 0.1 < 0.25 < max(seconds)
+        assert sum(seconds[20:]) / 40 == pytest.approx(0.15, rel=0.25)
+        with Ensemble(pool.endpoints, usd_per_second=1e-6, **shared) as ensemble:
+            again = ensemble.ask("What is 17 + 25?", choices=["32", "42"])
+        latest = [math.log(price) for price in prices[-16:]]
+        assert again.receipt.usd_per_second == pytest.approx(math.exp(sum(latest) / 16))

@@ -35,8 +35,10 @@ def begun(usd_per_second: float, policy: Served | None = None, seconds: tuple[fl
         one.add(took)
     budget = BudgetGuard(None, ()).ask_budget(None, "x")
     guarded = Guarded(policy or cold(), NAMES)
-    price = TimePrice(usd_per_second, latencies) if usd_per_second else None
-    return Ask(query, guarded, observer.begin(query), budget, 0.0, random.Random(1), time_price=price)
+    ask = Ask(query, guarded, observer.begin(query), budget, 0.0, random.Random(1))
+    if usd_per_second:
+        ask.price_time(TimePrice(usd_per_second, latencies))
+    return ask
 
 
 def one_round(ask: Ask, *picked: int, choice: int = 0) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from focalroute import Budget, ConfigError, Ensemble
-from focalroute.money.pacing import make_pacer
+from focalroute.money.pacing import make_pacers
 from focalroute.policy import bundle
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
@@ -90,7 +90,7 @@ def test_what_is_older_than_checksums_is_said(store: Store) -> None:
 def test_the_pacer_starts_from_the_former_price_of_money(store: Store) -> None:
     """The latest answers were paced far below their cost, so theirs is as high as it then might be."""
     assert all(json.loads(answer.receipt)["price_of_money"] for answer, _ in store.recent(16))
-    pacer = make_pacer(Budget(usd_per_query="0.000001"), store, 0.2)
+    pacer, _ = make_pacers(Budget(usd_per_query="0.000001"), store, 0.2, 0.0, 1.0)
     assert pacer.cost_weight == pytest.approx(8)
 
 
