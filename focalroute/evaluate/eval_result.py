@@ -89,11 +89,14 @@ def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> d
     everybody = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
     spent = drawings.rolling_means(np.mean([run.played.usd for run in runs], axis=0), width)
     cost = np.divide(spent, everybody, out=np.zeros_like(spent), where=everybody > 0)
+    timed = [run.played.seconds for run in runs if run.played.seconds is not None]
+    seconds = drawings.rolling_means(np.mean(timed, axis=0), width)
     return drawings.OverTime(
         width=width,
         at=at,
         lines=lines,
         cost=drawings.plain_values(cost[drawings.thinned_indices(len(cost))]),
+        seconds=drawings.plain_values(seconds[drawings.thinned_indices(len(seconds))]),
         scored=scored,
         axis="share",
         along="test queries so far",

@@ -83,12 +83,13 @@ class StreamEvent:
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """Rolling means along a stream of queries: quality above, cost below.
+    """Rolling means along a stream of queries: quality above, cost and seconds below.
 
     Attributes:
         width: queries that each mean is over.
         at: number of the last query of each mean, 1-based; all lines have as many values.
         cost: focalroute's.
+        seconds: until its answers; none: not known, as in reports of before 24 November 2026.
         along: what is counted on the axis.
     """
 
@@ -100,6 +101,7 @@ class OverTime:
     axis: CostAxis
     along: str
     marks: Sequence[StreamEvent] = ()
+    seconds: Sequence[Value] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,45 @@ class VersionHistories:
     lines: Sequence[Series]
 
 
-Drawing = CostQuality | OverTime | ErrorComparison | WhenRight | Calibration | AskedByRound | Heatmap | VersionHistories
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """One call of an answer, in seconds since it was asked; see `focalroute.core.receipts.Call`."""
+
+    endpoint: str
+    queued: float
+    sent: Value
+    first_token: Value
+    ended: float
+    outcome: Literal["done", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class AskTimeline:
+    """The calls of one answer, which was there after ``ended`` seconds."""
+
+    title: str
+    calls: Sequence[CallSpan]
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timelines:
+    """Where the time of some answers went."""
+
+    asks: Sequence[AskTimeline]
+
+
+Drawing = (
+    CostQuality
+    | OverTime
+    | ErrorComparison
+    | WhenRight
+    | Calibration
+    | AskedByRound
+    | Heatmap
+    | VersionHistories
+    | Timelines
+)
 
 
 def plain_values(found: F64) -> tuple[Value, ...]:

@@ -7,11 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from focalroute.core.records import F64, I64, Bools, Feedback
+from focalroute.evaluate.report_page.drawings import AskTimeline, CallSpan
 from focalroute.learn.episodes import Costs, deciding
 from focalroute.learn.reward import credit
 from focalroute.observe import Observer
@@ -21,6 +22,7 @@ from focalroute.store.base import SYNTHESIS, StoredAnswer
 _Rated = Sequence[tuple[StoredAnswer, Feedback]]
 _Receipt = dict[str, Any]
 _READ = {"calls", "cost", "latency_s", "policy_version"}
+_TIMED = {"median": 0.5, "95 %": 0.95}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,12 @@ class EndpointRecord:
     Attributes:
         by_round: answers for which it was asked in each round, the first first.
         usd: mean cost of a call, over those whose cost is known; None: none is.
-        latency_s: mean over its usable replies; None: there are none.
+        seconds: of its usable replies, in order.
     """
 
     by_round: tuple[int, ...]
     usd: float | None
-    latency_s: float | None
+    seconds: F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class History:
         right: (n, N) whether it was.
         member: (n, N) whether its reply was one of the answer's.
         changes: (row, endpoint, change) of every endpoint that changed.
+        timelines: of the answer that took the median time, and of the one that 95 % were quicker than.
     """
 
     answers: int
@@ -77,6 +80,7 @@ class History:
     right: Bools
     member: Bools
     changes: tuple[tuple[int, str, Change], ...]
+    timelines: tuple[AskTimeline, ...] = ()
 
 
 def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> History:
@@ -105,6 +109,7 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
         right=right,
         member=member,
         changes=tuple(_changes(rated, names)),
+        timelines=tuple(_timelines([receipt for _, receipt in every])),
     )
 
 
@@ -146,8 +151,27 @@ def _records(names: Sequence[str], rows: Sequence[tuple[StoredAnswer, _Receipt]]
         yield EndpointRecord(
             tuple(rounds[number] for number in range(1, max(rounds, default=0) + 1)),
             costs.usd.get(name),
-            sum(latency) / len(latency) if latency else None,
+            np.array(latency, np.float64),
         )
+
+
+def _timelines(receipts: Sequence[_Receipt]) -> Iterable[AskTimeline]:
+    """Two answers of known times; older receipts have none."""
+    timed = [one for one in receipts if one["calls"] and all(call.get("queued_s") is not None for call in one["calls"])]
+    timed.sort(key=lambda receipt: float(receipt["latency_s"]))
+    for name, share in _TIMED.items() if timed else ():
+        receipt = timed[int(share * len(timed))]
+        paid = f", ${float(receipt['cost']):.3g}" if receipt["cost"] is not None else ""
+        title = f"{name}: {receipt['latency_s']:.3g} s{paid}"
+        yield AskTimeline(title, [_span(call) for call in receipt["calls"]], receipt["latency_s"])
+
+
+def _span(call: _Receipt) -> CallSpan:
+    outcome: Literal["done", "failed", "cancelled"] = "done"
+    if call["error"] is not None:
+        outcome = "cancelled" if call["error"]["kind"] == "cancelled" else "failed"
+    times = call["queued_s"], call.get("sent_s"), call.get("first_token_s")
+    return CallSpan(call["endpoint"], *times, call["queued_s"] + call["latency_s"], outcome)
 
 
 def _tasks(

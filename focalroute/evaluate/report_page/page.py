@@ -21,6 +21,7 @@ import numpy as np
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.cost_curve import draw_cost_quality, short_name
+from focalroute.evaluate.report_page.timeline import draw_timelines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,6 +148,8 @@ def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
             return _WIDTH, 1.5 + 0.25 * len(drawing.rows)
         case drawings.ErrorComparison():
             return _WIDTH, 1.4 + 0.4 * len(drawing.found)
+        case drawings.Timelines():
+            return _WIDTH, 0.6 + sum(0.6 + 0.26 * len(ask.calls) for ask in drawing.asks)
         case drawings.VersionHistories():
             return _WIDTH, 0.5 + 1.15 * -(-len(drawing.lines) // 2)
         case _:
@@ -159,23 +162,25 @@ def _draw(drawing: drawings.Drawing, figure: Figure, ink: Palette) -> None:
 
 
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
-    """Rolling means: quality above, cost below."""
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    """Rolling means: quality above, cost and seconds below."""
+    measured = {_BELOW[drawing.axis]: drawing.cost, **({"seconds": drawing.seconds} if drawing.seconds else {})}
+    above, *below = figure.subplots(1 + len(measured), 1, sharex=True, height_ratios=(3, *(1 for _ in measured)))
     for line, (color, dash, _) in zip(drawing.lines, _lines(ink), strict=False):
         above.plot(drawing.at, _floats(line.values), color=color, linestyle=dash, linewidth=1.6, label=line.name)
     above.set_ylabel(drawing.scored)
     _legend(above, len(drawing.lines))
-    below.plot(drawing.at, _floats(drawing.cost), color=ink.ours, linewidth=1.4)
-    below.set_ylim(bottom=0)
-    below.set_ylabel(_BELOW[drawing.axis])
-    below.set_xlabel(f"{drawing.along} (means of the last {drawing.width})")
+    for axes, (name, values) in zip(below, measured.items(), strict=True):
+        axes.plot(drawing.at, _floats(values), color=ink.ours, linewidth=1.4)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(name)
+    below[-1].set_xlabel(f"{drawing.along} (means of the last {drawing.width})")
     number = 0
     for mark in drawing.marks:
         number += mark.found
         color, dash = ink.muted, ":"
         if mark.found:
             color, dash = ink.second, "-"
-        for axes in (above, below):
+        for axes in (above, *below):
             axes.axvline(mark.at, color=color, linestyle=dash, linewidth=1)
         if mark.found and number <= _MOST_LABELLED_EVENTS:
             place: Any = {"transform": above.get_xaxis_transform(), "va": "top", "color": color, "fontsize": 8}
@@ -297,6 +302,7 @@ _BY_KIND: dict[type, Callable[[Any, Figure, Palette], None]] = {
     drawings.VersionHistories: _histories,
     drawings.OverTime: _over_time,
     drawings.AskedByRound: _rounds,
+    drawings.Timelines: draw_timelines,
     drawings.WhenRight: _when_right,
 }
 
@@ -317,11 +323,12 @@ def _legend(axes: Axes, columns: int) -> None:
 #: The page's sections in their order: what each is linked by, and its title.
 SECTIONS = {
     "curve": "Cost and quality",
-    "over-time": "Accuracy and cost over time",
+    "over-time": "Accuracy, cost and seconds over time",
     "errors": "Errors corrected",
     "when-right": "When exactly n members are right",
     "calibration": "Can the confidence be believed?",
     "rounds": "Who is asked, by round",
+    "timeline": "Where the time goes",
     "diversity": "How differently the endpoints fail",
     "tasks": "Who is asked, by task",
     "updates": "What the updates did",

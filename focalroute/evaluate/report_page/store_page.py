@@ -56,6 +56,7 @@ def store_page(history: History, name: str, updates: Section | None = None) -> P
             "when-right": unlabelled or _when_right(history),
             "calibration": few or _calibration(history),
             "rounds": _rounds(history) if asked else Section("Needs answers: nothing was asked with this store yet."),
+            "timeline": _timeline(history),
             "diversity": unlabelled or _diversity(history),
             "tasks": _tasks(history),
             "updates": updates or Section(_NO_FOLDER),
@@ -181,6 +182,7 @@ def _over_time(history: History) -> Section:
     paid = history.calls if axis == "calls" else 1000 * history.usd
     unknown = drawings.rolling_means(np.isnan(paid).astype(np.float64), width) > 0
     cost = np.where(unknown, np.nan, drawings.rolling_means(np.nan_to_num(paid), width))
+    seconds = drawings.rolling_means(history.latency_s, width)
     changes = [drawings.StreamEvent(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
     swaps = [
         drawings.StreamEvent(row + 1.0, f"{_version(after)} began to serve", found=False)
@@ -194,13 +196,14 @@ def _over_time(history: History) -> Section:
     if swaps:
         dotted = " Dotted lines: another version of the policy answers from there on."
     return Section(
-        f"Means over {width} consecutive answers with feedback. Above: {scored}; below: what an answer costs. {noticed}"
-        f"{dotted}",
+        f"Means over {width} consecutive answers with feedback. Above: {scored}; below: what an answer costs, and its "
+        f"seconds. {noticed}{dotted}",
         drawings.OverTime(
             width=width,
             at=at,
             lines=lines,
             cost=drawings.plain_values(cost[drawings.thinned_indices(len(cost))]),
+            seconds=drawings.plain_values(seconds[drawings.thinned_indices(len(seconds))]),
             scored=scored,
             axis=axis,
             along="answers with feedback so far",
@@ -285,6 +288,17 @@ def _rounds(history: History) -> Section:
     )
 
 
+def _timeline(history: History) -> Section:
+    if not history.timelines:
+        return Section("Needs answers whose receipts have a timeline, as those since 24 November 2026 do.")
+    return Section(
+        "The answer that took the median time, and the one that 95 % were quicker than. Thin: it waited to be sent. "
+        "Pale: until the first token, where it was streamed. The vertical line: the answer came. Bars one after the "
+        "other are rounds; for one that is much longer than the others usd_per_second need not wait.",
+        drawings.Timelines(history.timelines),
+    )
+
+
 def _tasks(history: History) -> Section:
     asked = np.zeros((len(history.tasks), len(history.names)))
     for row, (_, endpoints) in enumerate(history.tasks):
@@ -297,7 +311,7 @@ def _tasks(history: History) -> Section:
 
 
 def _figures(history: History) -> Section:
-    columns = ("", "asked for", "known", "right", "95 %", "$ per 1,000", "seconds")
+    columns = ("", "asked for", "known", "right", "95 %", "$ per 1,000", "seconds", "95 % within")
     rated = len(history.worth)
     ours = (
         _OURS,
@@ -305,18 +319,17 @@ def _figures(history: History) -> Section:
         f"{rated:,}",
         *_shares(history.worth),
         _amount(_known_mean(history.usd)),
-        f"{history.latency_s.mean():.2f}" if rated else "",
+        *_seconds(history.latency_s),
     )
     rows: list[Sequence[str]] = [ours]
     for name, record, known, right in _by_endpoint(history):
         shares = _shares(right[known].astype(np.float64))
-        seconds = "" if record.latency_s is None else f"{record.latency_s:.2f}"
         asked = f"{sum(record.by_round):,}"
-        rows.append((name, asked, f"{int(known.sum()):,}", *shares, _amount(record.usd), seconds))
+        rows.append((name, asked, f"{int(known.sum()):,}", *shares, _amount(record.usd), *_seconds(record.seconds)))
     return Section(
         "Known: answers with feedback; of an endpoint, labelled answers for which it was asked or probed. Costs are of "
-        "an answer, or of a call, where known; seconds the mean until it was there. What each endpoint was paid in "
-        "all, probes and failures included, is said by focalroute ledger.",
+        "an answer, or of a call, where known; seconds until it was there, the mean, and what 95 % took at most. "
+        "What each endpoint was paid in all, probes and failures included, is said by focalroute ledger.",
         table=TextTable(columns, rows, frozenset((0,))),
     )
 
@@ -325,6 +338,10 @@ def _shares(worth: F64) -> tuple[str, str]:
     if len(worth) < FEW:
         return "", ""
     return f"{worth.mean():.3f}", span(interval([worth]))
+
+
+def _seconds(taken: F64) -> tuple[str, str]:
+    return (f"{taken.mean():.2f}", f"{np.quantile(taken, 0.95):.2f}") if len(taken) else ("", "")
 
 
 def _amount(usd: float | None) -> str:

@@ -61,7 +61,7 @@ def test_the_page_is_well_formed_and_has_all_sections(made: Path) -> None:
     found = Checked(text)
     assert found.open == []
     assert found.sections == SECTIONS
-    assert found.tags["svg"] == len(SECTIONS) - 1  # the curve twice, the table and the updates not at all
+    assert found.tags["svg"] == len(SECTIONS) - 2  # the curve twice; table, updates, timeline not at all
     assert text.startswith("<!doctype html>")
     assert len(text) < 1_000_000
 

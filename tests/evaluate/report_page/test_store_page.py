@@ -20,7 +20,14 @@ import pytest
 from focalroute import Answer, AsyncEnsemble
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback, Member
-from focalroute.evaluate.report_page.drawings import AskedByRound, CostQuality, ErrorComparison, OverTime, WhenRight
+from focalroute.evaluate.report_page.drawings import (
+    AskedByRound,
+    CostQuality,
+    ErrorComparison,
+    OverTime,
+    Timelines,
+    WhenRight,
+)
 from focalroute.evaluate.report_page.history import History, read_history
 from focalroute.evaluate.report_page.page import SECTIONS
 from focalroute.evaluate.report_page.report_command import MEANINGS, report_command, updates_section
@@ -130,6 +137,21 @@ def test_the_page_draws_these_numbers(asked: Asked) -> None:
     assert isinstance(rounds, AskedByRound)
     total = sum(len(answer.receipt.calls) for answer in asked.answers)
     assert sum(map(sum, rounds.shares)) == pytest.approx(total / 81)
+
+
+def test_the_timelines_are_those_of_the_receipts(asked: Asked) -> None:
+    """The median and the 95 %, of all answers; their calls as the receipts have them."""
+    slowest = sorted(asked.answers, key=lambda answer: answer.latency_s)
+    drawing = store_page(asked.history, "s.db").sections["timeline"].drawing
+    assert isinstance(drawing, Timelines)
+    for shown, answer in zip(drawing.asks, (slowest[40], slowest[76]), strict=True):
+        assert shown.ended == answer.latency_s
+        found = [(call.endpoint, call.queued, call.sent, call.ended, call.outcome) for call in shown.calls]
+        assert found == [
+            (call.endpoint, call.queued_s, call.sent_s, call.ended_s, "done") for call in answer.receipt.calls
+        ]
+    older = [_answer(n, {"a": True}) for n in range(20)]
+    assert "timeline" in store_page(read_history(older), "s.db").sections["timeline"].caption
 
 
 def _answer(number: int, right: dict[str, bool], *, version: int = 0) -> tuple[StoredAnswer, tuple[Feedback, ...]]:
