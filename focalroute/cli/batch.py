@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
     from focalroute.core.config import Budget
     from focalroute.core.receipts import Answer
+
+
+_COST = re.compile(r"\d{1,20}(\.\d{1,60})?")
+_OF_AN_ASK = ("query", "max_usd", "deadline_s")  # are not of the question
 
 
 def batch(
@@ -85,7 +91,7 @@ def _read(path: Path) -> list[_Line]:
     Raises:
         ConfigError: the file cannot be read, or a line is not a question.
     """
-    from focalroute.serving.query import ARGUMENTS
+    from focalroute.serving.query import ARGUMENTS, make_query
 
     try:
         lines = path.read_bytes().splitlines()
@@ -97,13 +103,19 @@ def _read(path: Path) -> list[_Line]:
             continue
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError(f"{path}:{number}: is not JSON; write a text in quotes, or an object") from None
         arguments = {"query": value} if isinstance(value, str | list) else value
         if not isinstance(arguments, dict) or not {"query", "messages"} & set(arguments):
             raise ConfigError(f'{path}:{number}: query: required; write a text, or {{"query": "...", ...}}')
         if unknown := sorted(set(arguments) - set(ARGUMENTS)):
             raise ConfigError(f"{path}:{number}: {unknown[0]}: unknown key; known are {', '.join(sorted(ARGUMENTS))}")
+        try:
+            make_query(
+                arguments.get("query"), **{name: arguments[name] for name in arguments if name not in _OF_AN_ASK}
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from None
         found.append(_Line(len(found), arguments, hashlib.sha256(line.strip()).hexdigest()[:16]))
     return found
 
@@ -145,18 +157,16 @@ class _Answers:
     def _kept(self) -> list[bytes]:
         kept = []
         for line in self._path.read_bytes().splitlines(keepends=True):
-            try:
-                told = json.loads(line)
-                index, digest, failed = told["index"], told["question"], "error" in told
-            except (ValueError, KeyError, TypeError):
+            told = _row(line)
+            if told is None:
                 if line.endswith(b"\n"):
-                    raise ConfigError(f"{self._path}: is not a file of answers; give another name") from None
+                    raise ConfigError(f"{self._path}: is not a file of answers; give another name")
                 continue  # a process that died may have left half a line
-            if not 0 <= index < len(self._digests) or self._digests[index] != digest:
+            if told["question"] not in self._digests[told["index"] : told["index"] + 1]:
                 raise ConfigError(f"{self._path}: answers another file of questions; give another name")
-            if not failed:
+            if "error" not in told:
                 kept.append(line)
-                self._count(index, told["cost"])
+                self._count(told["index"], told["cost"])
         return kept
 
     def _count(self, index: int, cost: str | None) -> None:
@@ -176,6 +186,17 @@ class _Answers:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line of a file of answers; None: it is not one."""
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(line)
+        if isinstance(told, dict) and type(told.get("index")) is int and told["index"] >= 0 and "question" in told:
+            cost = told.get("cost", False)
+            if "error" in told or cost is None or (isinstance(cost, str) and _COST.fullmatch(cost)):
+                return told
+    return None
 
 
 async def _ask(

@@ -10,8 +10,9 @@ from focalroute.core.errors import ConfigError
 
 _MAX_BYTES = 64 * 1024
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
-#: Keys and our own settings. A folder of a stranger's must not name a proxy or a certificate by which keys are read.
-_TAKEN = re.compile(r"FOCALROUTE_.*|.*(?:KEY|TOKEN|SECRET|PASSWORD).*", re.IGNORECASE)
+#: Keys and our own settings. A folder of a stranger's must not name a proxy, a certificate or a file (SSLKEYLOGFILE) by
+#: which keys are read.
+_TAKEN = re.compile(r"FOCALROUTE_.*|.*(?:KEY|TOKEN|SECRET|PASSWORD)S?\d*(?:_.*)?", re.IGNORECASE)
 
 
 def read_env_file(path: Path) -> None:
@@ -33,7 +34,7 @@ def read_env_file(path: Path) -> None:
         if not line or line.startswith("#"):
             continue
         found = _LINE.fullmatch(line)
-        if found is None:
+        if found is None or "\0" in line:
             raise ConfigError(f"{path}: line {number}: write NAME=value")
         name, value = found[1], found[2]
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -78,6 +79,9 @@ def test_the_whole_file_costs_no_more_than_it_may(
         ("What is 17 + 25?", "in.jsonl:2: is not JSON"),
         ('{"prompt": "What?"}', "in.jsonl:2: query: required"),
         ('{"query": "What?", "choice": ["a"]}', "in.jsonl:2: choice: unknown key"),
+        ('{"query": "What?", "tags": "team-a"}', "in.jsonl:2: tags: give a list"),
+        ('{"query": "What?", "params": {"seed": 1e999}}', "in.jsonl:2: params: "),
+        ("[" * 100_000, "in.jsonl:2: is not JSON"),
     ],
 )
 def test_a_wrong_line_is_named_before_anything_is_paid(
@@ -97,7 +101,18 @@ def test_a_wrong_line_is_named_before_anything_is_paid(
 def test_answers_to_other_questions_are_left_alone(
     pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for text, says in (('{"index": 0, "question": "0"}\n', "another file"), ("notes\n", "not a file of answers")):
+    digest = hashlib.sha256(json.dumps(QUESTIONS[0]).encode()).hexdigest()[:16]
+    for text, says in (
+        ('{"index": 0, "question": "0", "cost": null}\n', "another file"),
+        (f'{{"index": 7, "question": "{digest}", "cost": null}}\n', "another file"),
+        ("notes\n", "not a file of answers"),
+        (f'{{"index": 0, "question": "{digest}"}}\n', "not a file of answers"),
+        (f'{{"index": "0", "question": "{digest}", "cost": "1"}}\n', "not a file of answers"),
+        (f'{{"index": 0, "question": "{digest}", "cost": "-9"}}\n', "not a file of answers"),
+        (f'{{"index": 0, "question": "{digest}", "cost": "NaN"}}\n', "not a file of answers"),
+        (f'{{"index": 0, "question": "{digest}", "cost": "1e999999999"}}\n', "not a file of answers"),
+        ("[" * 100_000 + "\n", "not a file of answers"),
+    ):
         (folder / "out.jsonl").write_text(text)
         assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--resume") == 2
         assert says in capsys.readouterr().err

@@ -18,9 +18,16 @@ def test_keys_and_our_settings_are_taken_and_what_is_set_stays(tmp_path: Path, m
     (tmp_path / ".env").write_text(
         "# keys\n\nexport ONE_API_KEY='a b'\nTWO_TOKEN = \"c#d\"\nTHREE_KEY=e # mine\nSET_KEY=after\n"
         "FOCALROUTE_POOL=p.toml\nHTTPS_PROXY=http://evil\nSSL_CERT_FILE=evil.pem\nPATH=/evil\n"
+        "SSLKEYLOGFILE=/tmp/evil\nAPI_KEYS_2=f\n"
     )
     read_env_file(tmp_path / ".env")
-    expected = {"ONE_API_KEY": "a b", "TWO_TOKEN": "c#d", "THREE_KEY": "e", "FOCALROUTE_POOL": "p.toml"}
+    expected = {
+        "ONE_API_KEY": "a b",
+        "TWO_TOKEN": "c#d",
+        "THREE_KEY": "e",
+        "FOCALROUTE_POOL": "p.toml",
+        "API_KEYS_2": "f",
+    }
     assert os.environ == {"SET_KEY": "before", **expected}
 
 
@@ -28,6 +35,7 @@ def test_keys_and_our_settings_are_taken_and_what_is_set_stays(tmp_path: Path, m
     ("content", "says"),
     [
         (b"ONE_KEY=a\nsk-secret-word\n", "line 2: write NAME=value"),
+        (b"ONE_KEY=secret\0\n", "line 1: write NAME=value"),
         (b"\xff\xfe", "cannot be read"),
         (b"A=b\n" * 20_000, "larger than 64 KiB"),
     ],
