@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 _MOST_CONNECTIONS = 1000
 _HEAD_S = 10.0  # for the head of a request, from the opening of the connection or the last response
-_FLUSH_S = 60.0  # for a client to take what is left of a response once its connection is being closed
+_FLUSH_S = 60.0  # for a client to take what is left of a response, or to make room for more of it
 _BACKLOG = 2048
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 that closes idle and half-open connections, and those beyond the maximum.
+    """HTTP/1.1 that closes connections: idle, half-open and unread ones, and those beyond the maximum.
 
     A connection without a request under way has `head_s` seconds to send the whole head of one, however slowly its
     bytes arrive; uvicorn by itself stops its clock at the first byte.
@@ -28,6 +28,7 @@ class BoundedProtocol(H11Protocol):
     head_s = _HEAD_S
     flush_s = _FLUSH_S
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock, or close the connection at once if too many are open."""
@@ -38,9 +39,21 @@ class BoundedProtocol(H11Protocol):
         self._start(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._stop()
+        self.resume_writing()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start a clock: the client has to read on."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.flush_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop it."""
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
 
     def handle_events(self) -> None:
         """Stop the clock once a request is under way."""

@@ -15,11 +15,13 @@ from focalroute.sim import SimulatedPool
 from tests.server.running import get, served
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+METRICS = HEALTH.replace(b"healthz", b"metrics")
 UNREAD_BODY = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
 
 
 class Impatient(BoundedProtocol):
     head_s = 0.5
+    flush_s = 0.5
     max_connections = 20
 
 
@@ -49,6 +51,19 @@ def closed(connection: socket.socket) -> bool:
         return True
 
 
+def refused(connection: socket.socket, data: bytes) -> bool:
+    """Whether the server closes a connection that goes on sending, within half a minute."""
+    began = time.monotonic()
+    while time.monotonic() - began < 30:
+        try:
+            connection.send(data)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
 def dripped(connection: socket.socket) -> float:
     """Seconds until the server closes a connection that gets a byte every now and then."""
     began = time.monotonic()
@@ -73,6 +88,16 @@ def test_a_head_that_does_not_end_is_cut_off(url: str, before: bytes) -> None:
             connection.sendall(before)
             assert received(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 ")
         assert 0.3 < dripped(connection) < 3
+
+
+def test_a_client_that_reads_nothing_is_cut_off(url: str) -> None:
+    """Requests one after the other, until the server can write no more of its responses to them."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((urlsplit(url).hostname, urlsplit(url).port))
+        connection.settimeout(0.2)
+        assert refused(connection, METRICS * 100)
+    assert get(f"{url}/healthz")[0] == 200
 
 
 def test_who_asks_again_in_time_keeps_the_connection(url: str) -> None:
