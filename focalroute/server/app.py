@@ -67,7 +67,7 @@ class Service:
         self._under_way: Counter[str] = Counter()  # asks, by the caller's name
         self._body_bytes = 0  # of all requests under way
         self._reader = ThreadPoolExecutor(1, "focalroute-body")
-        self._recent: dict[str, deque[float]] = {}  # when asks of the last minute began, by the caller's name
+        self._recent: dict[tuple[str, str], deque[float]] = {}  # begins of the last minute, by kind and caller
 
     def app(self) -> Starlette:
         """Make the application."""
@@ -231,13 +231,17 @@ class Service:
         if self._under_way[caller.name] >= caller.max_concurrency:
             message = f"this key has {caller.max_concurrency} requests under way, as many as it may; try again"
             raise Refused(429, message, "rate_limit_error", code="too_many_under_way", retry_after_s=1)
+        self._check_rate(caller, "asks")
+
+    def _check_rate(self, caller: Caller, kind: str) -> None:
+        """Count a request of a caller against those of this kind that it may make in a minute; raises likewise."""
         if caller.requests_per_minute is None:
             return
-        recent, now = self._recent.setdefault(caller.name, deque()), time.monotonic()
+        recent, now = self._recent.setdefault((kind, caller.name), deque()), time.monotonic()
         while recent and recent[0] <= now - _MINUTE_S:
             recent.popleft()
         if len(recent) >= caller.requests_per_minute:
-            message = f"this key may make {caller.requests_per_minute} requests per minute; try again later"
+            message = f"this key may make {caller.requests_per_minute} {kind} per minute; try again later"
             wait_s = recent[0] + _MINUTE_S - now
             raise Refused(429, message, "rate_limit_error", code="too_many_requests", retry_after_s=wait_s)
         recent.append(now)
@@ -257,14 +261,16 @@ class Service:
     ) -> None:
         self._under_way[name] -= 1
         self._metrics.end(time.perf_counter() - began)
-        if answer is not None:
-            self._metrics.receipt(answer.receipt, name)
-        elif isinstance(error, PoolError):
+        if isinstance(error, PoolError):
             self._metrics.failed(error.replies)
+        elif answer is not None and not answer.cached:  # else its calls were counted when they were made
+            self._metrics.receipt(answer.receipt, name)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def _feedback(self, request: Request) -> Response:
+        if request.state.caller is not None:
+            self._check_rate(request.state.caller, "feedbacks")
         feedback = await self._read(request, read_feedback)
         await self._ensemble.feedback(feedback.answer_id, **feedback.said)
         return _json(feedback_taken(feedback))

@@ -48,7 +48,7 @@ class Caller:
         usd: what it may spend on this store, for ever or per period as in ``Budget.usd_per_tag``; None: no limit.
         tags: further tags of its asks, for the ledger and for the budget's ``usd_per_tag``.
         max_concurrency: asks it may have under way at a time.
-        requests_per_minute: asks it may begin in any minute; None: no limit.
+        requests_per_minute: asks it may begin in any minute, and feedbacks that it may give; None: no limit.
     """
 
     name: str

@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from focalroute import Endpoint
+from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
 from tests.loopback import completion, json_reply, serving, sse, until
@@ -72,9 +73,22 @@ def test_who_goes_away_is_asked_for_no_more(held: Held, tmp_path: Path, stream: 
 
 
 def asks_under_way(url: str) -> float:
+    return measured(url, "focalroute_asks_under_way")
+
+
+def measured(url: str, name: str) -> float:
+    """A figure of /metrics, the first that begins with this."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
         text = response.read().decode()
-    return float(next(line for line in text.splitlines() if line.startswith("focalroute_asks_under_way")).split()[1])
+    return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
+
+
+def test_an_answer_that_is_given_again_is_not_paid_again_by_the_metrics(pool: SimulatedPool) -> None:
+    with served(pool.endpoints, cache_ttl_s=60, policy="plurality") as url:
+        (_, first), *_, (_, again) = [post(f"{url}/v1/chat/completions", ask()) for _ in range(3)]
+        assert (again["id"], again["usage"]["cost"]) == (first["id"], 0)
+        assert first["usage"]["cost"] > 0
+        assert measured(url, "focalroute_cost_usd_total") == pytest.approx(first["usage"]["cost"])
 
 
 def test_who_leaves_in_the_middle_of_a_stream_is_asked_for_no_more(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One key may not take what others need: bounds on its asks under way and in a minute."""
+"""One key may not take what others need: bounds on what it has under way and asks for in a minute."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_bodies_of_all_requests_are_bounded_and_forgotten_at_their_end(
             assert status != 503
 
 
-def test_a_key_has_a_bounded_number_of_asks_in_a_minute(pool: SimulatedPool) -> None:
+def test_a_key_has_a_bounded_number_of_asks_and_feedbacks_in_a_minute(pool: SimulatedPool) -> None:
     with served(pool.endpoints, callers=callers(requests_per_minute=2), policy="plurality") as url:
         assert [asked(url, KEY)[0] for _ in range(2)] == [200, 200]
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -109,4 +109,6 @@ def test_a_key_has_a_bounded_number_of_asks_in_a_minute(pool: SimulatedPool) -> 
             assert error.code == 429
             assert 1 <= int(error.headers["Retry-After"]) <= 60
             assert b"too_many_requests" in error.read()
+        told = [post(f"{url}/v1/feedback", {"id": "x"}, Authorization=f"Bearer {KEY}")[0] for _ in range(3)]
+        assert told == [404, 404, 429]
         assert asked(url, OTHER)[0] == 200
