@@ -9,6 +9,7 @@ import pytest
 from focalroute.sim import SimulatedPool
 from focalroute.sim.faults import KINDS
 from tests.benchmarks import chaos, outage
+from tests.benchmarks.harness import growth
 
 
 def test_with_a_third_of_all_calls_faulted_asks_are_answered_and_nothing_is_left(simulated_pool: SimulatedPool) -> None:
@@ -24,6 +25,15 @@ def test_with_a_third_of_all_calls_faulted_asks_are_answered_and_nothing_is_left
     assert outcome.struck[0] > 30
     assert outcome.hedges > 0
     assert outcome.left == {"tasks": 0, "threads": 0, "descriptors": 0}
+
+
+def test_memory_that_rises_and_falls_does_not_grow_and_one_that_leaks_does() -> None:
+    """A hundred values: a saw, and the same with a leak of 4 % in all."""
+    saw = [150 + 3 * (i % 7) for i in range(100)]
+    assert not growth(saw)[1]
+    share, sure = growth([value + 0.06 * i for i, value in enumerate(saw)])
+    assert sure
+    assert share == pytest.approx(0.035, abs=0.01)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from tests.benchmarks.peers import Call
 
 CHOICES = ("120 km", "180 km", "240 km", "320 km")
 WARM = 50
+_SPANS = 10
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,21 @@ def resident_mb() -> float:
 def peak_mb() -> float:
     """The most that this process ever had, MiB (Linux)."""
     return _status_mb("VmHWM")
+
+
+def growth(values: Sequence[float]) -> tuple[float, bool]:
+    """How much a fitted line rises from the first value to the last, as a share of the mean, and whether that is sure.
+
+    It is if it rises by more than a fiftieth, and its slope, fitted to the means of ten spans, is more than four and a
+    half standard errors above zero.
+    """
+    size = len(values) // _SPANS
+    means = [statistics.fmean(values[i * size : (i + 1) * size]) for i in range(_SPANS)]
+    slope, start = statistics.linear_regression(range(_SPANS), means)
+    left = sum((mean - start - slope * i) ** 2 for i, mean in enumerate(means)) / (_SPANS - 2)
+    error = (left / sum((i - (_SPANS - 1) / 2) ** 2 for i in range(_SPANS))) ** 0.5
+    share = slope * (_SPANS - 1) / statistics.fmean(means)
+    return share, slope > 4.5 * error and share > 0.02
 
 
 def _status_mb(name: str) -> float:
