@@ -61,7 +61,9 @@ class Query:
         metadata: the caller's own, handed back on the answer.
         combine: "choose": the Fusion chooses among the replies; "pick": the Decider picks the one member whose reply is
             the answer; "synthesise": an endpoint writes one text from the replies.
-        usd_per_second: what a second until the answer is worth to the caller; None: what the ensemble says.
+        max_usd: cap on what it may cost; None: what the ensemble says, and so for the next two.
+        deadline_s: for all of it.
+        usd_per_second: what a second until the answer is worth to the caller.
     """
 
     id: str
@@ -75,6 +77,8 @@ class Query:
     params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
     combine: Combine = "choose"
+    max_usd: Decimal | float | str | None = None
+    deadline_s: float | None = None
     usd_per_second: float | None = None
 
     @property

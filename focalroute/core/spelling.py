@@ -31,35 +31,42 @@ def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] |
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}."
 
 
-def by_keyword(advice: str, instead: Mapping[str, str] | None = None) -> Callable[[F], F]:
+def by_keyword(
+    advice: str, instead: Mapping[str, str] | None = None, *, like: Callable[..., object] | None = None
+) -> Callable[[F], F]:
     """Make a method raise a `ConfigError` that says what was meant, where a call does not fit its signature.
 
     Args:
         advice: what to do where too many arguments are given without their names.
         instead: as for `did_you_mean`.
+        like: a method whose signature and documentation it has; None: its own.
     """
 
     def explained(method: F) -> F:
-        @functools.wraps(method)
+        shown = like or method
+        signature = inspect.signature(shown)
+        names = [*signature.parameters][1:]
+
+        @functools.wraps(shown)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if not kwargs.keys() <= signature.parameters.keys():
+                unknown = next(name for name in kwargs if name not in names)
+                why = did_you_mean(unknown, names, instead)
+                raise ConfigError(f"{shown.__name__}: {unknown}: unknown argument; {why}")
             try:
                 return method(*args, **kwargs)
             except TypeError:
-                _explain(method, args, kwargs)
+                explain(args, kwargs)
                 raise
 
-        return cast("F", call)
+        def explain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                why = advice if str(error) == "too many positional arguments" else str(error)
+                raise ConfigError(f"{shown.__name__}: {why}") from None
 
-    def _explain(method: F, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        signature = inspect.signature(method)
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            names = [*signature.parameters][1:]
-            unknown = next((name for name in kwargs if name not in names), None)
-            why = advice if str(error) == "too many positional arguments" else str(error)
-            if unknown is not None:
-                why = f"{unknown}: unknown argument; {did_you_mean(unknown, names, instead)}"
-            raise ConfigError(f"{method.__name__}: {why}") from None
+        call.advice = advice, instead  # type: ignore[attr-defined]
+        return cast("F", call)
 
     return explained

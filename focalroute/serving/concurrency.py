@@ -16,6 +16,7 @@ from focalroute.core.receipts import Answer
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.query import INSTEAD, Prompt
 
+#: A question, or the arguments of an ask with it.
 Item = Prompt | Mapping[str, Any]
 
 #: Asks admitted in one event-loop iteration. With more they wait longer for each other; with fewer every step of an ask

@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
@@ -49,7 +48,7 @@ from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.judge import BackgroundJudge, judging_endpoints
-from focalroute.serving.query import AskOptions, Prompt, QueryOptions, TextKind, make_query, shows_options
+from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind, make_query, takes_arguments
 from focalroute.serving.recording import make_answer
 from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import open_ask
@@ -80,7 +79,6 @@ _log = logging.getLogger("focalroute")
 R = TypeVar("R")
 
 CLOSED = "this ensemble is closed; make a new one"
-_BY_KEYWORD = 'give all but the question by keyword, such as choices=["yes", "no"]'
 
 
 class AsyncEnsemble:
@@ -105,8 +103,8 @@ class AsyncEnsemble:
     """
 
     @takes_settings(Settings)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._settings = settings = over_http_client(make_settings(*args, **kwargs))
+    def __init__(self, endpoints: Any = None, *more: Any, **given: Any) -> None:
+        self._settings = settings = over_http_client(make_settings(endpoints, *more, **given))
         self.endpoints = with_prices(validate_pool(settings.endpoints, askable=True))
         self.budget = settings.budget
         judging = judging_endpoints(settings.judge, self.endpoints)
@@ -233,18 +231,8 @@ class AsyncEnsemble:
         **options: Unpack[AskOptions],
     ) -> Answer[Any]: ...
 
-    @by_keyword(_BY_KEYWORD)
-    @shows_options
-    async def ask(
-        self,
-        query: Prompt | None = None,
-        *,
-        choices: Iterable[Any] | None = None,
-        answer: Any = None,
-        max_usd: Decimal | float | str | None = None,
-        deadline_s: float | None = None,
-        **options: Unpack[QueryOptions],
-    ) -> Answer[Any]:
+    @takes_arguments
+    async def ask(self, query: Prompt | None = None, **options: Any) -> Answer[Any]:
         """Ask the pool and fuse what it says.
 
         Args:
@@ -280,27 +268,17 @@ class AsyncEnsemble:
             StoreError: a limit cannot be kept, as the store fails.
         """
         self._check_open()
-        asked = make_query(query, choices=choices, answer=answer, **options)
+        asked = make_query(query, **options)
         self._synthesiser.check(asked)
         if (known := self._cache.find(asked)) is not None:
             return known
         with self._gates.here():
-            made = await self._answer(asked, max_usd, deadline_s)
+            made = await self._answer(asked)
         self._cache.keep(asked, made)
         return made
 
-    @by_keyword(_BY_KEYWORD)
-    @shows_options
-    def stream(
-        self,
-        query: Prompt | None = None,
-        *,
-        choices: Iterable[Any] | None = None,
-        answer: AnswerKind | Wanted | None = None,
-        max_usd: Decimal | float | str | None = None,
-        deadline_s: float | None = None,
-        **options: Unpack[QueryOptions],
-    ) -> AsyncAnswerStream:
+    @takes_arguments
+    def stream(self, query: Prompt | None = None, **options: Unpack[AskArguments]) -> AsyncAnswerStream:
         """Ask the pool and stream the answer as it comes; arguments as `ask`.
 
         Open text that a single member was chosen for streams through at once, and is the answer: no further round
@@ -317,19 +295,13 @@ class AsyncEnsemble:
             StreamBroken: the answer broke off after it had begun.
         """
         self._check_open()
-        asked = make_query(query, choices=choices, answer=answer, **options)
+        asked = make_query(query, **options)
         self._synthesiser.check(asked)
-        return AsyncAnswerStream(asked.id, partial(self._answer, asked, max_usd, deadline_s), self._streams)
+        return AsyncAnswerStream(asked.id, partial(self._answer, asked), self._streams)
 
-    async def _answer(
-        self,
-        query: Query,
-        max_usd: Decimal | float | str | None,
-        deadline_s: float | None,
-        stream_sink: StreamSink | None = None,
-    ) -> Answer:
+    async def _answer(self, query: Query, stream_sink: StreamSink | None = None) -> Answer:
         """Answer a query: observe, decide, ask, fuse, again until the policy stops; then record what came of it."""
-        ask = await self._begin(query, max_usd, deadline_s, stream_sink)
+        ask = await self._begin(query, stream_sink)
         cost_weight, usd_per_second = self._pacer.begin(), self._time_pacer.begin()
         own = query.usd_per_second
         if usd := usd_per_second if own is None else own:
@@ -365,20 +337,14 @@ class AsyncEnsemble:
             stream_sink.say(ask, answer.text)
         return await self._record(ask, answer, row)
 
-    async def _begin(
-        self,
-        query: Query,
-        max_usd: Decimal | float | str | None,
-        deadline_s: float | None,
-        stream_sink: StreamSink | None,
-    ) -> Ask:
+    async def _begin(self, query: Query, stream_sink: StreamSink | None) -> Ask:
         """Open an ask: the policy that serves now, its budget and deadline, and the features of its text."""
         settings = self._settings
-        if deadline_s is not None:
-            settings = replace(settings, deadline_s=deadline_s)
+        if query.deadline_s is not None:
+            settings = replace(settings, deadline_s=query.deadline_s)
         self._slot.refresh_soon()
         self._observer.adopt(self._slot.current.experience)
-        ask_budget = self._guard.ask_budget(max_usd, query.id, query.tags, settings.deadline_s)
+        ask_budget = self._guard.ask_budget(query.max_usd, query.id, query.tags, settings.deadline_s)
         deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
         policy, rival = self._slot.draw(rng)
@@ -430,15 +396,15 @@ class AsyncEnsemble:
         if self._closed:
             raise EnsembleClosed(CLOSED)
 
+    @takes_arguments
     async def ask_many(
         self,
-        /,
         queries: Iterable[Prompt | Mapping[str, Any]],
         *,
         concurrency: int = 16,
         progress: bool = False,
         return_exceptions: bool = False,
-        **common: Any,
+        **common: Unpack[AskArguments],
     ) -> Answers:
         """Ask many queries, at most ``concurrency`` at a time; answers in the order of the queries.
 
@@ -451,6 +417,7 @@ class AsyncEnsemble:
                 others (those already answered are in the store).
             common: arguments of `ask` for all of them.
         """
+        make_query("?", **common)  # a mistake in what all of them have is told once, before any is asked
         return await ask_all(
             self.ask, queries, common, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
         )

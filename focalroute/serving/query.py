@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
@@ -15,7 +15,7 @@ from focalroute.answers.typed import TYPES, choice_text, members_of
 from focalroute.core.config import MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
-from focalroute.core.spelling import did_you_mean
+from focalroute.core.spelling import by_keyword
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,8 +63,11 @@ class ModelParams(TypedDict, total=False):
     extra_headers: Mapping[str, str] | None
 
 
-class QueryOptions(ModelParams, total=False):
-    """The options of `make_query` besides the prompt, the choices and the kind of answer."""
+_MODEL_PARAMS = tuple(ModelParams.__annotations__)
+
+
+class AskOptions(ModelParams, total=False):
+    """The keyword options of `AsyncEnsemble.ask` besides the choices and the kind of answer."""
 
     messages: Sequence[Mapping[str, Any]] | None
     system: str | None
@@ -75,17 +78,17 @@ class QueryOptions(ModelParams, total=False):
     tags: Sequence[str]
     metadata: Mapping[str, Any] | None
     params: Mapping[str, Any] | None
-
-
-class AskOptions(QueryOptions, total=False):
-    """The keyword options of `AsyncEnsemble.ask` besides the choices and the kind of answer."""
-
     max_usd: Decimal | float | str | None
     deadline_s: float | None
 
 
-#: Every argument of an ask.
-ARGUMENTS = ("query", "choices", "answer", *AskOptions.__annotations__)
+class AskArguments(AskOptions, total=False):
+    """All that `AsyncEnsemble.ask` takes by keyword."""
+
+    choices: Iterable[Any] | None
+    answer: AnswerKind | Wanted | None
+
+
 #: What others call an argument -> its name here, or what to do.
 INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("prompt", "question", "input", "text", "content"), "query"),
@@ -107,46 +110,54 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def shows_options(method: F) -> F:
-    """Show the options of an ask one by one in the signature, for ``help`` and for editors."""
-    signature = inspect.signature(method)
-    named = list(signature.parameters.values())[:-1]
-    defaults = {"combine": "choose", "tags": ()}
-    for name, annotation in QueryOptions.__annotations__.items():
-        shown = getattr(annotation, "__forward_arg__", annotation)
-        default = defaults.get(name)
-        named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
-    method.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
-    return method
-
-
 def new_id() -> str:
     """A unique id that sorts by time: 12 hex digits of milliseconds, 20 of randomness."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 def make_query(
-    prompt: Prompt | None = None,
+    query: Prompt | None = None,
     *,
+    choices: Iterable[Any] | None = None,
+    answer: AnswerKind | Wanted | None = None,
     messages: Sequence[Mapping[str, Any]] | None = None,
     system: str | None = None,
-    choices: Iterable[object] | None = None,
-    answer: AnswerKind | Wanted | None = None,
     samples: int | None = None,
+    combine: Combine = "choose",
+    max_usd: Decimal | float | str | None = None,
+    deadline_s: float | None = None,
+    usd_per_second: float | None = None,
     task: str | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
-    combine: Combine = "choose",
-    usd_per_second: float | None = None,
-    **model_params: Unpack[ModelParams],
+    temperature: float | None = None,
+    top_p: float | None = None,
+    max_tokens: int | None = None,
+    max_completion_tokens: int | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool | None = None,
+    response_format: Mapping[str, Any] | None = None,
+    reasoning_effort: str | None = None,
+    verbosity: str | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    logit_bias: Mapping[str, float] | None = None,
+    user: str | None = None,
+    prompt_cache_key: str | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    extra_headers: Mapping[str, str] | None = None,
 ) -> Query:
-    """Check the arguments of an ask.
+    """Check the arguments of an ask; they are these.
 
     Raises:
         ConfigError: something is wrong with an argument; the message names it.
     """
-    params = _merged(params, model_params)
+    given = locals()
+    params = _merged(params, {name: given[name] for name in _MODEL_PARAMS if given[name] is not None})
     if choices is not None and answer is not None:
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
     if answer is not None:
@@ -161,19 +172,19 @@ def make_query(
         check_usd_per_second(usd_per_second)
     if task is not None and not isinstance(task, str):
         raise ConfigError("task: give a topic's name as text")
-    if (prompt is None) == (messages is None):
+    if (query is None) == (messages is None):
         raise ConfigError("query: give the question as text, or messages=; one of them")
-    asked = _messages(prompt if messages is None else messages, system)
+    asked = _messages(query if messages is None else messages, system)
     if params:
-        tools = params.get("tools") or ()
-        if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        called = params.get("tools") or ()
+        if not isinstance(called, list | tuple) or not all(isinstance(tool, Mapping) for tool in called):
             raise ConfigError(
                 'tools: give a list of {"type": "function", "function": {"name": ..., "parameters": ...}}'
             )
         require_json("params", params)
         _check_counts(params)
     texts, values = (None, None) if choices is None else _choices(choices)
-    query = Query(
+    made = Query(
         id=new_id(),
         messages=asked,
         choices=texts,
@@ -185,13 +196,29 @@ def make_query(
         params=params,
         metadata=metadata,
         combine=combine,
+        max_usd=max_usd,
+        deadline_s=deadline_s,
         usd_per_second=usd_per_second,
     )
-    if combine == "synthesise" and (not query.open or "tools" in query.params):
+    if combine == "synthesise" and (not made.open or "tools" in made.params):
         raise ConfigError(
             'combine: only open text is synthesised; leave out choices, tools, and answer (or give "text")'
         )
-    return query
+    return made
+
+
+#: Every argument of an ask.
+ARGUMENTS = tuple(inspect.signature(make_query).parameters)
+
+
+def takes_arguments(method: F) -> F:
+    """Show the options of an ask one by one in a method's signature, and explain what does not fit it."""
+    signature = inspect.signature(method)
+    *own, _ = signature.parameters.values()
+    asked = inspect.signature(make_query).parameters.values()
+    options = [one for one in asked if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return by_keyword('give all but the question by keyword, such as choices=["yes", "no"]', INSTEAD)(method)
 
 
 def check_usd_per_second(usd: object) -> None:
@@ -217,20 +244,16 @@ def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
     return None, structure or answer
 
 
-def _merged(params: Mapping[str, Any] | None, model_params: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(params: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """All parameters for the members: ``params``, and those given as arguments.
 
     Raises:
-        ConfigError: one of them is unknown, given twice, or not the caller's to set.
+        ConfigError: one of them is given twice, or not the caller's to set.
     """
-    if params is None and not model_params:
+    if params is None and not given:
         return {}
-    unknown = next((name for name in model_params if name not in ModelParams.__annotations__), None)
-    if unknown is not None:
-        raise ConfigError(f"ask: {unknown}: unknown argument; {did_you_mean(unknown, ARGUMENTS, INSTEAD)}")
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError('params: give a mapping such as {"temperature": 0.2}')
-    given = {name: value for name, value in model_params.items() if value is not None}
     merged = {**(params or {}), **given}
     if isinstance(merged.get("response_format"), type):
         raise ConfigError("response_format: to have a model filled in, give answer=Model instead")

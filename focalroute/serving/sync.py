@@ -5,34 +5,26 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
+import typing
 import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from functools import partial, wraps
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Literal,
-    ParamSpec,
-    Protocol,
-    Self,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted
+from focalroute.core.answer_list import Answers
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import EnsembleClosed
 from focalroute.core.receipts import Answer
+from focalroute.core.spelling import by_keyword
+from focalroute.learn.reward import USER, Said
 from focalroute.serving.closing import warn_unclosed
+from focalroute.serving.concurrency import Item
 from focalroute.serving.ensemble import CLOSED, AsyncEnsemble
-from focalroute.serving.query import AskOptions, Prompt, TextKind
+from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind
 from focalroute.serving.settings import Settings, takes_settings
 from focalroute.serving.stats import Stats
 from focalroute.serving.streaming import AsyncAnswerStream
@@ -41,32 +33,17 @@ if TYPE_CHECKING:
     import openai
     from anyio.from_thread import BlockingPortal
 
+    from focalroute.learn.update_report import UpdateReport
 
-P = ParamSpec("P")
+
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _blocking(method: Callable[Concatenate[AsyncEnsemble, P], Awaitable[R]]) -> Callable[Concatenate[Ensemble, P], R]:
-    """The method, run to its end on the ensemble's own loop."""
-
-    @wraps(method)
-    def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._run(partial(method, self._async, *args, **kwargs))
-
-    return cast("Callable[Concatenate[Ensemble, P], R]", call)
-
-
-def _streaming(
-    method: Callable[Concatenate[AsyncEnsemble, P], AsyncAnswerStream],
-) -> Callable[Concatenate[Ensemble, P], AnswerStream]:
-    """The method, its stream read on the ensemble's own loop."""
-
-    @wraps(method)
-    def call(self: Ensemble, *args: P.args, **kwargs: P.kwargs) -> AnswerStream:
-        return AnswerStream(method(self._async, *args, **kwargs), self._run)
-
-    return cast("Callable[Concatenate[Ensemble, P], AnswerStream]", call)
+def _as(method: Any) -> Callable[[F], F]:
+    """Give a method the signature, the documentation and the errors of the one with ``await``."""
+    return by_keyword(*method.advice, like=method)
 
 
 class _Run(Protocol):
@@ -220,8 +197,8 @@ class Ensemble:
     """
 
     @takes_settings(Settings)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._async = AsyncEnsemble(*args, **kwargs)
+    def __init__(self, endpoints: Any = None, *more: Any, **settings: Any) -> None:
+        self._async = AsyncEnsemble(endpoints, *more, **settings)
         self._loop = _Loop(self._async.aclose)
         self._unclosed = weakref.finalize(self, _on_dropped, self._loop)
         self._unclosed.atexit = False  # the loop sees to itself
@@ -231,25 +208,26 @@ class Ensemble:
         """An ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
         return cls(path, **settings)
 
-    @overload
+    # Not `overload`: of those jedi would show the overloads alone, and so no options.
+    @typing.overload
     def ask(self, query: Prompt | None = None, *, choices: Iterable[T], **options: Unpack[AskOptions]) -> Answer[T]: ...
 
-    @overload
+    @typing.overload
     def ask(  # type: ignore[overload-overlap]  # a class is callable, too
         self, query: Prompt | None = None, *, answer: type[T], **options: Unpack[AskOptions]
     ) -> Answer[T]: ...
 
-    @overload
+    @typing.overload
     def ask(
         self, query: Prompt | None = None, *, answer: Literal["number"], **options: Unpack[AskOptions]
     ) -> Answer[float]: ...
 
-    @overload
+    @typing.overload
     def ask(
         self, query: Prompt | None = None, *, answer: TextKind | None = None, **options: Unpack[AskOptions]
     ) -> Answer[str]: ...
 
-    @overload
+    @typing.overload
     def ask(
         self,
         query: Prompt | None = None,
@@ -259,16 +237,49 @@ class Ensemble:
         **options: Unpack[AskOptions],
     ) -> Answer[Any]: ...
 
-    @wraps(AsyncEnsemble.ask)
-    def ask(self, *args: Any, **options: Any) -> Answer[Any]:
+    @_as(AsyncEnsemble.ask)
+    def ask(self, query: Prompt | None = None, **options: Any) -> Answer[Any]:
         """See `AsyncEnsemble.ask`."""
-        return self._run(partial(self._async.ask, *args, **options))
+        return self._run(lambda: self._async.ask(query, **options))
 
-    ask_many = _blocking(AsyncEnsemble.ask_many)
-    stream = _streaming(AsyncEnsemble.stream)
-    feedback = _blocking(AsyncEnsemble.feedback)
-    update = _blocking(AsyncEnsemble.update)
-    reload = _blocking(AsyncEnsemble.reload)
+    @_as(AsyncEnsemble.ask_many)
+    def ask_many(
+        self,
+        queries: Iterable[Item],
+        *,
+        concurrency: int = 16,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **common: Unpack[AskArguments],
+    ) -> Answers:
+        """See `AsyncEnsemble.ask_many`."""
+        return self._run(
+            lambda: self._async.ask_many(
+                queries,
+                concurrency=concurrency,
+                progress=progress,
+                return_exceptions=return_exceptions,
+                **common,
+            )
+        )
+
+    @_as(AsyncEnsemble.stream)
+    def stream(self, query: Prompt | None = None, **options: Unpack[AskArguments]) -> AnswerStream:
+        """See `AsyncEnsemble.stream`."""
+        return AnswerStream(self._async.stream(query, **options), self._run)
+
+    @_as(AsyncEnsemble.feedback)
+    def feedback(self, answer: Answer | str, *, source: str = USER, **said: Unpack[Said]) -> None:
+        """See `AsyncEnsemble.feedback`."""
+        self._run(lambda: self._async.feedback(answer, source=source, **said))
+
+    def update(self) -> UpdateReport:
+        """Judge the challenger on the feedback in the store, or learn one; see `AsyncEnsemble.update`."""
+        return self._run(self._async.update)
+
+    def reload(self) -> None:
+        """Serve the policy folder's current bundle from now on; see `AsyncEnsemble.reload`."""
+        self._run(self._async.reload)
 
     def as_openai(self) -> openai.OpenAI:
         """An ``OpenAI`` client that this ensemble answers, in this process; see `AsyncEnsemble.as_async_openai`."""

@@ -10,8 +10,9 @@ from typing import Any
 import jedi
 import pytest
 
+import focalroute
 from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble
-from focalroute.serving.query import ARGUMENTS
+from focalroute.serving.query import ARGUMENTS, AskArguments
 from focalroute.serving.settings import Settings
 
 POOL = (Endpoint("a", model="m"),)
@@ -74,25 +75,48 @@ def completed(code: str, **names: Any) -> list[str]:
     return [argument.name for argument in signature.params]
 
 
+METHODS = ("ask", "ask_many", "stream", "feedback", "update", "reload", "stats")
+
+
 @pytest.mark.usefixtures("jedi_cache")
 @pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
-def test_a_notebook_offers_every_setting_and_every_argument_of_an_ask(ensemble: type) -> None:
+def test_a_notebook_offers_every_setting_and_every_argument(ensemble: type) -> None:
     assert completed("Ensemble(", Ensemble=ensemble) == [field.name for field in fields(Settings)]
     made: Any = object.__new__(ensemble)
-    for method in ("ask", "stream"):
-        assert set(completed(f"ensemble.{method}(", ensemble=made)) == set(ARGUMENTS)
-    assert {"answer", "label", "preferred"} < set(completed("ensemble.feedback(", ensemble=made))
-    assert {"queries", "concurrency", "progress"} < set(completed("ensemble.ask_many(", ensemble=made))
+    for method in METHODS:
+        assert completed(f"ensemble.{method}(", ensemble=made) == [*inspect.signature(getattr(made, method)).parameters]
 
 
 @pytest.mark.usefixtures("jedi_cache")
-def test_an_editor_that_reads_the_source_alone_offers_the_settings_and_what_an_answer_has() -> None:
-    """jedi knows no TypedDict of keywords, so of an ask it offers the query; pyright offers all."""
-    begun = "from focalroute import Ensemble\nensemble = Ensemble('pool.toml')\n"
-    (signature,) = jedi.Script(f"{begun}Ensemble(").get_signatures()
-    assert {field.name for field in fields(Settings)} - {"endpoints"} <= {one.name for one in signature.params}
-    offered = jedi.Script(f"{begun}ensemble.ask('?').").complete()
-    assert {"text", "value", "confidence", "cost", "receipt"} <= {one.name for one in offered}
+@pytest.mark.parametrize("ensemble", ["AsyncEnsemble", "Ensemble"])
+def test_an_editor_that_reads_the_source_alone_offers_the_same(ensemble: str) -> None:
+    begun = f"from focalroute import {ensemble}\nensemble = {ensemble}('pool.toml')\n"
+
+    def offered(call: str) -> list[str]:
+        (signature,) = jedi.Script(f"{begun}{call}(").get_signatures()
+        return [argument.name for argument in signature.params]
+
+    def completions(code: str) -> set[str]:
+        return {one.name for one in jedi.Script(begun + code).complete()}
+
+    made = getattr(focalroute, ensemble)
+    assert offered(ensemble) == [field.name for field in fields(Settings)]
+    for method in METHODS:
+        assert set(offered(f"ensemble.{method}")) == {*inspect.signature(getattr(made, method)).parameters} - {"self"}
+    for method in ("ask", "ask_many", "stream"):
+        assert {"max_tokens=", "max_usd="} <= completions(f"ensemble.{method}('?', max_")
+        assert "temperature=" in completions(f"ensemble.{method}('?', temp")
+    answer = "(await ensemble.ask('?'))" if made is AsyncEnsemble else "ensemble.ask('?')"
+    body = f"async def main():\n    {answer}."
+    assert {"text", "value", "confidence", "cost", "receipt"} <= completions(body)
+
+
+def test_the_arguments_of_an_ask_are_those_that_type_checkers_know() -> None:
+    assert {"query", *AskArguments.__annotations__} == set(ARGUMENTS)
+    assert set(ARGUMENTS) < set(inspect.signature(AsyncEnsemble.ask_many).parameters) | {"query"}
+    for method in METHODS:
+        shown = [inspect.signature(getattr(ensemble, method)) for ensemble in (AsyncEnsemble, Ensemble)]
+        assert list(shown[0].parameters) == list(shown[1].parameters)
 
 
 @pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])

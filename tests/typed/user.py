@@ -80,10 +80,11 @@ def right(endpoint: Endpoint) -> None:
         ensemble.feedback(answer, label="a")
         ensemble.feedback(answer.id, reward=1.0, source="review")
         assert_type(ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}]), Answers)
+        ensemble.ask_many(["?"], concurrency=4, progress=True, return_exceptions=True, answer=int, max_usd="0.01")
         assert_type(
             ensemble.update().status, Literal["published", "on trial", "dropped", "rolled back", "insufficient"]
         )
-        with ensemble.stream("?") as stream:
+        with ensemble.stream("?", system="Be brief.", temperature=0, deadline_s=9) as stream:
             assert_type(stream, AnswerStream)
             for piece in stream:
                 assert_type(piece, str)
@@ -123,6 +124,10 @@ def wrong(ensemble: Ensemble, asynchronous: AsyncEnsemble) -> None:
     ensemble.ask("?", combine="vote")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     ensemble.ask(42)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     ensemble.ask("?", temperatur=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    ensemble.ask_many(["?"], temperatur=0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ensemble.stream("?", temperatur=0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    asynchronous.ask_many(["?"], max_usd=[])  # type: ignore[arg-type, unused-coroutine]  # pyright: ignore
+    asynchronous.stream("?", choice=["a"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ensemble.feedback(ensemble.ask("?"), reward="good")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     asynchronous.ask("?").text  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
     ensemble.ask("?").text = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
