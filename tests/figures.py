@@ -4,7 +4,7 @@ docs/results/data holds the tables that benchmarks printed, a file for each page
 below it, ``<!-- table: quality/baselines -->``, and the table is written from the data. In prose, and on other pages, a
 comment behind a figure names its cell by table, row and column: ``2.8 points (0.9 to
 4.8)<!--quality/held-at-0.2:minus-plurality,mmlupro12-stream-->``; ``#2`` or ``#3-5`` behind it picks some
-of the cell's numbers.
+of the cell's numbers, and a second cell behind `` - `` is taken from the first.
 
     python -m tests.figures                               say which figures differ from their cells
     python -m tests.figures write                         write the tables into the pages
@@ -63,13 +63,12 @@ def findings(page: Path) -> Iterator[str]:
             yield f"{name}: {found[1]} is not what was taken: python -m tests.figures take {found[1]} < PRINTED"
     for found in _MARK.finditer(text):
         before = text[: found.start()].rpartition("\n\n")[2].rpartition("-->")[2]
-        measured = cell(found[1], found[2])
-        wanted = _NUMBER.findall(measured)
-        if found[3]:
-            wanted = wanted[int(found[3]) - 1 : int(found[4] or found[3])]
-        if not _agree(before, wanted, percent="%" in measured):
+        measured = [cell(found[1], place) for place in found[2].split(" - ")]
+        first, *less = [_picked(text, found[3], found[4]) for text in measured]
+        wanted = [str(Decimal(one) - Decimal(two)) for one, two in zip(first, *less, strict=True)] if less else first
+        if not _agree(before, wanted, percent="%" in measured[0]):
             line = text.count("\n", 0, found.start()) + 1
-            yield f"{name}:{line}: {before.strip()[-40:]!r} is not {measured!r} ({found[1]}:{found[2]})"
+            yield f"{name}:{line}: {before.strip()[-40:]!r} is not {' - '.join(measured)!r} ({found[1]}:{found[2]})"
 
 
 def unmarked(text: str) -> list[str]:
@@ -147,6 +146,12 @@ def _dumped(tables: Mapping[str, Measured]) -> str:
 def _markdown(table: str) -> str:
     measured = _measured(table)
     return markdown_table(Table(measured["head"], measured["rows"]))
+
+
+def _picked(measured: str, first: str | None, last: str | None) -> list[str]:
+    """The numbers of a cell that a comment names."""
+    numbers = [number.replace(",", "") for number in _NUMBER.findall(measured)]
+    return numbers[int(first) - 1 : int(last or first)] if first else numbers
 
 
 def _slug(text: str) -> str:

@@ -12,7 +12,7 @@ from tests import figures
 TABLE = {
     "taken": "as printed",
     "head": ["way", "stream", "gain"],
-    "rows": [["ours", "a b", "0.656, -1.5 (-2.0 to +0.4)"]],
+    "rows": [["ours", "a b", "0.656, -1.5 (-2.0 to +0.4)"], ["theirs", "a b", "0.6"]],
 }
 
 
@@ -47,6 +47,8 @@ def test_no_gain_is_claimed_on_the_first_pages_without_its_cell(name: str) -> No
         ("66 %<!--x/t:ours,gain#1-->", True),
         ("0.65<!--x/t:ours,gain#1-->", False),
         ("in 3 of 5, 0.7<!--x/t:ours,gain#1-->", True),
+        ("0.06 ahead<!--x/t:ours,gain - theirs,gain#1-->", True),
+        ("0.16 ahead<!--x/t:ours,gain - theirs,gain#1-->", False),
     ],
 )
 def test_a_figure_may_be_rounded_and_turned_but_not_differ(page: Path, prose: str, right: bool) -> None:
@@ -55,8 +57,8 @@ def test_a_figure_may_be_rounded_and_turned_but_not_differ(page: Path, prose: st
 
 
 def test_a_cell_that_is_not_there_is_an_error(page: Path) -> None:
-    page.write_text("1<!--x/t:theirs,gain-->")
-    with pytest.raises(KeyError, match="theirs"):
+    page.write_text("1<!--x/t:others,gain-->")
+    with pytest.raises(KeyError, match="others"):
         list(figures.findings(page))
 
 
