@@ -28,6 +28,7 @@ lint: $(READY) ## ruff, mypy, pyright and the language of pages and docstrings
 	$(BIN)/mypy --strict
 	$(BIN)/pyright -p tests/typed --pythonpath $(BIN)/python
 	$(BIN)/python -m tests.language
+	$(BIN)/codespell README.md SECURITY.md docs focalroute examples
 
 docs: $(READY) ## the docs as a site, in build/site; it can be read from the disk
 	@$(BIN)/python docs/build.py

@@ -1,4 +1,4 @@
-"""Finds phrases that read as translated: ``python -m tests.language``, a part of ``make lint``.
+"""Finds phrases that read as translated, and American spellings: ``python -m tests.language``, a part of ``make lint``.
 
 It reads the pages outside their code, docstrings, and the texts of exceptions. tests/docs/test_language.py holds it.
 """
@@ -9,6 +9,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 __all__ = ["PHRASES", "findings", "texts"]
@@ -25,6 +26,19 @@ PHRASES = {
     r"\bnot to be had\b": "not available",
     r"\bis no error\b": "is not an error",
 }
+#: American words that are British as well, or names.
+_BOTH = [
+    "authorization",
+    "biased",
+    "license",
+    "math",
+    "meter",
+    "practice",
+    "program",
+    "stories",
+    "story",
+    "unrecognized",
+]
 _FENCED = re.compile(r"^```.*?^```$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 
@@ -44,6 +58,18 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
                     yield part.lineno, part.value
 
 
+def american() -> dict[str, str]:
+    """American spellings and their British ones, by codespell's list."""
+    pairs = (files("codespell_lib") / "data/dictionary_en-GB_to_en-US.txt").read_text("utf-8").splitlines()
+    turned = {
+        word.strip(): british for british, words in (pair.split("->") for pair in pairs) for word in words.split(",")
+    }
+    return {word: turned[word] for word in turned.keys() - turned.values() - {"", *_BOTH}}
+
+
+_AMERICAN = american()
+
+
 def findings(path: Path) -> Iterator[str]:
     """Every phrase of a file that should be another, with its place."""
     for line, text in texts(path):
@@ -51,6 +77,10 @@ def findings(path: Path) -> Iterator[str]:
             for found in re.finditer(phrase, text.replace("\n", " "), re.IGNORECASE):
                 place = line + text.count("\n", 0, found.start())
                 yield f"{path.relative_to(ROOT)}:{place}: {found[0]!r}: write {instead!r}"
+        for found in re.finditer(r"[a-z]+", re.sub(r"`[^`]*`", lambda code: " " * len(code[0]), text.lower())):
+            if found[0] in _AMERICAN:
+                place = line + text.count("\n", 0, found.start())
+                yield f"{path.relative_to(ROOT)}:{place}: {found[0]!r}: write {_AMERICAN[found[0]]!r}"
         if path.suffix == ".py" and re.match(r"What\b(?!.*\?)", text):
             yield f"{path.relative_to(ROOT)}:{line}: begins with 'What': say what it does or holds"
 

@@ -21,8 +21,13 @@ def test_pages_docstrings_and_messages_are_clean() -> None:
 
 def test_a_page_is_read_outside_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language, "ROOT", tmp_path)
-    (page := tmp_path / "a.md").write_text("Fine.\n\n```text\nnobody\n```\n\nIt hangs\non it, and there is no more.\n")
-    assert list(language.findings(page)) == ["a.md:7: 'hangs on': write 'depends on'"]
+    (page := tmp_path / "a.md").write_text(
+        "Fine.\n\n```text\nnobody\n```\n\nIt hangs\non it, and there is no more `color`\nthan colour, or color.\n"
+    )
+    assert list(language.findings(page)) == [
+        "a.md:7: 'hangs on': write 'depends on'",
+        "a.md:9: 'color': write 'colour'",
+    ]
 
 
 def test_docstrings_and_messages_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
