@@ -3,13 +3,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
+# Two threads on matrices as small as the tests' take more time than one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 # Compiled modules are kept, whatever the shell says: else each of the tests' processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests lint docs package bench bench-long money chaos soak hostile fleet evaluate labels paper real tiny-pool pythons slow verify clean
+.PHONY: help demo test tests lint mypy others docs package bench bench-long money chaos soak hostile fleet evaluate labels paper real tiny-pool pythons slow verify clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -25,7 +26,12 @@ tests: $(READY) ## of those, the tests, doctests and examples
 lint: $(READY) ## ruff, mypy, pyright and the language of pages and docstrings
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(MAKE) -j2 mypy others
+
+mypy:
 	$(BIN)/mypy --strict
+
+others:
 	$(BIN)/pyright -p tests/typed --pythonpath $(BIN)/python
 	$(BIN)/python -m tests.language
 	$(BIN)/codespell README.md SECURITY.md docs focalroute examples

@@ -158,12 +158,13 @@ def test_the_cascade_asks_a_free_form_question_twice_and_on_where_they_differ(tm
 @pytest.mark.parametrize("name", ROUTERS)
 def test_a_published_router_decides_alike_in_service_and_in_the_replay(tmp_path: Path, name: str) -> None:
     """It is one router behind both, fitted alike and held to one cost by the same pacer."""
-    table = table_of(tmp_path, stream(500, SKILLS), PRICES)
-    usd = 0.2 * float(table.usd[TEST].mean(axis=0).sum())
-    theirs = play(Routed(fitted(name, Training(table, TRAIN, seed=0)), table.embed, usd), table, TEST)
-    serving = Serving(fitted(name, Training(table, TRAIN, seed=0)), table.endpoints, seed=0)
+    table = table_of(tmp_path, stream(240, SKILLS), PRICES)
+    train, test = np.arange(100), np.arange(100, 240)
+    usd = 0.2 * float(table.usd[test].mean(axis=0).sum())
+    theirs = play(Routed(fitted(name, Training(table, train, seed=0)), table.embed, usd), table, test)
+    serving = Serving(fitted(name, Training(table, train, seed=0)), table.endpoints, seed=0)
     serving.hold(usd)
-    ours = play(serving, table, TEST)
+    ours = play(serving, table, test)
     assert ours.asked.tolist() == theirs.asked.tolist()
     assert theirs.usd.mean() == pytest.approx(usd, rel=0.05)
 
