@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices
 from focalroute.policy.publish import publish
 from tests.by_hand import linear_decider

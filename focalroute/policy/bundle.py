@@ -164,7 +164,7 @@ def _served(curve: Mapping[float, Mapping[str, Any]], cost_weight: float) -> tup
 
 
 def cold() -> Policy:
-    """The shipped policy, the cold start: trained on synthetic pools by `focalroute.learn.offline.shipped`."""
+    """The shipped policy, the cold start: trained on synthetic pools by `examples.shipped_policy.training`."""
     return load_folder(COLD)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
 from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
@@ -36,7 +37,6 @@ from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import F32, I64, RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, score_of
 from focalroute.learn.offline.rollout import LogView, Rollout
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
 from focalroute.learn.offline.train import _SHARPER, _one_of
 from focalroute.learn.offline.views import PRICES, Masks, Views, drawn_price, long_run, random_masks

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute import AsyncEnsemble, Budget
 from focalroute.core.pool import load_pool
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.bundle import CURRENT, current, load
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.shipped_policy.synthetic_pools import synthetic_pool
 from focalroute.core.config import Endpoint
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import I64
@@ -29,7 +30,6 @@ from focalroute.evaluate.singles import First
 from focalroute.evaluate.table import LogTable, join
 from focalroute.evaluate.votes import Vote
 from focalroute.learn.offline.reinforce import OfflineSettings
-from focalroute.learn.offline.synthetic_pools import synthetic_pool
 from focalroute.policy.bundle import Policy, cold, load
 
 COST_WEIGHT = 0.1

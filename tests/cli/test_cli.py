@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute.cli.app import main
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.publish import publish
 from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute.evaluate.replay import ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.trajectory import grown
 from focalroute.policy.bundle import cold, load, versions
 from focalroute.policy.publish import publish

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute import AsyncEnsemble
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.receipts import Answer
@@ -17,7 +18,6 @@ from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStrea
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import LogTable, join
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import publish

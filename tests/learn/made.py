@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute.core.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode
 from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, update
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.trajectory import batch, grown
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.policy.decider import decide

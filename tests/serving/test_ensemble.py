@@ -26,6 +26,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute import (
     Answer,
     AsyncEnsemble,
@@ -44,7 +45,6 @@ from focalroute import (
 from focalroute.answers import candidate_key
 from focalroute.core.records import Feedback, Member
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, Endpoint, Ensemble
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.policy.publish import publish
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from tests.by_hand import linear_decider

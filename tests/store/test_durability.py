@@ -27,7 +27,7 @@ WORK = """
 import json, logging, sys
 from pathlib import Path
 from focalroute import Ensemble, PolicyError, StoreError
-from focalroute.learn.offline.shipped import cold_fusion
+from examples.shipped_policy.training import cold_fusion
 from tests.by_hand import linear_decider
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.policy.publish import publish

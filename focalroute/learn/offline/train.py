@@ -1,6 +1,6 @@
 """Learning offline (the paper's Algorithm 1): from recorded answers to a policy. Read `train` from top to bottom.
 
-Both nets start from the policy that is shipped (see `focalroute.learn.offline.shipped`).
+Both nets start from the policy that is shipped (see `examples.shipped_policy.training`).
 
 1. The Fusion, by cross-entropy over random sets of members; how far it moves towards what it learned is chosen on the
    validation part, since it may have learned the topics rather than the members.

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute import Answer, AsyncEnsemble
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback, Member
@@ -33,7 +34,6 @@ from focalroute.evaluate.report_page.page import SECTIONS
 from focalroute.evaluate.report_page.report_command import MEANINGS, report_command, updates_section
 from focalroute.evaluate.report_page.store_page import FEW, store_page
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.trial import Trial, write_trial
 from focalroute.learn.update_report import Comparison, Diagnostics
 from focalroute.policy.publish import publish

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute.learn.backend import NUMPY
 from focalroute.learn.nets import DeciderNet, parameters
 from focalroute.learn.offline.lookahead import gains, look_ahead
 from focalroute.learn.offline.rollout import roll
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.stacking import gathered
 from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.learn.trajectory import grown

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute.core.errors import ConfigError
 from focalroute.learn.backend import NUMPY, open_backend
 from focalroute.learn.critic import CriticNet, critic_parameters, values
@@ -21,7 +22,6 @@ from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, kept, valued
 from focalroute.learn.offline.rollout import Rollout, roll
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.learn.offline.train import (
     Trained,
     train,

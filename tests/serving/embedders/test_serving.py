@@ -16,10 +16,10 @@ import openai
 import pytest
 from aiohttp import web
 
+from examples.shipped_policy.training import cold_fusion
 from focalroute import Answer, AsyncEnsemble, Budget, ConfigError, Endpoint, Ensemble, OnnxEmbedder
 from focalroute.core.records import HASHED, Trajectory
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.offline.shipped import cold_fusion
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices

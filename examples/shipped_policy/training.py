@@ -1,11 +1,10 @@
 """Trains the policy that is shipped: what any pool of endpoints can be expected to be like, before the first query.
 
-It learns from made-up logs alone (see `focalroute.learn.offline.synthetic_pools`), from nets set by hand, by the
-steps of offline
-training, and knows nothing of anybody's endpoints: neither names, nor long-run accuracies. Offline training and online
-updates go on from it.
+It learns from made-up logs alone (see `examples.shipped_policy.synthetic_pools`), from nets set by hand, by the
+steps of offline training, and knows nothing of anybody's endpoints: neither names, nor long-run accuracies. Offline
+training and online updates go on from it.
 
-    python -m focalroute.learn.offline.shipped    some minutes of one core; writes focalroute/policy/cold again
+    python -m examples.shipped_policy.training    some minutes of one core; writes focalroute/policy/cold again
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from examples.shipped_policy.synthetic_pools import synthetic_pool
 from focalroute.learn.adam import Moments
 from focalroute.learn.backend import NUMPY
 from focalroute.learn.export import decider_model, fusion_model
@@ -24,7 +24,6 @@ from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved
 from focalroute.learn.offline.stacking import Lesson, descend, random_sets
-from focalroute.learn.offline.synthetic_pools import synthetic_pool
 from focalroute.learn.offline.views import PRICES, Views, random_masks
 from focalroute.learn.trajectory import unlimited
 from focalroute.observe import layout

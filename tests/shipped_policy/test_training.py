@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from examples.shipped_policy.training import ShippedSettings, cold_fusion, shipped, synthetic_views
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.rollout import Rollout, roll
-from focalroute.learn.offline.shipped import ShippedSettings, cold_fusion, shipped, synthetic_views
 from focalroute.learn.offline.views import Views, nearest
 from focalroute.observe import layout
 from focalroute.policy.bundle import cold
