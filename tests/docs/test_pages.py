@@ -41,7 +41,6 @@ class Loaded(HTMLParser):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs site")
 def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
     """Strictly: no page is left out of the navigation, no link or anchor leads nowhere."""
     built = sorted(site.rglob("*.html"))
@@ -55,7 +54,6 @@ def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs site")
 def test_the_api_reference_has_what_is_exported(site: Path) -> None:
     import focalroute
 

@@ -30,10 +30,7 @@ from tests.engine_jobs import die, refuse, times, where
 from tests.evaluate import logs
 from tests.redis_server import free_port
 
-pytestmark = [
-    pytest.mark.xdist_group("ray"),  # one cluster for all
-    pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning"),  # Ray's own
-]
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning")  # Ray's own
 
 ROOT = Path(__file__).resolve().parents[2]
 BRIEF = OfflineSettings(iterations=2, fusion_epochs=1, lookahead_steps=2, finish=1, critic_steps=1)

@@ -20,8 +20,6 @@ from focalroute.learn.trajectory import HeadBatch
 from focalroute.policy.decider import EXPLORATION
 from tests.learn.batches import random_batch, random_learner
 
-pytestmark = pytest.mark.xdist_group("torch")  # one process imports it, not all
-
 SETTINGS = Hyperparameters(minibatch=64)
 WILD = replace(SETTINGS, decider_rate=0.5, fusion_rate=0.5)  # both nets stop early and are pulled back
 

@@ -25,7 +25,7 @@ from focalroute.endpoints.wire import Completion, Request
 from tests.real import servers
 from tests.real.servers import Server
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("litellm")]
+pytestmark = pytest.mark.real
 
 MESSAGES = ({"role": "user", "content": "Which planet has the most moons?"},)
 QUERY = Query("q", MESSAGES, choices=("Jupiter", "Saturn", "Mars"))

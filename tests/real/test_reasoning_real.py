@@ -19,7 +19,7 @@ from tests.real.conftest import require
 from tests.real.servers import Server
 from tests.real.tiny_model import write_tiny_folder
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("reasoning")]
+pytestmark = pytest.mark.real
 
 QUESTION = "What is 17 + 25?"
 GRAMMAR = {"grammar": 'root ::= "<think>" [a-z] [a-z] [a-z] "</think>" "42"'}

@@ -14,7 +14,7 @@ import pytest
 from tests.real.servers import Server
 from tests.real.tiny_model import write_tiny_model
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("litellm")]  # one process, so that the slow proxy starts once
+pytestmark = pytest.mark.real
 
 QUESTION = [{"role": "user", "content": "Which planet has the most moons? A or B"}]
 SCHEMA = {

@@ -15,7 +15,7 @@ from focalroute.core.pool import load_pool
 from focalroute.sim.process import pool_toml
 from tests.real.servers import Server
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("litellm")]
+pytestmark = pytest.mark.real
 
 POOL = Path(__file__).resolve().parents[2] / "examples" / "paper" / "small_models.pool.toml"
 

@@ -27,7 +27,7 @@ from examples.tiny_pool.experiment import CHANGING, STEADY, Sizes  # noqa: E402
 from examples.tiny_pool.gguf_file import CONTEXT, write_gguf  # noqa: E402
 from examples.tiny_pool.wording import prompt, tokenizer, tokens  # noqa: E402
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("tiny-pool")]
+pytestmark = pytest.mark.real
 
 
 def brief(name: str, topic: str, seed: int) -> recipe.Recipe:

@@ -20,7 +20,7 @@ from examples.tiny_pool.network import Llama  # noqa: E402
 from examples.tiny_pool.wording import tokenizer  # noqa: E402
 from focalroute.endpoints.elicit.probabilities import write_out_choices  # noqa: E402
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,6 @@ from tests.evaluate.report_page.browsing import browser, fits_a_phone
 from tests.evaluate.report_page.reading import Checked
 from tests.policies import ask_the_affordable
 
-pytestmark = pytest.mark.xdist_group("report pages")  # each module draws its page once
-
 ODD = 'a < b & "c" $x_1$'
 
 

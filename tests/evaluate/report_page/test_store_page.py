@@ -44,8 +44,6 @@ from tests.by_hand import linear_decider
 from tests.evaluate.report_page.browsing import PHONE, browse, browser, fits_a_phone, on_a_phone
 from tests.evaluate.report_page.reading import Checked
 
-pytestmark = pytest.mark.xdist_group("report pages")  # each module draws its page once
-
 ODD = 'a < b & "c" $x_1$'
 
 
