@@ -176,9 +176,13 @@ class LinUcb(TextRouter):
     _components, _fading, _most_stale = 25, 0.997, 200.0
 
     def _fit(self, x: F64, values: F64) -> None:
-        variances, vectors = np.linalg.eigh(x.T @ x / len(x))
-        top = np.argsort(-variances)[: min(self._components, x.shape[1])]
-        self._projection = vectors[:, top] / np.sqrt(np.maximum(variances[top], 1e-6))
+        few = len(x) < x.shape[1]  # then the queries' products have the same variances, and are a smaller matrix
+        variances, vectors = np.linalg.eigh((x @ x.T if few else x.T @ x) / len(x))
+        top = np.argsort(-variances)[: self._components]
+        vectors, deviations = vectors[:, top], np.sqrt(np.maximum(variances[top], 1e-6))
+        if few:
+            vectors = x.T @ vectors / (np.sqrt(len(x)) * deviations)
+        self._projection = vectors / deviations
         z, known = self._context(x), ~np.isnan(values)
         weight = np.minimum(1, self.fits_until / np.maximum(known.sum(axis=0), 1))
         self._a = np.stack([w * z[rows].T @ z[rows] for w, rows in zip(weight, known.T, strict=True)])
@@ -283,7 +287,10 @@ def _ridge(x: F64, targets: F64, penalty: float) -> F64:
     for rows, columns in _alike(known):
         some = x[rows]
         offsets = targets[np.ix_(rows, columns)] - mean[columns]
-        found[:-1, columns] = np.linalg.solve(some.T @ some + penalty * np.eye(x.shape[1]), some.T @ offsets)
+        if len(some) < x.shape[1]:  # the same weights by a smaller matrix
+            found[:-1, columns] = some.T @ np.linalg.solve(some @ some.T + penalty * np.eye(len(some)), offsets)
+        else:
+            found[:-1, columns] = np.linalg.solve(some.T @ some + penalty * np.eye(x.shape[1]), some.T @ offsets)
     return found
 
 
