@@ -11,15 +11,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from urllib.parse import quote
 
-import anyio.to_thread
-
-from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.sim.faults import Fault, ModelStats
 from focalroute.sim.models import SimulatedModel, default_models
+
+if TYPE_CHECKING:  # the process that serves does not need them
+    from focalroute.core.config import Endpoint
 
 #: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output;
 #: those behind it are services of models that think (`focalroute.sim.thinking`).
@@ -103,11 +103,15 @@ class SimulatedPool:
         self.close()
 
     async def __aenter__(self) -> Self:
+        import anyio.to_thread
+
         return await anyio.to_thread.run_sync(self.__enter__)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        import anyio.to_thread
+
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
 
@@ -228,6 +232,8 @@ def pool_endpoints(
     models: Sequence[SimulatedModel], port: int, dialects: Mapping[str, DialectName], keys: Mapping[str, str]
 ) -> tuple[Endpoint, ...]:
     """The models served on a port as endpoints."""
+    from focalroute.core.config import Endpoint
+
     return tuple(
         Endpoint(
             model.name,
