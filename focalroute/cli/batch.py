@@ -50,7 +50,7 @@ def batch(
 
     Exit code 1 if a question failed; --resume asks it again.
     """
-    from focalroute.core.config import parse_usd
+    from focalroute.core.dollars import parse_usd
     from focalroute.core.pool import find_pool, load_pool
 
     pool = pool or find_pool()

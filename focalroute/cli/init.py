@@ -136,7 +136,7 @@ def _listed(table: Mapping[str, str]) -> list[str]:
 
 def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> None:
     """Write the pool file, with prices where there is a list of them. Only a server of one's own is free."""
-    from focalroute.core.config import parse_usd
+    from focalroute.core.dollars import parse_usd
     from focalroute.core.pool import load_pool
     from focalroute.money.prices import listed_prices, write_prices
 

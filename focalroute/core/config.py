@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, fields, replace
 from datetime import date
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretStr, ValidationError
 from pydantic.dataclasses import dataclass
 
+from focalroute.core.dollars import Amount, parse_decimal, parse_usd_per_period, parse_usd_per_tag, positive_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.services import find_service, is_within, thinking_params
 from focalroute.core.spelling import did_you_mean
@@ -64,12 +65,7 @@ _DEEPEST_PLAIN = 20
 #: No service gives more samples in one call.
 MOST_SAMPLES = 128
 
-_MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24
-_PRINTABLE_BITS = 1000  # Python refuses to print integers of thousands of digits
 _HIGHEST_PRICE = Decimal(100_000)
-
-#: The periods that a limit may be for, in seconds.
-PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 
 _IN_PARAMS = 'give it in params, such as params={"temperature": 0, "max_tokens": 100}'
 #: Class of settings -> what others, or former versions, call one of them -> its name here, or what to do.
@@ -287,60 +283,6 @@ def _key(key: object) -> SecretStr:
     return SecretStr(text.strip())
 
 
-def parse_decimal(amount: object) -> Decimal | None:
-    """Return a finite number exactly as written; None if it is something else, or of a size that no amount has.
-
-    A number has at most 40 digits and lies between 1e-24 and 1e24, or is 0: what is computed with it then stays small
-    and exact. ``1_000``, which Python reads as 1000, is not how an amount is written.
-    """
-    if isinstance(amount, bool) or not isinstance(amount, Decimal | int | float | str):
-        return None
-    try:
-        text = str(amount)
-        value = Decimal(text) if len(text) <= _MAX_AMOUNT_LENGTH and "_" not in text else None
-    except (InvalidOperation, ValueError):
-        return None
-    if value is None or not value.is_finite() or len(value.as_tuple().digits) > _MAX_AMOUNT_DIGITS:
-        return None
-    return value if not value or abs(value.adjusted()) <= _MAX_AMOUNT_EXPONENT else None
-
-
-def _positive_usd(amount: object) -> Decimal:
-    value = parse_decimal(amount)
-    if value is None or value <= 0:
-        raise ValueError("give a positive amount of USD")
-    return value
-
-
-def parse_usd(amount: object, field: str) -> Decimal:
-    """Return a positive amount of USD, exact as written; ConfigError naming ``field`` if it is not one."""
-    try:
-        return _positive_usd(amount)
-    except ValueError as error:
-        huge = isinstance(amount, int) and amount.bit_length() > _PRINTABLE_BITS
-        raise ConfigError(f"{field}: {error}, got {'a huge number' if huge else repr(amount)[:60]}") from None
-
-
-def parse_usd_per_period(limits: object) -> dict[str, Decimal]:
-    """Return period -> USD; ValueError (a ConfigError, where it is about an amount) if it is anything else."""
-    if not isinstance(limits, Mapping) or not limits.keys() <= PERIODS.keys():
-        raise ValueError('give USD for each "minute", "hour" or "day", such as {"hour": 1, "day": 10}')
-    return {str(period): parse_usd(amount, str(period)) for period, amount in limits.items()}
-
-
-def parse_usd_per_tag(limits: object) -> dict[str, Decimal | dict[str, Decimal]]:
-    """Return tag -> USD, or USD per period; ValueError if it is anything else."""
-    if not isinstance(limits, Mapping) or not all(isinstance(tag, str) and tag for tag in limits):
-        raise ValueError('give USD for each tag, such as {"team-a": 5, "team-b": {"day": 1}}')
-    parsed: dict[str, Decimal | dict[str, Decimal]] = {}
-    for tag, limit in limits.items():
-        if isinstance(limit, Mapping):
-            parsed[tag] = parse_usd_per_period(limit)
-        else:
-            parsed[tag] = parse_usd(limit, tag)
-    return parsed
-
-
 def _price(amount: object) -> Decimal:
     value = parse_decimal(amount)
     if value is None or not 0 <= value <= _HIGHEST_PRICE:
@@ -355,11 +297,8 @@ Cert = Annotated[str | tuple[str, str], PlainValidator(_cert)]
 Headers = Annotated[Mapping[str, str], PlainValidator(check_headers)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Key = Annotated[SecretStr | str, PlainValidator(_key)]
-#: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through
-#: `Endpoint.price` and `parse_usd`.
-Amount = Decimal | float | str
 UsdPer1M = Annotated[Amount, PlainValidator(_price)]
-Usd = Annotated[Amount, PlainValidator(_positive_usd)]
+Usd = Annotated[Amount, PlainValidator(positive_usd)]
 
 #: Of every class of settings: exact types, no unknown keys, no values in messages.
 STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)

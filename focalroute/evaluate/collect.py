@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.answers import AnswerKind, normal_form
-from focalroute.core.config import Budget, Endpoint, parse_usd
+from focalroute.core.config import Budget, Endpoint
+from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool, validate_pool
 from focalroute.core.progress import progress_bar

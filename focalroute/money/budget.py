@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from focalroute.core.config import PERIODS, Budget, Endpoint, parse_usd
-from focalroute.core.dollars import dollars
+from focalroute.core.config import Budget, Endpoint
+from focalroute.core.dollars import PERIODS, dollars, parse_usd
 from focalroute.core.errors import BudgetExceeded, ConfigError
 from focalroute.core.receipts import Limit
 from focalroute.money.cost import Bill, UsualCost

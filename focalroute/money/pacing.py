@@ -33,7 +33,8 @@ import threading
 from collections.abc import Sequence
 from decimal import Decimal
 
-from focalroute.core.config import Budget, parse_usd
+from focalroute.core.config import Budget
+from focalroute.core.dollars import parse_usd
 from focalroute.core.records import COST_WEIGHT_RANGE
 from focalroute.store.base import Store
 

@@ -22,7 +22,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-from focalroute.core.config import Dialect, Endpoint, Price, parse_decimal
+from focalroute.core.config import Dialect, Endpoint, Price
+from focalroute.core.dollars import parse_decimal
 from focalroute.core.errors import ConfigError
 from focalroute.core.services import service_at
 from focalroute.money.price_library import installed, look_up

@@ -20,7 +20,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from focalroute.core.config import Amount, Budget, parse_usd, parse_usd_per_period
+from focalroute.core.config import Budget
+from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
 from focalroute.core.errors import ConfigError
 
 #: Holds the key of the only caller, where there is no file of keys.

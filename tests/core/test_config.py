@@ -13,7 +13,8 @@ import openai
 import pytest
 from pydantic import SecretStr
 
-from focalroute.core.config import Budget, Endpoint, parse_usd, require_json
+from focalroute.core.config import Budget, Endpoint, require_json
+from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool, validate_pool
 

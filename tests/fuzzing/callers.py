@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.answers.structured import structure_of
-from focalroute.core.config import Budget, parse_usd
+from focalroute.core.config import Budget
+from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.endpoints.paid_call import unbounded
 from focalroute.openai_api.refusals import Refused

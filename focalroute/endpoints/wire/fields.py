@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
 
-from focalroute.core.config import parse_decimal
+from focalroute.core.dollars import parse_decimal
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Usage
 
