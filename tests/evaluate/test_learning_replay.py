@@ -93,22 +93,22 @@ def test_the_refitted_fusion_learns_and_the_decider_stays(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", [Online, Refitted])
 def test_it_sees_only_what_it_asked_for(tmp_path: Path, kind: type[Online | Refitted]) -> None:
     """With every output that was not asked for changed, it does the same."""
-    table = table_of(tmp_path, stream(400, BEFORE), PRICES)
+    table = table_of(tmp_path, stream(250, BEFORE), PRICES)
     roots = [tmp_path / "one", tmp_path / "other"]
     for root in roots:
         publish(
             root, decider=decider_model(linear_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None
         )
     with kind(roots[0], table.endpoints, seed=0, every=100) as strategy:
-        first = play(strategy, table, np.arange(400))
-    lines = stream(400, BEFORE)
+        first = play(strategy, table, np.arange(250))
+    lines = stream(250, BEFORE)
     for row, line in enumerate(lines):
         for i, name in enumerate(PRICES):
             if not first.asked[row, i]:
                 line["outputs"][name]["answer"] = 2
     other = table_of(tmp_path, lines, PRICES)
     with kind(roots[1], other.endpoints, seed=0, every=100) as strategy:
-        again = play(strategy, other, np.arange(400))
+        again = play(strategy, other, np.arange(250))
     assert again.asked.tolist() == first.asked.tolist()
     assert again.worth.tolist() == first.worth.tolist()
     assert (load(roots[0]).version, load(roots[0]).fusion_onnx) == (load(roots[1]).version, load(roots[1]).fusion_onnx)
@@ -116,14 +116,14 @@ def test_it_sees_only_what_it_asked_for(tmp_path: Path, kind: type[Online | Refi
 
 def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
     """Sampled decisions, updates and all."""
-    table = table_of(tmp_path, stream(450, BEFORE), PRICES)
+    table = table_of(tmp_path, stream(250, BEFORE), PRICES)
     found = []
     for name in ("one", "other"):
         root = tmp_path / name
         publish(
             root, decider=decider_model(linear_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None
         )
-        _, played = online(root, table, 450, explore=True)
+        _, played = online(root, table, 250, explore=True)
         latest = max(versions(root))
         found.append((latest, load(root, latest).decider_onnx, played.asked.tolist()))
     assert found[0] == found[1]

@@ -18,7 +18,7 @@ from focalroute import AsyncEnsemble, Ensemble
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.loopback import until
 
-MANY = 8
+MANY = 3
 
 
 @pytest.fixture(scope="module")

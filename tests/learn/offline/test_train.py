@@ -226,8 +226,14 @@ def _checkpoint(folder: Path, log: RecordedLog, **changed: Any) -> Checkpoint:
     return Checkpoint(folder / "kept.npz", made_for(log, **given))
 
 
+@pytest.fixture(scope="module")
+def uninterrupted() -> Trained:
+    """From the log and seed that the checkpoints below are of."""
+    return train(random_history(80), seed=1, settings=SMALL)
+
+
 @pytest.mark.parametrize("stop", range(1, 8))
-def test_stopped_anywhere_it_goes_on_to_the_same_policy(stop: int, tmp_path: Path) -> None:
+def test_stopped_anywhere_it_goes_on_to_the_same_policy(stop: int, uninterrupted: Trained, tmp_path: Path) -> None:
     """After every phase and in the midst of the policy gradient; also the progress told adds up."""
     log = random_history(80)
     checkpoint = _checkpoint(tmp_path, log)
@@ -243,11 +249,11 @@ def test_stopped_anywhere_it_goes_on_to_the_same_policy(stop: int, tmp_path: Pat
         train(log, seed=1, settings=SMALL, keep=keep)
     steps: list[int] = []
     resumed = train(log, seed=1, settings=SMALL, progress=checkpoint.read(), advance=steps.append)
-    assert same(resumed, train(log, seed=1, settings=SMALL))
+    assert same(resumed, uninterrupted)
     assert sum(steps) == SMALL.steps
 
 
-def test_a_killed_process_leaves_what_to_go_on_from(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_what_to_go_on_from(uninterrupted: Trained, tmp_path: Path) -> None:
     """SIGKILL right after its third checkpoint, that is without any chance to tidy up."""
     code = """
 import os, signal, sys
@@ -269,7 +275,7 @@ train(log, seed=1, settings=SMALL, keep=keep)
     progress = _checkpoint(tmp_path, log).read()
     assert progress is not None
     assert (progress.phase, progress.done) == (3, 4)
-    assert same(train(log, seed=1, settings=SMALL, progress=progress), train(log, seed=1, settings=SMALL))
+    assert same(train(log, seed=1, settings=SMALL, progress=progress), uninterrupted)
 
 
 def test_what_is_kept_comes_back_and_holds_no_pickle(tmp_path: Path) -> None:
