@@ -19,7 +19,7 @@ from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.observe.memory import Expectation
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
-from focalroute.observe.pool_stats import COST_PENALTIES, PoolStats, cost_penalties, standardised_length
+from focalroute.observe.pool_stats import COST_PENALTIES, FEW, PoolStats, cost_penalties, standardised_length
 from focalroute.observe.recalibration import recalibrated
 
 F32 = NDArray[np.float32]
@@ -111,6 +111,10 @@ class AskView:
     def by_price(self) -> tuple[int, ...]:
         """Endpoint indices, those first whose typical call is the cheapest."""
         return self._stats.by_price
+
+    def hardly_known(self, endpoints: Iterable[int]) -> bool:
+        """Whether any of these has few outcomes in the window; where nobody has any, nothing teaches."""
+        return any(self._stats.seen) and any(self._stats.seen[i] < FEW for i in endpoints)
 
     def best_alone(self, cost_weight: float, waits: F64) -> int:
         """The endpoint that is worth most if only one is asked, by its record, its cost and what waiting costs."""

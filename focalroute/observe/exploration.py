@@ -23,10 +23,10 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from focalroute.observe.observer import Observer
+from focalroute.observe.pool_stats import FEW
 
 _PRIOR = 10  # outcomes that knowing nothing counts as
 _ENOUGH = 50  # outcomes in the window, beyond which an endpoint is known to some 7 points and needs no probe
-_FEW = 20  # outcomes below which more is spent
 _WIDER = 24.0  # times the share beside it, while nothing is known and no feedback comes
 _UNSETTLED = 4.0  # likewise, while the pool is unsettled
 _CHEAPEST = 0.1  # of the pool's mean cost: what is cheaper counts as this much, so that nobody is probed for ever
@@ -100,7 +100,7 @@ class Probing:
         if not self._unlabelled():
             return _UNSETTLED if self._observer.unsettled else 0.0
         seen = self._observer.seen()
-        unknown = sum([max(0.0, 1 - n / _FEW) for n in seen]) / len(seen)
+        unknown = sum([max(0.0, 1 - n / FEW) for n in seen]) / len(seen)
         return _WIDER * (1.0 if self._observer.unsettled else unknown**2)
 
     def _unlabelled(self) -> bool:

@@ -35,6 +35,8 @@ _RELATIVES = [_AT["price"].start, _AT["latency"].start]
 
 #: The two columns that depend on the cost weight, lambda.
 COST_PENALTIES = slice(_AT["cost_penalty"].start, _AT["log_cost_penalty"].stop)
+#: Outcomes below which an endpoint is hardly known: exploration spends more, and no wait for it is cut short.
+FEW = 20
 _PRICES_KEPT = 16
 _NO_ROWS = Counts()
 _LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little, so that its logarithm is finite

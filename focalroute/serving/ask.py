@@ -259,7 +259,12 @@ class Ask:
         return probabilities.index(max(probabilities))
 
     def done(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
-        """Tell whether the round under way may end: by `worth_waiting`, or by `settled`."""
+        """Tell whether the round under way may end: by `worth_waiting`, or by `settled`.
+
+        Where waiting costs, endpoints that are hardly known are waited for: a reply that is given up teaches nothing.
+        """
+        if self.time_price is not None and self.view.hardly_known(pending):
+            return False
         return not self.worth_waiting(replies, pending) or self.settled(replies, tuple(pending))
 
     def add_round(self, round_: Round) -> None:

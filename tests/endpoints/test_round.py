@@ -467,6 +467,7 @@ def test_a_slow_member_is_waited_for_only_as_long_as_a_second_is_cheap(
     service.says |= {"a": "41", "b": "42"}  # so that "c" decides
     service.delays["c"] = 1.0
     settings: dict[str, Any] = {"policy": ask_the_affordable(tmp_path), "explore": False, "max_rounds": 1}
+    settings["learn_from_agreement"] = False  # who is hardly known is waited for where anything teaches
     with Ensemble(pool(server, "a", "b", "c"), cost_weight=0.01, probe_share=0, **settings) as ensemble:
         for _ in range(3):
             patient = ensemble.ask("?", answer="number")

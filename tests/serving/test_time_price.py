@@ -9,7 +9,7 @@ import pytest
 
 from focalroute import Endpoint, Ensemble
 from focalroute.core.errors import ConfigError
-from focalroute.core.records import Query, Reply, Round
+from focalroute.core.records import Member, Outcome, Query, Reply, Round
 from focalroute.endpoints.breaker import Latencies
 from focalroute.money.budget import BudgetGuard
 from focalroute.observe import Observer
@@ -27,8 +27,16 @@ PRICES = (0.1, 0.2, 0.3, 0.4)  # USD a call: together 1
 SECONDS = (1.0, 2.0, 3.0, 8.0)
 
 
-def begun(usd_per_second: float, policy: Served | None = None, seconds: tuple[float, ...] = SECONDS) -> Ask:
+def begun(
+    usd_per_second: float,
+    policy: Served | None = None,
+    seconds: tuple[float, ...] = SECONDS,
+    outcomes: tuple[int, ...] = (),
+) -> Ask:
     observer = Observer(NAMES, PRICES)
+    for i, count in enumerate(outcomes):
+        for n in range(count):
+            observer.learn(Outcome(f"{i} {n}", {NAMES[i]: Member(1, 0, 5, SECONDS[i], None)}, {NAMES[i]: 1.0}))
     query = Query("q", ({"role": "user", "content": "Red or blue?"},), choices=("red", "blue"))
     latencies = [Latencies() for _ in NAMES]
     for one, took in zip(latencies, seconds, strict=True):
@@ -96,6 +104,17 @@ def test_it_waits_for_what_may_change_the_answer_and_is_near_and_for_nothing_at_
     assert not waits(1.0, *apart, after_s=0.0)
     assert not waits(100.0, *apart)
     assert waits(100.0)  # somebody has to answer
+
+
+def test_endpoints_that_are_hardly_known_are_waited_for_where_anything_teaches() -> None:
+    def ends(*outcomes: int) -> bool:
+        ask = begun(100.0, outcomes=outcomes)
+        ask.observe(0.1)
+        return ask.done([Reply("a", choice=0)], {1: 0.0})
+
+    assert ends()
+    assert not ends(20, 19)
+    assert ends(20, 20)
 
 
 def test_rules_by_name_know_no_price() -> None:
