@@ -148,6 +148,8 @@ def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
             return _WIDTH, 1.5 + 0.25 * len(drawing.rows)
         case drawings.ErrorComparison():
             return _WIDTH, 1.4 + 0.4 * len(drawing.found)
+        case drawings.OverTime():
+            return _WIDTH, 4.6
         case drawings.Timelines():
             return _WIDTH, 0.6 + sum(0.6 + 0.26 * len(ask.calls) for ask in drawing.asks)
         case drawings.VersionHistories():
