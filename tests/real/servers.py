@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from tests.real.build import LITELLM, LLAMA_SERVER, VLLM
-from tests.real.tiny_model import write_tiny_folder, write_tiny_model
+from tests.real.tiny_model import BLOCKS, write_tiny_folder, write_tiny_model
 
 __all__ = ["Server", "litellm_proxy", "llama_server", "llama_serving", "vllm_server", "vllm_serving"]
 
@@ -41,15 +41,22 @@ class Server:
 
 @contextlib.contextmanager
 def llama_server(
-    folder: Path, seed: int = 0, *, slots: int = 12, template: str | None = None, options: Sequence[str] = ()
+    folder: Path,
+    seed: int = 0,
+    *,
+    slots: int = 12,
+    template: str | None = None,
+    options: Sequence[str] = (),
+    blocks: int = BLOCKS,
 ) -> Iterator[Server]:
     """llama.cpp's server with the tiny model of ``seed``. It refuses ``n`` above ``slots`` with status 400.
 
     Args:
         template: a chat template in place of the model's, which knows of no tools.
         options: more of its command line.
+        blocks: of the model.
     """
-    model = write_tiny_model(folder / f"tiny-{seed}.gguf", seed)
+    model = write_tiny_model(folder / f"tiny-{seed}.gguf", seed, blocks=blocks)
     if template is not None:
         (folder / "template.jinja").write_text(template)
         options = ["--chat-template-file", str(folder / "template.jinja"), *options]
@@ -101,7 +108,7 @@ def vllm_serving(model: Path, log: Path, options: Sequence[str] = ()) -> Iterato
     command += ["--served-model-name", model.name, "--host", "127.0.0.1", "--max-num-seqs", "16"]
     command += [*options, "--port", str(_free_port())]  # it would serve on one of its own choice, and not say which
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with _running(command, log, "/health", timeout_s=240, env=env) as (root, _):
+    with _running(command, log, "/health", timeout_s=600, env=env) as (root, _):
         yield root
 
 

@@ -45,8 +45,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tiny_model(path: Path, seed: int = 0) -> Path:
-    """Write the model to ``path``; the same seed gives the same bytes, another seed another model. About 0.5 MB."""
+def write_tiny_model(path: Path, seed: int = 0, *, blocks: int = BLOCKS) -> Path:
+    """Write the model to ``path``; the same seed gives the same bytes, another seed another model. About 0.5 MB.
+
+    Args:
+        blocks: more of them are slower.
+    """
     import gguf
 
     tokenizer = _tokenizer()
@@ -54,9 +58,9 @@ def write_tiny_model(path: Path, seed: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     writer = gguf.GGUFWriter(str(partial), "llama")
-    _describe(writer, f"tiny-{seed}", len(tokens))
+    _describe(writer, f"tiny-{seed}", len(tokens), blocks)
     _add_vocabulary(writer, tokenizer, tokens)
-    for name, weights in _weights(tokens, seed):
+    for name, weights in _weights(tokens, seed, blocks):
         writer.add_tensor(name, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -99,9 +103,9 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def _describe(writer: Any, name: str, vocabulary: int) -> None:
+def _describe(writer: Any, name: str, vocabulary: int, blocks: int) -> None:
     writer.add_name(name)
-    writer.add_block_count(BLOCKS)
+    writer.add_block_count(blocks)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(FEED_FORWARD)
@@ -130,7 +134,7 @@ def _add_vocabulary(writer: Any, tokenizer: Any, tokens: list[str]) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _weights(tokens: list[str], seed: int) -> Iterator[tuple[str, F32]]:
+def _weights(tokens: list[str], seed: int, blocks: int = BLOCKS) -> Iterator[tuple[str, F32]]:
     """Random, but for dimension 0: it stays 1 through all blocks, so its output weights are a bias of each token."""
     rng = np.random.default_rng(seed)
 
@@ -140,7 +144,7 @@ def _weights(tokens: list[str], seed: int) -> Iterator[tuple[str, F32]]:
     embedding = random(len(tokens), WIDTH) * np.float32(np.sqrt(WIDTH))
     embedding[:, 0] = 1
     yield "token_embd.weight", embedding
-    for block in range(BLOCKS):
+    for block in range(blocks):
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{block}.{name}.weight", np.ones(WIDTH, np.float32)
         for name in ("attn_q", "attn_k", "attn_v"):
