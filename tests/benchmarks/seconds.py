@@ -1,17 +1,20 @@
-"""The price of time against accuracy, money and seconds: ``python -m tests.benchmarks.seconds [LOG --pool POOL]``.
+"""Accuracy, money and seconds at two prices: ``python -m tests.benchmarks.seconds [LOG --pool POOL]``.
 
 Without a log: a made-up pool of the kind that the shipped policy is trained on, drawn anew with another seed, whose
 calls take what `focalroute.evaluate.latency` models; the shipped policy serves all of it, with sampled decisions and
-labels as feedback. With a log: a policy trained on its first 80 % serves the rest greedily, once for each price of
-time. That price is stated as what a second takes from a right answer: with lambda = 0.1 and C the cost of asking all, a
-right answer is worth 10 C, so 0.05 is usd_per_second = 0.5 C.
+labels as feedback. With a log: a policy trained on its first 80 % serves the rest greedily, once for each
+pair of a cost weight and a price of time: what a second takes from a right answer. With lambda = 0.1 and C
+the cost of asking all, a right answer is worth 10 C, so 0.05 is usd_per_second = 0.5 C. "Above" is how many points a
+method is above the best of ours that is at most as dear and, in the median, at most as slow.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +35,10 @@ from focalroute.evaluate.votes import Vote
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy, cold, load
 
-COST_WEIGHT = 0.1
+COST_WEIGHTS = (0.03, 0.1, 0.3)
 WARM = 500
-WORTH = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
+OURS = "lambda "
+WORTH = (0.0, 0.03, 0.1)
 
 
 def made_up(seed: int, size: int) -> LogTable:
@@ -67,7 +71,9 @@ def made_up(seed: int, size: int) -> LogTable:
     return join(queries, PoolFile(tuple(endpoints), {}, None), "made up")
 
 
-def served(policy: Policy, table: LogTable, parts: tuple[I64, I64], seed: int, worth: float) -> ReplayResult:
+def served(
+    policy: Policy, table: LogTable, parts: tuple[I64, I64], seed: int, cost_weight: float, worth: float
+) -> ReplayResult:
     """The test part, after the rows before it, where a second is worth so much of a right answer."""
     everybody = float(table.usd[parts[0]].sum(axis=1).mean())
     serving = Serving(
@@ -75,30 +81,60 @@ def served(policy: Policy, table: LogTable, parts: tuple[I64, I64], seed: int, w
         table.endpoints,
         seed=seed,
         explore=not policy.version,
-        cost_weight=COST_WEIGHT,
-        usd_per_second=worth * everybody / COST_WEIGHT,
+        cost_weight=cost_weight,
+        usd_per_second=worth * everybody / cost_weight,
     )
     play(serving, table, parts[0][-WARM:])
     return play(serving, table, parts[1])
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A method on the surface, in the mean over seeds: its cost is that of asking all, its times the best single's."""
+
+    accuracy: float
+    cost: float
+    half: float
+    most: float
+
+
+def placed(runs: Sequence[ReplayResult], best: Sequence[ReplayResult], everybody: Sequence[float]) -> Placed:
+    """Where these runs lie."""
+    ratios = [
+        [np.quantile(run.seconds, share) / np.quantile(one.seconds, share) for share in (0.5, 0.95)]
+        for run, one in zip(runs, best, strict=True)
+        if run.seconds is not None and one.seconds is not None
+    ]
+    half, most = np.mean(ratios, axis=0).tolist()
+    cost = float(np.mean([run.usd.sum() / usd for run, usd in zip(runs, everybody, strict=True)]))
+    return Placed(float(np.mean([run.worth.mean() for run in runs])), cost, half, most)
+
+
 def show(title: str, runs: dict[str, list[ReplayResult]], everybody: Sequence[float]) -> Iterator[str]:
     """The lines of a table; all beside the best single endpoint, seed by seed."""
-    yield f"| {title} | accuracy | minus the best single, points | minus plurality | cost | p50 | p95 |"
-    yield f"|{'---|' * 7}"
+    yield f"| {title} | accuracy | above, points | minus the best single | minus plurality | cost | p50 | p95 |"
+    yield f"|{'---|' * 8}"
     best, vote = runs["best single"], runs["plurality"]
+    places = {name: placed(found, best, everybody) for name, found in runs.items()}
     for name, found in runs.items():
-        ratios = [
-            [np.quantile(run.seconds, share) / np.quantile(one.seconds, share) for share in (0.5, 0.95)]
-            for run, one in zip(found, best, strict=True)
-            if run.seconds is not None and one.seconds is not None
+        at = places[name]
+        below = [
+            other
+            for other, there in places.items()
+            if other.startswith(OURS) and there.cost <= at.cost and there.half <= at.half
         ]
-        half, most = np.mean(ratios, axis=0).tolist()
-        cost = np.mean([run.usd.sum() / usd for run, usd in zip(found, everybody, strict=True)])
-        accuracy = np.mean([run.worth.mean() for run in found])
-        beside = [compare(found, other) for other in (best, vote)]
-        gaps = [f"{100 * g.difference:+.1f} ({100 * g.ci95[0]:+.1f} to {100 * g.ci95[1]:+.1f})" for g in beside]
-        yield f"| {name} | {accuracy:.3f} | {' | '.join(gaps)} | {cost:.3f} | {half:.2f} | {most:.2f} |"
+        above = "none of ours is as cheap and quick"
+        if name.startswith(OURS):
+            above = ""
+        elif below:
+            above = _gap(found, runs[max(below, key=lambda other: places[other].accuracy)])
+        gaps = " | ".join(_gap(found, other) for other in (best, vote))
+        yield f"| {name} | {at.accuracy:.3f} | {above} | {gaps} | {at.cost:.3f} | {at.half:.2f} | {at.most:.2f} |"
+
+
+def _gap(found: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> str:
+    gap = compare(found, other)
+    return f"{100 * gap.difference:+.1f} ({100 * gap.ci95[0]:+.1f} to {100 * gap.ci95[1]:+.1f})"
 
 
 def main() -> None:
@@ -128,8 +164,9 @@ def main() -> None:
         }
         for name, strategy in others.items():
             runs.setdefault(name, []).append(play(strategy, table, parts[1]))
-        for worth in WORTH:
-            runs.setdefault(f"a second worth {worth:g}", []).append(served(policy, table, parts, seed, worth))
+        for cost_weight, worth in itertools.product(COST_WEIGHTS, WORTH):
+            played = served(policy, table, parts, seed, cost_weight, worth)
+            runs.setdefault(f"{OURS}{cost_weight:g}, a second {worth:g}", []).append(played)
         everybody.append(float(table.usd[parts[1]].sum()))
     print("\n".join(show(given.log.name.split(".")[0] if given.log else "made-up pools", runs, everybody)))
 
