@@ -23,7 +23,7 @@ from focalroute.evaluate.replay import RecordedReply, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged, unjudged
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
-from focalroute.money.pacing import Pacer, TimePacer
+from focalroute.money.pacing import Pacer
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.exploration import Cost, Probing
@@ -94,23 +94,19 @@ class Serving:
         self._explore = explore
         self._pacer = Pacer(None, cost_weight)
         self._probing = Probing(self._observer, probe_share, agreement=learn_from_agreement)
-        self._time_pacer = TimePacer(None, usd_per_second)
+        self._usd_per_second = usd_per_second
         self._latencies = [Latencies() for _ in endpoints]
         self.changes: list[tuple[int, str, Change]] = []
 
-    def hold(self, usd_per_query: float | None, seconds_per_query: float | None = None) -> None:
-        """From now on pace the cost weight so that a query costs this in the mean; None: it stays as it is.
-
-        Likewise the price of time, so that it takes so long.
-        """
+    def hold(self, usd_per_query: float | None) -> None:
+        """From now on pace the cost weight so that a query costs this in the mean; None: it stays as it is."""
         self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.cost_weight)
-        self._time_pacer = TimePacer(seconds_per_query, self._time_pacer.weight)
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
         ask, price = self._begin(turn), self._pacer.begin()
-        if usd_per_second := self._time_pacer.begin():
-            ask.price_time(TimePrice(usd_per_second, self._latencies))
+        if self._usd_per_second:
+            ask.price_time(TimePrice(self._usd_per_second, self._latencies))
         going = bool(turn.available)
         while going:
             observation = ask.observe(price)
@@ -125,7 +121,6 @@ class Serving:
             if self._learn_from_agreement:
                 self._observer.agree(*unjudged(turn.memo))
         self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
-        self._time_pacer.end(turn.seconds)
         return answer
 
     def _replies(self, ask: Ask, turn: Turn, picked: Sequence[int]) -> tuple[Reply, ...]:

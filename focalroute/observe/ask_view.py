@@ -113,7 +113,7 @@ class AskView:
         return self._stats.by_price
 
     def hardly_known(self, endpoints: Iterable[int]) -> bool:
-        """Whether any of these has few outcomes in the window; where nobody has any, nothing teaches."""
+        """Whether any of these has few outcomes in the window; where none has any, nothing teaches."""
         return any(self._stats.seen) and any(self._stats.seen[i] < FEW for i in endpoints)
 
     def best_alone(self, cost_weight: float, waits: F64) -> int:
