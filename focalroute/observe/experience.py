@@ -40,21 +40,19 @@ class Experience:
     usd: F32
     vectors: F32
     values: F32
+    costs: F32
     book: Mapping[str | None, Totals] = field(default_factory=dict)
     embedder: str = HASHED
-    costs: F32 | None = None
 
-    def offsets(self, pool: Sequence[str]) -> tuple[float | None, ...]:
+    def offsets(self, pool: Sequence[str]) -> NDArray[np.float64]:
         """By how much each endpoint of a pool is more accurate in the long run than the known ones on average.
 
-        None for an endpoint that is not known.
+        (N,), NaN for an endpoint that is not known.
         """
-        rows = {name: row for row, name in enumerate(self.names)}
-        known = [rows[name] for name in pool if name in rows]
-        if not known:
-            return (None,) * len(pool)
-        mean = float(self.accuracy[known].mean())
-        return tuple([float(self.accuracy[rows[name]]) - mean if name in rows else None for name in pool])
+        accuracy = dict(zip(self.names, self.accuracy.tolist(), strict=True))
+        found = np.array([accuracy.get(name, np.nan) for name in pool])
+        known = found[~np.isnan(found)]
+        return found - known.mean() if len(known) else found
 
     def prices(self, listed: NDArray[np.float64], pool: Sequence[str]) -> NDArray[np.float64]:
         """USD of a call of each endpoint of a pool, (N,): the long run's where it is known, else as listed."""
@@ -70,8 +68,7 @@ class Experience:
         for column, name in enumerate(pool):
             if name in rows:
                 values[:, column] = self.values[:, rows[name]]
-                if self.costs is not None:
-                    costs[:, column] = self.costs[:, rows[name]]
+                costs[:, column] = self.costs[:, rows[name]]
         memory.fill(self.vectors, values, costs)
         return memory
 
@@ -97,8 +94,7 @@ class Experience:
             and np.array_equal(self.usd, other.usd, equal_nan=True)
             and np.array_equal(self.values, other.values, equal_nan=True)
             and np.array_equal(self.vectors, other.vectors)
-            and (self.costs is None) == (other.costs is None)
-            and (self.costs is None or np.array_equal(self.costs, other.costs, equal_nan=True))  # type: ignore[arg-type]
+            and np.array_equal(self.costs, other.costs, equal_nan=True)
             and self.book.keys() == other.book.keys()
             and all(np.array_equal(known.sums, other.book[task].sums) for task, known in self.book.items())
         )
@@ -112,7 +108,7 @@ class Experience:
             "usd": self.usd.astype(np.float32),
             "vectors": np.round(self.vectors / largest * 127).astype(np.int8),
             "values": self.values.astype(np.float16),
-            **({} if self.costs is None else {"costs": self.costs.astype(np.float16)}),
+            "costs": self.costs.astype(np.float16),
             "embedder": np.array(self.embedder),
             **self._book(),
         }
@@ -152,8 +148,9 @@ class Experience:
         known = np.concatenate([accuracy, values[~np.isnan(values)]])
         if not ((known >= 0) & (known <= 1)).all() or not np.isfinite(vectors).all() or (usd < 0).any():
             raise ValueError("its numbers are not within their bounds")
-        costs = arrays.get("costs")  # an earlier version of this package kept none
-        if costs is not None and (costs.dtype.kind != "f" or costs.shape != values.shape or (costs < 0).any()):
+        unknown = np.full(values.shape, np.nan, np.float16)
+        costs = arrays.get("costs", unknown)  # an earlier version of this package kept none
+        if costs.dtype.kind != "f" or costs.shape != values.shape or (costs < 0).any():
             raise ValueError("its costs are not numbers that fit its values")
         lengths = np.maximum(np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True), 1e-9)
         return cls(
@@ -162,9 +159,9 @@ class Experience:
             usd.astype(np.float32),
             (vectors / lengths).astype(np.float32),
             values.astype(np.float32),
+            costs.astype(np.float32),
             _read_book(arrays, len(names)),
             str(arrays.get("embedder", HASHED)),  # an earlier version of this package knew no others
-            None if costs is None else costs.astype(np.float32),
         )
 
 

@@ -84,7 +84,7 @@ class Observer:
         self._lock = threading.Lock()
         self._window, self._agreed = Window(window), Window(window)
         self._referees = Referees(len(self.endpoints), _REFEREED_WINDOWS * window)
-        self._totals = PoolTotals([None if price is None else float(price) for price in prices])
+        self._totals = PoolTotals(prices)
         self._listed = self._totals.prices
         n = len(self.endpoints)
         self._pairs = np.where(np.eye(n, dtype=bool), 0.0, pair_focal_diversity(0, 0, 0, 0))
@@ -121,8 +121,8 @@ class Observer:
             if before is not None and before.same(experience):  # of another version of the policy
                 return
             offsets = experience.offsets(self.endpoints)
-            self._offsets = np.array([0.0 if offset is None else offset for offset in offsets])
-            self._strengths = np.array([PRIOR_ASKS if offset is None else PRIOR_LONG_RUN for offset in offsets], float)
+            self._offsets = np.nan_to_num(offsets)
+            self._strengths = np.where(np.isnan(offsets), float(PRIOR_ASKS), float(PRIOR_LONG_RUN))
             self._memory = self._remembered(experience)
             self._calibration.fill(experience.totals(self.endpoints))
             self._totals.prices = experience.prices(self._listed, self.endpoints)

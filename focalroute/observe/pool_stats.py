@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -223,7 +224,7 @@ class PoolStats:
 
     def at(self, factors: F64) -> PoolStats:
         """The same for a query whose cost at each endpoint is this multiple of the usual one (N,)."""
-        usual = np.array([np.nan if usd is None else usd for usd in self.expected_cost])
+        usual = np.array(self.expected_cost, np.float64)
         costs, there = usual * factors, ~np.isnan(usual)
         dearer = max(np.nansum(costs), _LEAST) / max(np.nansum(usual), _LEAST)
         factors = np.where(there, factors, dearer)  # an unknown cost counts as the mean
@@ -281,8 +282,8 @@ class PoolTotals:
         prices: float64 (N,), NaN where unknown; what is expected of a call before, and beside, those that were seen.
     """
 
-    def __init__(self, prices: Sequence[float | None]) -> None:
-        self.prices = np.array([np.nan if price is None else price for price in prices], np.float64)
+    def __init__(self, prices: Sequence[float | Decimal | None]) -> None:
+        self.prices = np.array(prices, np.float64)
         self._counts = np.zeros((len(prices), 6))  # see `table_of`
         self._agreed = np.zeros((len(prices), 2))  # rows with a value inferred from agreement, and the sum of these
         self._lengths = np.zeros((len(prices), 3))  # see `length_moments`

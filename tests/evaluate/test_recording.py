@@ -148,7 +148,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     everyone = np.arange(len(table.queries))
     log = recorded(table, everyone, show_task=True)
     accuracy, prior = long_run(log, everyone)
-    nothing = np.zeros((0, log.vectors.shape[1]), np.float32), np.zeros((0, 5), np.float32)
+    nothing = np.zeros((0, log.vectors.shape[1]), np.float32), *np.zeros((2, 0, 5), np.float32)
     decider, fusion = _policy(folder / "policy", Experience(NAMES, accuracy, prior.usd.astype(np.float32), *nothing))
     serving = Serving(
         load(folder / "policy"),

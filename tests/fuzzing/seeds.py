@@ -168,9 +168,8 @@ def experience() -> Experience:
     """Of two endpoints and five queries."""
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((5, 8)).astype(np.float32)
-    return Experience(
-        ("a", "b"), np.full(2, 0.5, np.float32), np.full(2, np.nan, np.float32), vectors, np.ones((5, 2), np.float32)
-    )
+    even, unknown, ones = np.full(2, 0.5, np.float32), np.full(2, np.nan, np.float32), np.ones((5, 2), np.float32)
+    return Experience(("a", "b"), even, unknown, vectors, ones, ones)
 
 
 def models() -> tuple[bytes, bytes]:

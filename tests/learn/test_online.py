@@ -248,6 +248,7 @@ def test_an_update_keeps_what_its_policy_brought_along(store: Store, tmp_path: P
         np.array([0.5, np.nan, 0], np.float32),
         np.eye(2, dtype=np.float32),
         np.ones((2, 3), "f4"),
+        np.ones((2, 3), "f4"),
     )
     start = linear_learner()
     files = decider_model(start.decider), fusion_model(start.fusion)

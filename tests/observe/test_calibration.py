@@ -116,8 +116,8 @@ def test_experience_brings_the_book_along() -> None:
     tasks: dict[str | None, Totals] = {
         task: Totals(rng.uniform(1, 9, (4, 2, 3)), rng.uniform(50, 90, (2, 2))) for task in (None, "t")
     }
-    half, nothing = np.full(2, 0.5, np.float32), np.zeros((0, 4), np.float32)
-    made = Experience(NAMES, half, half, nothing, np.zeros((0, 2), np.float32), tasks)
+    half, nothing, none = np.full(2, 0.5, np.float32), np.zeros((0, 4), np.float32), np.zeros((0, 2), np.float32)
+    made = Experience(NAMES, half, half, nothing, none, none, tasks)
     again = Experience.of(made.arrays())
     assert made.same(again)
     book, moved = CalibrationStats(NAMES, 500), CalibrationStats(NAMES[::-1], 500)

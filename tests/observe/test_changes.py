@@ -65,7 +65,7 @@ def test_what_a_policy_brings_along_of_an_endpoint_that_changed_is_given_up() ->
     """Its long run and its memory are of what it was; the others keep theirs."""
     vector = np.eye(1, 4, dtype=np.float32)
     accuracy, unknown = np.array([0.9, 0.5, 0.4], np.float32), np.full(3, np.nan, np.float32)
-    experience = Experience(NAMES, accuracy, unknown, vector, np.array([[1, 0, 1]], np.float32))
+    experience = Experience(NAMES, accuracy, unknown, vector, np.array([[1, 0, 1]], np.float32), unknown[None])
     observer = Observer(NAMES, [None] * 3, embed=lambda _: vector[0], embedder=HASHED)
     observer.adopt(experience)
     believed = observer.accuracy()

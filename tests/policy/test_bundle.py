@@ -168,9 +168,8 @@ def experienced(root: Path) -> tuple[Experience, Path]:
     vectors = rng.standard_normal((9, 5)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     values = np.where(rng.random((9, 2)) < 0.3, np.nan, rng.integers(0, 2, (9, 2))).astype(np.float32)
-    made = Experience(
-        ("qwen", "phi"), np.array([0.75, 0.5], np.float32), np.array([0.25, np.nan], np.float32), vectors, values
-    )
+    accuracy, usd = np.array([0.75, 0.5], np.float32), np.array([0.25, np.nan], np.float32)
+    made = Experience(("qwen", "phi"), accuracy, usd, vectors, values, np.full_like(values, np.nan))
     shipped = cold()
     version = publish(
         root, decider=shipped.decider_onnx, fusion=shipped.fusion_onnx, names=(), parent=1, experience=made

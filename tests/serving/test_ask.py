@@ -44,7 +44,7 @@ def begun(
         costs = np.ones_like(right)
         costs[:9, 1] = 10  # "b" is dear where green is mentioned
         even, unknown = np.full(4, 0.5, np.float32), np.full(4, np.nan, np.float32)
-        observer.adopt(Experience(NAMES, even, unknown, texts, right, costs=costs))
+        observer.adopt(Experience(NAMES, even, unknown, texts, right, costs))
     if priced:
         observer.learn(Outcome("before", {"b": Member(1, 0, 5, 4.0, Decimal("0.2"))}, {"b": 1.0}))
     query = Query("q", ({"role": "user", "content": text},), choices=("red", "blue"), answer=None)

@@ -619,7 +619,7 @@ def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_alo
     """The store's answers came later than the experience, which so must not take their place."""
     names = tuple(endpoint.name for endpoint in pool.endpoints)
     half, unknown = np.full(3, 0.5, np.float32), np.full(3, np.nan, np.float32)
-    past = Experience(names, half, unknown, np.zeros((0, 256), np.float32), np.zeros((0, 3), np.float32))
+    past = Experience(names, half, unknown, np.zeros((0, 256), np.float32), *np.zeros((2, 0, 3), np.float32))
     files = decider_model(linear_decider()), fusion_model(cold_fusion())
     publish(tmp_path / "policy", decider=files[0], fusion=files[1], names=(), parent=None, experience=past)
     steps = replace(trajectory(), features=text_features(QUESTION))

@@ -98,7 +98,7 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
         endpoints=tuple(_records(names, every)),
         tasks=tuple(_tasks(every, names)),
         worth=np.array([(said.reward + 1) / 2 for _, said in rated]),
-        usd=np.array([math.nan if receipt["cost"] is None else float(receipt["cost"]) for receipt in ours]),
+        usd=np.array([receipt["cost"] for receipt in ours], np.float64),
         calls=np.array([float(len(_asked(receipt))) for receipt in ours]),
         latency_s=np.array([float(receipt["latency_s"]) for receipt in ours]),
         confidence=np.array([_confidence(answer, receipt) for (answer, _), receipt in zip(rated, ours, strict=True)]),

@@ -348,4 +348,4 @@ def _experience(recorded: RecordedLog) -> Experience:
     usd = prior.usd.astype(np.float32)
     some = np.flatnonzero(told)[spread(int(told.sum()))]
     vectors, costs = recorded.vectors[some], relative_usd(recorded)[some]
-    return Experience(recorded.names, accuracy, usd, vectors, values[some], book(recorded), recorded.embedder, costs)
+    return Experience(recorded.names, accuracy, usd, vectors, values[some], costs, book(recorded), recorded.embedder)

@@ -417,7 +417,7 @@ def remembering(root: Path, embedder: str) -> Path:
     """A policy that remembers 30 texts, all of them alike, on which only a was right."""
     alike = np.tile(np.array([1, 0], np.float32), (30, 1))
     even, nothing = np.full(2, 0.5, np.float32), np.full(2, np.nan, np.float32)
-    past = Experience(("a", "b"), even, nothing, vectors=alike, values=alike, embedder=embedder)
+    past = Experience(("a", "b"), even, nothing, alike, alike, np.ones_like(alike), embedder=embedder)
     decider, fusion = decider_model(linear_decider()), fusion_model(cold_fusion())
     publish(root, decider=decider, fusion=fusion, names=(), parent=None, experience=past)
     return root
