@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 _COST = re.compile(r"\d{1,20}(\.\d{1,60})?")
-_OF_AN_ASK = ("query", "max_usd", "deadline_s")  # are not of the question
 
 
 def batch(
@@ -91,7 +90,8 @@ def _read(path: Path) -> list[_Line]:
     Raises:
         ConfigError: the file cannot be read, or a line is not a question.
     """
-    from focalroute.serving.query import ARGUMENTS, make_query
+    from focalroute.core.spelling import did_you_mean
+    from focalroute.serving.query import ARGUMENTS, INSTEAD, make_query
 
     try:
         lines = path.read_bytes().splitlines()
@@ -109,11 +109,10 @@ def _read(path: Path) -> list[_Line]:
         if not isinstance(arguments, dict) or not {"query", "messages"} & set(arguments):
             raise ConfigError(f'{path}:{number}: query: required; write a text, or {{"query": "...", ...}}')
         if unknown := sorted(set(arguments) - set(ARGUMENTS)):
-            raise ConfigError(f"{path}:{number}: {unknown[0]}: unknown key; known are {', '.join(sorted(ARGUMENTS))}")
+            meant = did_you_mean(unknown[0], ARGUMENTS, INSTEAD)
+            raise ConfigError(f"{path}:{number}: {unknown[0]}: unknown key; {meant}")
         try:
-            make_query(
-                arguments.get("query"), **{name: arguments[name] for name in arguments if name not in _OF_AN_ASK}
-            )
+            make_query(**arguments)
         except ConfigError as error:
             raise ConfigError(f"{path}:{number}: {error}") from None
         found.append(_Line(len(found), arguments, hashlib.sha256(line.strip()).hexdigest()[:16]))

@@ -118,7 +118,7 @@ def load_pool(path: str | Path) -> PoolFile:
         with path.open("rb") as file:
             data = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; focalroute init writes a pool file") from None
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, an integer of too many digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})

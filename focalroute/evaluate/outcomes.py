@@ -184,7 +184,7 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     try:
         row = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise _Breach("", f"not valid JSON: {error}") from None
+        raise _Breach("", f"not valid JSON: {error}; a line holds an object") from None
     if not isinstance(row, dict):
         raise _Breach("", "is not a JSON object")
     choices = _choices(row.get("choices"))
