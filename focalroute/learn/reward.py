@@ -188,7 +188,7 @@ def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
     calibrated by a right choice that is drawn from the fused posterior, the same whenever the answer is read again
     (stochastic EM; Celeux & Diebolt 1985).
     """
-    text, masses = _text_of(answer), _masses(answer, _drawn(answer))
+    text, masses = _text_of(answer), _masses(answer, _drawn(answer) if answer.kind == "choice" else None)
     answer = _with_probes(answer)
     outcome = Outcome(answer.id, answer.members, {}, masses=masses, **text)
     if answer.kind in ("text", SYNTHESIS):

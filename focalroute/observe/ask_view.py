@@ -315,11 +315,11 @@ class AskView:
         """
         if self._closed or not self.backs:
             return 0.0
-        evidence = self.evidence().members[:, :, _EVIDENCE].sum(axis=1)
+        evidence = np.add.reduce(self.evidence().members[:, :, _EVIDENCE], axis=1)
         if self.agreement is not None:
             evidence = evidence[max(self._leader, 0), None]
         unseen = self._unseen()
-        return unseen / (float(np.exp(evidence).sum()) + unseen)
+        return unseen / (float(np.add.reduce(np.exp(evidence))) + unseen)
 
     def _unseen(self) -> int:
         """Return how many answers a free-form question has that none gave."""

@@ -208,7 +208,7 @@ class Observer:
             self._changed.add(copy)
         rows = self._stats.rows
         # Without what is only presumed to be flattery, or they would trust each other less with every verdict.
-        skill = (rows.skill[members] + self._presumed).clip(0.02, 0.98)
+        skill = np.minimum(np.maximum(rows.skill[members] + self._presumed, 0.02), 0.98)
         copies = self._referees.copies[members[:, None], members]
         verdict = judge(members, candidates, choices, skill, rows.skill[members] - rows.level, copies)
         self._referees.add(outcome.answer_id, verdict)

@@ -24,6 +24,7 @@ divided by 1 + the sum of k over the others that back the same, and v_r is multi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -82,26 +83,40 @@ def judge(
         copies: (m, m) k, 1 on the diagonal; None: none copies.
     """
     copies = np.eye(len(members)) if copies is None else copies
+    if (candidates == max(candidates[0], 0)).all():
+        return _unanimous(members, choices, skill, copies)
     answered = candidates >= 0
     same = (candidates[:, None] == candidates) & answered[:, None]
     alone = 1 / np.maximum((same * copies).sum(axis=1), 1)  # what is left of a vote beside its copies
     scores = np.exp(same @ (vote_weights(skill, choices) * alone))
-    different = np.unique(candidates[answered], return_index=True)[1]
-    given = scores[answered][different]
+    given = dict(zip(candidates[answered].tolist(), scores[answered].tolist(), strict=True))
     values = np.zeros(len(members))
-    if len(given):
-        values = np.minimum(answered * scores / (given.sum() + max(choices - len(given), 0)), 1)  # rounding may pass it
+    if given:
+        whole = sum(given.values()) + max(choices - len(given), 0)
+        values = np.minimum(answered * scores / whole, 1)  # rounding may pass it
     if len(given) == 1 and (alone * answered).sum() < _TWO_VOICES:  # one voice, however many speak with it
         values[answered] = np.nan
-    heeded = (1 - copies) * (np.clip(0.5 + 3 * relative_skill, 0.1, 2.0) * alone)  # of referee r on member i, (m, m)
+    trust = np.minimum(np.maximum(0.5 + 3 * relative_skill, 0.1), 2.0)  # v_r
+    heeded = (1 - copies) * (trust * alone)  # of referee r on member i, (m, m)
     backing, referees = (same * heeded) @ (1 - copies), heeded @ (1 - copies)
     differ = candidates[:, None] != candidates
     heard = differ & (referees > _LEAST_HEARD)
     ahead = np.divide(backing - backing.T, referees, out=np.zeros(differ.shape), where=heard)
-    sums = np.stack([np.ones(differ.shape), differ, RELIABILITY * ahead, RELIABILITY**2 * heard])
+    sums = np.empty((4, *differ.shape))
+    sums[0], sums[1], sums[2], sums[3] = 1, differ, RELIABILITY * ahead, RELIABILITY**2 * heard
     at = np.arange(len(members))
     sums[:, at, at] = 0
     return Verdict(members, values, sums)
+
+
+def _unanimous(members: I64, choices: int, skill: F64, copies: F64) -> Verdict:
+    """`judge` where all back the same: nobody differs, so that there is nothing to compare."""
+    alone = 1 / np.maximum(np.add.reduce(copies, axis=1), 1)
+    score = math.exp(float(vote_weights(skill, choices) @ alone))
+    value = min(score / (score + choices - 1), 1.0) if float(np.add.reduce(alone)) >= _TWO_VOICES else math.nan
+    sums = np.zeros((4, len(members), len(members)))
+    sums[0] = 1 - np.eye(len(members))
+    return Verdict(members, np.full(len(members), value), sums)
 
 
 class Referees:
@@ -131,17 +146,20 @@ class Referees:
         Returns:
             Who was found to copy, or to be copied.
         """
+        at = members[:, None], members
         same = candidates[:, None] == candidates
-        both = same & (candidates >= 0) & ~same.all()
-        pairs = self._contested[:, members[:, None], members] + np.stack([both, ~same])
-        pairs *= np.where(pairs.sum(axis=0) > _MOST_CONTESTED, 0.5, 1.0)
-        self._contested[:, members[:, None], members] = pairs
-        share = pairs[0] / (pairs.sum(axis=0) + _CONTESTED_PRIOR)
-        copies = np.clip((share - _COPY[0]) / (_COPY[1] - _COPY[0]), 0, 1)
+        self._met[0][at] += 1
+        self._met[1][at] += same
+        if same.all():
+            return []
+        agreed, differed = self._contested[0][at] + (same & (candidates >= 0)), self._contested[1][at] + ~same
+        kept = np.where(agreed + differed > _MOST_CONTESTED, 0.5, 1.0)
+        self._contested[0][at], self._contested[1][at] = agreed, differed = agreed * kept, differed * kept
+        share = agreed / (agreed + differed + _CONTESTED_PRIOR)
+        copies = np.minimum(np.maximum((share - _COPY[0]) / (_COPY[1] - _COPY[0]), 0), 1)
         np.fill_diagonal(copies, 1)
-        self._met[:, members[:, None], members] += np.stack([np.ones(same.shape), same])
-        found = (copies >= 0.5) & (self.copies[members[:, None], members] < 0.5)
-        self.copies[members[:, None], members] = copies
+        found = (copies >= 0.5) & (self.copies[at] < 0.5)
+        self.copies[at] = copies
         copying: list[int] = members[found.any(axis=1)].tolist()
         return copying
 
