@@ -108,4 +108,5 @@ class _Body(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         """Let go of the connection: kept where the body was read to its end, else closed."""
-        await self._response.__aexit__(None, None, None)
+        if not self._response.closed:
+            await self._response.__aexit__(None, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -139,17 +139,11 @@ class EndpointClient:
         except TimeoutError:
             raise _timed_out() from None
 
-    async def _whole(
+    def _whole(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float | None
-    ) -> bytearray:
-        transport = self._ready()
-        if timeout_s == math.inf:
-            return await transport.whole(path, body, headers)
-        try:
-            async with asyncio.timeout(timeout_s or self.endpoint.timeout_s):
-                return await transport.whole(path, body, headers)
-        except TimeoutError:
-            raise _timed_out() from None
+    ) -> Awaitable[bytearray]:
+        whole = self._ready().whole(path, body, headers)
+        return whole if timeout_s == math.inf else _within(timeout_s or self.endpoint.timeout_s, whole)
 
     async def stream(
         self, request: Request, *, timeout_s: float | None = None, decoder: StreamDecoder | None = None
@@ -221,6 +215,14 @@ class EndpointClient:
 
     def _body(self, request: Request, cap: CapField) -> dict[str, Any]:
         return self.quirks.fit(encode(request, self.endpoint.model, self.endpoint.spoken, cap=cap))
+
+
+async def _within(seconds: float, whole: Awaitable[bytearray]) -> bytearray:
+    try:
+        async with asyncio.timeout(seconds):
+            return await whole
+    except TimeoutError:
+        raise _timed_out() from None
 
 
 async def _next(pieces: AsyncIterator[str], deadline: float) -> str | None:

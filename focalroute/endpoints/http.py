@@ -11,7 +11,6 @@ import contextlib
 import json
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -86,7 +85,7 @@ class Http:
         """The body of the reply."""
         response = await self._post(path, body, headers)
         try:
-            return await _body(response, MAX_REPLY_BYTES)
+            return await read_all(response, MAX_REPLY_BYTES)
         finally:
             await response.aclose()
 
@@ -94,7 +93,7 @@ class Http:
         """Get what stands at a path of the service, at most `MAX_ERROR_BYTES`."""
         response = await self._exchange("GET", httpx.URL(self._base_url + path), self._headers, b"")
         try:
-            return await _body(response, MAX_ERROR_BYTES)
+            return await read_all(response, MAX_ERROR_BYTES)
         finally:
             await response.aclose()
 
@@ -114,14 +113,12 @@ class Http:
         finally:
             await response.aclose()
 
-    async def _post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
-        sent = _json(body)
+    def _post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Awaitable[httpx.Response]:
+        own = self._headers
         if headers:
-            own = self._headers.copy()
+            own = own.copy()
             own.update(headers)
-        else:
-            own = self._headers
-        return await self._exchange("POST", self._urls[path], own, sent)
+        return self._exchange("POST", self._urls[path], own, _json(body))
 
     async def _exchange(self, method: str, url: httpx.URL, headers: httpx.Headers, sent: bytes) -> httpx.Response:
         """Send a request; the response to it, if that is not a failure."""
@@ -145,7 +142,7 @@ class Http:
 
     async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
         try:
-            payload = json.loads(await _body(response, MAX_ERROR_BYTES))
+            payload = json.loads(await read_all(response, MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
         secrets = (sent.decode(), self._key or "", *self._private)
@@ -175,9 +172,9 @@ def _sender(
     tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else None
     transport = AiohttpTransport(session, tls, endpoint.proxy or _proxy(endpoint))
 
-    async def by_transport(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
+    def by_transport(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> Awaitable[httpx.Response]:
         body = httpx.ByteStream(content)  # as content=, httpx takes 20 us more for what aiohttp does by itself
-        return await transport.handle_async_request(httpx.Request(method, url, headers=headers, stream=body))
+        return transport.handle_async_request(httpx.Request(method, url, headers=headers, stream=body))
 
     return by_transport
 
@@ -206,17 +203,17 @@ def _proxy(endpoint: Endpoint) -> str | None:
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    with contextlib.suppress(ValueError):
+    try:
         return to_json(body)  # in a sixth of the time: the event loop waits for a long prompt to be encoded
+    except ValueError:
+        return _json_by_python(body)
+
+
+def _json_by_python(body: Mapping[str, Any]) -> bytes:
     try:
         return _ENCODER.encode(body).encode()  # takes lone surrogates
     except (TypeError, ValueError) as error:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
-
-
-async def _body(response: httpx.Response, limit: int) -> bytearray:
-    async with contextlib.aclosing(pieces_of(response)) as pieces:
-        return await read_all(partial(anext, pieces, b""), limit)
 
 
 async def _drained(chunks: AsyncIterator[bytes]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,13 +45,26 @@ def private_values(endpoint: Endpoint) -> tuple[str, ...]:
     return tuple(value.removeprefix("Bearer ") for value in endpoint.headers.values())
 
 
-async def read_all(piece: Callable[[], Awaitable[bytes]], limit: int) -> bytearray:
-    """All pieces until an empty one, at most ``limit`` bytes; CallFailed if there are more."""
-    body = bytearray()
-    while some := await piece():
-        body += some
-        if len(body) > limit:
-            raise protocol_error("the reply is too long")
+async def read_all(response: Any, limit: int) -> bytearray:
+    """The body of an httpx (or httpx2) response, not unpacked; CallFailed if it is too long, or breaks off.
+
+    Not by `pieces_of`, as a generator takes longer than to read a usual reply.
+    """
+    body, failed = bytearray(), None
+    try:
+        if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
+            body += response.content
+        else:
+            async for piece in response.stream:
+                body += piece
+                if len(body) > limit:
+                    break
+    except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
+        failed = _cut(error)
+    if failed is not None:  # raised here, it has no context
+        raise failed
+    if len(body) > limit:
+        raise protocol_error("the reply is too long")
     return body
 
 
@@ -107,28 +120,37 @@ class OpenAITransport:
 
     async def whole(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytearray:
         """The body of the reply."""
-        async with contextlib.aclosing(self._bytes(path, body, headers)) as pieces:
-            return await read_all(partial(anext, pieces, b""), MAX_REPLY_BYTES)
+        return await self._read(path, body, headers, MAX_REPLY_BYTES)
 
     async def get(self, path: str) -> bytearray:
         """Get what stands at a path of the service, at most `MAX_ERROR_BYTES`."""
-        async with contextlib.aclosing(self._bytes(path, None, {})) as pieces:
-            return await read_all(partial(anext, pieces, b""), MAX_ERROR_BYTES)
+        return await self._read(path, None, {}, MAX_ERROR_BYTES)
+
+    async def _read(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], limit: int
+    ) -> bytearray:
+        reply = await self._send(path, body, headers)
+        try:
+            return await read_all(reply.response, limit)
+        finally:
+            await reply.close()
 
     async def stream(
         self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
     ) -> AsyncGenerator[str, None]:
         """The pieces of text of a streamed reply."""
-        async with contextlib.aclosing(self._bytes(CHAT, body, headers)) as chunks:
-            async for chunk in chunks:
-                yield decoder.feed(chunk)
-                if decoder.done:
-                    return
+        reply = await self._send(CHAT, body, headers)
+        try:
+            async with contextlib.aclosing(pieces_of(reply.response)) as chunks:
+                async for chunk in chunks:
+                    yield decoder.feed(chunk)
+                    if decoder.done:
+                        return
+        finally:
+            await reply.close()
 
-    async def _bytes(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> AsyncGenerator[bytes, None]:
-        """The body of the reply in pieces, as they come; ``body`` None: nothing is sent, it is got."""
+    async def _send(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
+        """The reply, whose body is not read yet; ``body`` None: nothing is sent, it is got."""
         send = self._client.get if body is None else partial(self._client.post, body=dict(body))
         options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
         failed = None
@@ -140,14 +162,9 @@ class OpenAITransport:
                 self._on_headers(refused.headers.raw)
         if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
             raise failed
-        try:
-            if self._on_headers is not None:
-                self._on_headers(reply.response.headers.raw)
-            async with contextlib.aclosing(pieces_of(reply.response)) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            await reply.close()
+        if self._on_headers is not None:
+            self._on_headers(reply.response.headers.raw)
+        return reply
 
     def _secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
         return (json.dumps(body, default=str), str(self._client.api_key), *self._private)
