@@ -159,6 +159,8 @@ class Breaker:
 
     def overdue(self) -> list[InFlightCall]:
         """The calls under way that are much too slow already."""
+        if not self._in_flight:
+            return []
         calls, now = tuple(self._in_flight), self._pool.clock()
         if not calls or now - calls[0].began < _SLOW_S:  # the oldest comes first
             return []

@@ -281,7 +281,9 @@ class PoolMember:
         failure: Failure | None = None
         before = len(call.bills)
         try:
-            return await self._attempt_or_fall_back(call, plan)
+            if plan.fallback is None:
+                return await self._attempt(call, plan)
+            return await self._attempt_or_fall_back(call, plan, plan.fallback)
         except CallFailed as error:
             failure = error.failure
             raise
@@ -293,10 +295,10 @@ class PoolMember:
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(admitted, tokens, failure)
 
-    async def _attempt_or_fall_back(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
+    async def _attempt_or_fall_back(
+        self, call: MemberCall, plan: Plan, fallback: Plan
+    ) -> tuple[ParsedReply, Completion]:
         """Try the plan, then its fallback where the service refuses just this schema, or scores no texts."""
-        if plan.fallback is None:
-            return await self._attempt(call, plan)
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
         if way not in self._unsupported:
@@ -308,7 +310,7 @@ class PoolMember:
             if len(self._unsupported) >= _MAX_UNSUPPORTED:
                 self._unsupported.clear()
             self._unsupported.add(way)
-        return await self._attempt(call, plan.fallback)
+        return await self._attempt(call, fallback)
 
     async def _attempt(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
         """Make a paid call; a second one, where it can be paid, for a structured reply that was not valid."""
@@ -334,7 +336,8 @@ class PoolMember:
                 break
         else:
             raise _not_affordable()
-        PAID_CALL.set(paid_call)
+        if self._settlement.possible:
+            PAID_CALL.set(paid_call)
         in_flight = self.breaker.enter()
         call.sent = sent = time.perf_counter()
         failure: Failure | None = None
@@ -364,7 +367,8 @@ class PoolMember:
 
     def _on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.throttle.on_headers(headers)
-        note_generation(headers)
+        if self._settlement.possible:
+            note_generation(headers)
 
     def _given_up(self, call: MemberCall, silent_s: float) -> Failure:
         """How a call that was given up counts: as a timeout where it was silent for too long."""

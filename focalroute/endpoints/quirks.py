@@ -62,6 +62,8 @@ class Quirks:
 
     def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A request's body without what is refused."""
+        if not self._refused and self._cap is None:
+            return dict(body)
         fitting = {name: value for name, value in body.items() if name not in self._refused}
         for cap in _CAPS:
             if self._cap not in (None, cap) and cap in fitting:
@@ -85,10 +87,11 @@ class Quirks:
 
     def see(self, completion: Completion) -> Completion:
         """Learn from a reply; the reply, without thinking that was cut and looks like an answer."""
-        usage = completion.usage
-        if any(sample.reasoning for sample in completion.choices) or (usage is not None and usage.reasoning_tokens):
+        if completion.usage is not None and completion.usage.reasoning_tokens:
             self.thinks = True
-        self.unopened = self.unopened or any(sample.unopened for sample in completion.choices)
+        for sample in completion.choices:
+            self.thinks = self.thinks or bool(sample.reasoning)
+            self.unopened = self.unopened or sample.unopened
         if not self.unopened:
             return completion
         return replace(completion, choices=tuple(map(_without_cut_thinking, completion.choices)))

@@ -178,7 +178,7 @@ class Throttle:
     @property
     def wait_s(self) -> float:
         """How long a call that comes now waits for the pause to end."""
-        return 0.0 if self.triable else self.paused_s
+        return 0.0 if not self._paused_until or self.triable else self.paused_s
 
     @property
     def under_way(self) -> int:

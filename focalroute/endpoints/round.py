@@ -133,6 +133,7 @@ class RoundCalls:
         self._began_left_s = context.left_s
         self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked,
         self._rescue_wait_s = math.inf  # and the next after so long again
+        self._raced = False  # whether any of them is raced
         self._blind = False  # whether the round waits without knowing how long is usual
         self._look_at = -math.inf  # before that there is no use in looking for one more (`time.perf_counter`)
 
@@ -153,6 +154,8 @@ class RoundCalls:
         try:
             while pending := [member for member in self._asked if member.reply is None]:
                 await self._wait(pending)
+                if all(member.reply for member in self._asked):
+                    break
                 while needless := self._needless():
                     await self._give_up(needless)
                 if self._context.left_s <= 0:
@@ -237,7 +240,7 @@ class RoundCalls:
         """Wake the round if this reply may decide it, or say how long is usual."""
         broke = member.reply is None or self._blind
         racing = self._rules.early_stop or self._hurries or (self._stream_sink is not None and not self._answer_begun)
-        if broke or racing or any(one.raced for one in self._asked) or all(one.reply for one in self._asked):
+        if broke or racing or self._raced or all(one.reply for one in self._asked):
             self._wake()
 
     def _wake(self, _: asyncio.Future[Any] | None = None) -> None:
@@ -333,7 +336,7 @@ class RoundCalls:
         """Ask one more endpoint, if there is one and it is ``free`` or allowed; whether so, else it is tried again."""
         spare = self._controller.spare([one.index for one in self._asked]) if self._controller else None
         if spare is not None and (free or self._allowance.spend()):
-            member.raced = True
+            member.raced = self._raced = True
             self._start(spare, member.group, member.pool_member.endpoint.name)
             return True
         self._look_at = time.perf_counter() + LOOK_AGAIN_S

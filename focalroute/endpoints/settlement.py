@@ -37,16 +37,21 @@ def note_generation(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 class Settlement:
-    """The lookups of one endpoint, in the background. Those that have not ended at the close are given up."""
+    """The lookups of one endpoint, in the background. Those that have not ended at the close are given up.
+
+    Attributes:
+        possible: whether its service tells what a call cost.
+    """
 
     def __init__(self, client: EndpointClient) -> None:
+        self.possible = client.endpoint.spoken == "openrouter"
         self._client = client
         self._lookups = Background()
 
     def begin(self, paid_call: PaidCall) -> None:
         """Find out what a call cost whose bill is an estimate, if its service has named it."""
-        name, known = paid_call.generation or "", self._client.endpoint.spoken == "openrouter"
-        if known and paid_call.doubtful and _NAME.fullmatch(name) and len(self._lookups) < _MOST:
+        name = paid_call.generation or ""
+        if self.possible and paid_call.doubtful and _NAME.fullmatch(name) and len(self._lookups) < _MOST:
             self._lookups.start(self._settle(paid_call, name))
 
     async def _settle(self, paid_call: PaidCall, name: str) -> None:

@@ -71,8 +71,14 @@ def usage_of(usage: object) -> Usage | None:
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    cached = _first_count(usage, "prompt_tokens_details.cached_tokens", "prompt_cache_hit_tokens", "cached_tokens")
-    reasoning = _first_count(usage, "completion_tokens_details.reasoning_tokens", "reasoning_tokens")
+    cached = _first_count(
+        _within(usage, "prompt_tokens_details", "cached_tokens"),
+        usage.get("prompt_cache_hit_tokens"),
+        usage.get("cached_tokens"),
+    )
+    reasoning = _first_count(
+        _within(usage, "completion_tokens_details", "reasoning_tokens"), usage.get("reasoning_tokens")
+    )
     if cached > prompt:
         return None
     apart = (count_of(usage.get("total_tokens")) or 0) - prompt - completion  # xAI and Gemini count thinking only there
@@ -82,15 +88,13 @@ def usage_of(usage: object) -> Usage | None:
     return Usage(prompt, completion, cached, reasoning, _cost(usage))
 
 
-def _first_count(usage: Mapping[str, Any], *paths: str) -> int:
-    """The first credible count at one of these places; 0 if there is none.
+def _first_count(*told: object) -> int:
+    """The first credible count of several; 0 if there is none.
 
     Cached tokens: OpenAI, DeepSeek (https://api-docs.deepseek.com/guides/kv_cache), Together.
     """
-    for path in paths:
-        details, _, name = path.rpartition(".")
-        count = count_of(_within(usage, details, name) if details else usage.get(name))
-        if count is not None:
+    for value in told:
+        if value is not None and (count := count_of(value)) is not None:
             return count
     return 0
 
@@ -114,7 +118,7 @@ def told_cost(payload: object) -> Decimal | None:
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
     """USD. OpenRouter adds what a caller's own key was charged upstream, unless `is_byok` is false."""
     cost = _usd(usage.get("cost", usage.get("estimated_cost")))
-    upstream = _within(usage, "cost_details", "upstream_inference_cost")
+    upstream = None if cost is None else _within(usage, "cost_details", "upstream_inference_cost")
     if cost is None or upstream is None or usage.get("is_byok") is False:
         return cost
     upstream_cost = _usd(upstream)

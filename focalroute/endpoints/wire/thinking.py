@@ -32,6 +32,7 @@ _MARKS = {
     _FINAL: _FINAL,
     _BARE: _BARE_FINAL,
 }
+_OPENING = tuple(_MARKS)
 _BEGINNINGS = frozenset(mark[:size] for mark in _MARKS for size in range(len(mark)))
 _CHANNEL_MARKS = re.compile(r"<\|\w+\|>(?:assistant|analysis|commentary|final)?")
 _MARK_BEGUN = re.compile(r"<(?:\||$)")
@@ -67,7 +68,10 @@ def split_thinking(text: str) -> tuple[str, str]:
     >>> split_thinking("<think>7 < 9</think>\\n\\nB"), split_thinking("7 < 9\\n</think>\\n\\nB"), split_thinking("B")
     (('7 < 9', 'B'), ('7 < 9\\n', 'B'), ('', 'B'))
     """
-    splitter = ThinkingSplitter(unopened=begins_thinking(text))
+    unopened = begins_thinking(text)
+    if not unopened and not text.lstrip().startswith(_OPENING):
+        return "", text
+    splitter = ThinkingSplitter(unopened=unopened)
     answer = splitter.feed(text) + splitter.finish()
     return splitter.thinking, answer
 
