@@ -92,11 +92,12 @@ def one_at_a_time() -> tuple[list[Target], Table, list[str]]:
         peers, missing = opened(stack, url, list(SIDES))
         found = in_turns(peers, TURNS, BURST, 1)
     p50 = {name: medians(bursts) for name, bursts in found.items()}
+    cpu = {name: [burst["cpu_s"] for burst in bursts] for name, bursts in found.items()}
     rows = []
-    for name, bursts in found.items():
-        mine = p50["focalroute, fan-out of 3" if name.endswith(("of 3", "3 at once")) else "focalroute"]
-        cpu = [burst["cpu_s"] for burst in bursts]
-        rows.append((name, quartiles(p50[name]), quartiles(cpu), f"{harness.ratio(mine, p50[name]):.2f}"))
+    for name in found:
+        mine = "focalroute, fan-out of 3" if name.endswith(("of 3", "3 at once")) else "focalroute"
+        beside = [f"{harness.ratio(side[mine], side[name]):.2f}" for side in (p50, cpu)]
+        rows.append((name, quartiles(p50[name]), quartiles(cpu[name]), *beside))
     floor = statistics.median(p50["aiohttp (floor)"]) * 1e3
     targets = []
     for ours, other in (
@@ -116,7 +117,7 @@ def one_at_a_time() -> tuple[list[Target], Table, list[str]]:
             times = statistics.median(other_own) / statistics.median(own)
             what = f"time over the wire's floor, {name} beside focalroute"
             targets.append(Target(what, f">= {least:.0f} times", f"{times:.1f} times", times >= least))
-    head = ("one call after the other", "p50, ms", "CPU a call, ms", "focalroute beside it, p50")
+    head = ("one call after the other", "p50, ms", "CPU a call, ms", "focalroute beside it, p50", "its CPU")
     return targets, Table(head, rows), missing
 
 
