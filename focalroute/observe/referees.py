@@ -110,7 +110,7 @@ def judge(
 
 
 def _unanimous(members: I64, choices: int, skill: F64, copies: F64) -> Verdict:
-    """`judge` where all back the same: nobody differs, so that there is nothing to compare."""
+    """`judge` where all back the same, so that there is nothing to compare."""
     alone = 1 / np.maximum(np.add.reduce(copies, axis=1), 1)
     score = math.exp(float(vote_weights(skill, choices) @ alone))
     value = min(score / (score + choices - 1), 1.0) if float(np.add.reduce(alone)) >= _TWO_VOICES else math.nan
