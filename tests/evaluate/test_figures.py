@@ -35,7 +35,7 @@ def played(worth: list[float], plan: list[tuple[tuple[int, ...], ...]]) -> Repla
     for n, rounds in enumerate(plan):
         for picked in rounds:
             asked[n, list(picked)] = True
-    return ReplayResult(np.array(worth), np.ones(5), asked)
+    return ReplayResult(np.array(worth), np.ones(5), asked, seconds=np.ones(5))
 
 
 @pytest.fixture
