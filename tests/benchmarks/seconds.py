@@ -5,7 +5,8 @@ calls take what `focalroute.evaluate.latency` models; the shipped policy serves 
 labels as feedback. With a log: a policy trained on its first 80 % serves the rest greedily, once for each
 pair of a cost weight and a price of time: what a second takes from a right answer. With lambda = 0.1 and C
 the cost of asking all, a right answer is worth 10 C, so 0.05 is usd_per_second = 0.5 C. "Above" is how many points a
-method is above the best of ours that is at most as dear and, in the median, at most as slow.
+method is above the best of ours that is at most as dear and, in the median, at most as slow. "Gain" is how many points
+of reward (right answers, less their cost and their seconds at that price) the price brings beside serving without it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from focalroute.policy.bundle import Policy, cold, load
 COST_WEIGHTS = (0.03, 0.1, 0.3)
 WARM = 500
 OURS = "lambda "
+NAME = OURS + "{:g}, a second {:g}"
 WORTH = (0.0, 0.03, 0.1)
 
 
@@ -112,9 +114,13 @@ def placed(runs: Sequence[ReplayResult], best: Sequence[ReplayResult], everybody
 
 def show(title: str, runs: dict[str, list[ReplayResult]], everybody: Sequence[float]) -> Iterator[str]:
     """The lines of a table; all beside the best single endpoint, seed by seed."""
-    yield f"| {title} | accuracy | above, points | minus the best single | minus plurality | cost | p50 | p95 |"
-    yield f"|{'---|' * 8}"
+    yield f"| {title} | accuracy | above | gain | minus the best single | minus plurality | cost | p50 | p95 |"
+    yield f"|{'---|' * 9}"
     best, vote = runs["best single"], runs["plurality"]
+    gains = {}
+    for weight, worth in itertools.product(COST_WEIGHTS, WORTH[1:]):
+        rewards = [_reward(runs[NAME.format(weight, at)], everybody, weight, worth) for at in (worth, 0)]
+        gains[NAME.format(weight, worth)] = f"{100 * (rewards[0] - rewards[1]):+.1f}"
     places = {name: placed(found, best, everybody) for name, found in runs.items()}
     for name, found in runs.items():
         at = places[name]
@@ -128,8 +134,18 @@ def show(title: str, runs: dict[str, list[ReplayResult]], everybody: Sequence[fl
             above = ""
         elif below:
             above = _gap(found, runs[max(below, key=lambda other: places[other].accuracy)])
-        gaps = " | ".join(_gap(found, other) for other in (best, vote))
-        yield f"| {name} | {at.accuracy:.3f} | {above} | {gaps} | {at.cost:.3f} | {at.half:.2f} | {at.most:.2f} |"
+        gaps = [_gap(found, other) for other in (best, vote)]
+        told = [name, f"{at.accuracy:.3f}", above, gains.get(name, ""), *gaps]
+        yield f"| {' | '.join(told)} | {at.cost:.3f} | {at.half:.2f} | {at.most:.2f} |"
+
+
+def _reward(runs: Sequence[ReplayResult], everybody: Sequence[float], cost_weight: float, worth: float) -> float:
+    """The mean worth of answers, less their cost and their seconds at these prices."""
+    found = []
+    for run, usd in zip(runs, everybody, strict=True):
+        seconds = 0.0 if run.seconds is None else run.seconds.mean()
+        found.append(run.worth.mean() - cost_weight * run.usd.sum() / usd - worth * seconds)
+    return float(np.mean(found))
 
 
 def _gap(found: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> str:
@@ -166,7 +182,7 @@ def main() -> None:
             runs.setdefault(name, []).append(play(strategy, table, parts[1]))
         for cost_weight, worth in itertools.product(COST_WEIGHTS, WORTH):
             played = served(policy, table, parts, seed, cost_weight, worth)
-            runs.setdefault(f"{OURS}{cost_weight:g}, a second {worth:g}", []).append(played)
+            runs.setdefault(NAME.format(cost_weight, worth), []).append(played)
         everybody.append(float(table.usd[parts[1]].sum()))
     print("\n".join(show(given.log.name.split(".")[0] if given.log else "made-up pools", runs, everybody)))
 
