@@ -14,7 +14,7 @@ from matplotlib.colors import LogNorm
 __all__ = ["draw"]
 
 DOCS = Path(__file__).resolve().parent
-_TABLES = ("the-price-of-time", "the-price-of-time-3")
+_TABLES = ("the-price-of-time", "the-price-of-time-2", "the-price-of-time-3")
 _OURS = "lambda "
 
 
@@ -25,7 +25,7 @@ def draw(path: Path) -> None:
     """
     tables = json.loads((DOCS / "results" / "data" / "speed.json").read_text("utf-8"))
     plt.rcParams |= {"svg.hashsalt": "focalroute", "font.size": 9, "svg.fonttype": "path"}
-    figure, every = plt.subplots(1, len(_TABLES), figsize=(8.2, 3.6), layout="constrained")
+    figure, every = plt.subplots(1, len(_TABLES), figsize=(10.5, 3.6), layout="constrained")
     coloured = {"cmap": "viridis", "norm": LogNorm(0.03, 1), "zorder": 3}
     for axes, table in zip(every, (tables[name] for name in _TABLES), strict=True):
         lines: dict[str, list[tuple[float, float, float]]] = {}
