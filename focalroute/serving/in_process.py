@@ -45,8 +45,10 @@ class RunAsync(Protocol):
         ...
 
 
-def openai_client(ensemble: AsyncEnsemble, run: Run) -> openai.OpenAI:
-    """Make a client for code without ``await``."""
+def openai_client(
+    ensemble: AsyncEnsemble, run: Run, close: Callable[[Callable[[], Awaitable[None]]], None]
+) -> openai.OpenAI:
+    """Make a client for code without ``await``; ``close`` runs what closes a stream, on any thread."""
     import openai
 
     httpx = _http_library()
@@ -60,7 +62,7 @@ def openai_client(ensemble: AsyncEnsemble, run: Run) -> openai.OpenAI:
                 yield piece
 
         def close(self) -> None:
-            run(self._body.aclose)
+            close(self._body.aclose)
 
     class _Transport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
         def handle_request(self, request: Any) -> Any:

@@ -144,6 +144,11 @@ class _Loop:
         finally:
             future.cancel()
 
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on its thread, where nothing can wait for it."""
+        return threading.current_thread() is self._thread
+
     async def awaited(self, work: Callable[[], Awaitable[R]], /) -> R:
         """Return the coroutine's result, for a caller in another event loop."""
         return await asyncio.wrap_future(self.portal().start_task_soon(work))
@@ -285,7 +290,7 @@ class Ensemble:
         """An ``OpenAI`` client that this ensemble answers, in this process; see `AsyncEnsemble.as_async_openai`."""
         from focalroute.serving.in_process import openai_client
 
-        return openai_client(self._async, self._run)
+        return openai_client(self._async, self._run, self._close_stream)
 
     def as_async_openai(self) -> openai.AsyncOpenAI:
         """An ``AsyncOpenAI`` client that this ensemble answers on its own event loop; for frameworks that take both."""
@@ -297,6 +302,11 @@ class Ensemble:
         if not self._unclosed.alive:
             raise EnsembleClosed(CLOSED)
         return self._loop.run(work)
+
+    def _close_stream(self, close: Callable[[], Awaitable[None]]) -> None:
+        # Where the garbage collector finds it on the loop's thread, the loop closes the generator in it by itself.
+        if self._unclosed.alive and not self._loop.here:
+            self._loop.run(close)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

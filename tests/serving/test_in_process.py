@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from focalroute import AsyncEnsemble, Ensemble
 from focalroute.sim import SimulatedPool
+from tests.loopback import until
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 17 + 25?"}]
 
@@ -85,6 +87,33 @@ def test_a_stream_that_is_left_is_given_up(ensemble: Ensemble) -> None:
         ) as chunks:
             next(iter(chunks))
         assert ensemble.ask("What is 17 + 25?", answer="number").text
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_stream_that_nothing_holds_is_given_up_on_the_thread_of_the_loop_too(pool: SimulatedPool) -> None:
+    """Openai's streams are cycles: the garbage collector closes them wherever it happens to run."""
+
+    async def collect() -> None:
+        gc.collect()
+
+    async def running() -> int:
+        return len(asyncio.all_tasks())
+
+    with Ensemble(pool.endpoints, policy="plurality", seed=0) as ensemble, ensemble.as_openai() as client:
+        ensemble.ask("What is 17 + 25?", answer="number")
+        before = ensemble._run(running)
+        gc.disable()
+        try:
+            chunks = client.chat.completions.create(
+                model="focalroute", messages=QUESTION, stream=True, extra_body={"focalroute": {"combine": "pick"}}
+            )
+            next(iter(chunks))
+            assert ensemble._run(running) > before
+            del chunks
+            ensemble._run(collect)
+        finally:
+            gc.enable()
+        until(lambda: ensemble._run(running) == before)
 
 
 @pytest.mark.parametrize(
