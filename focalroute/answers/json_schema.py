@@ -65,7 +65,12 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
         raise ConfigError(f"answer: JSON schemas are checked by jsonschema; {_INSTALL}") from None
     check_schema(schema)
     newest = jsonschema.Draft202012Validator
-    draft = jsonschema.validators.validator_for(schema, default=newest)
+    try:
+        draft = jsonschema.validators.validator_for(schema, default=newest)
+    except ValueError:  # it is no address at all
+        raise ConfigError(
+            "answer: the JSON schema is wrong at $.$schema: give the address of a draft, or leave it out"
+        ) from None
     if draft is newest:
         check_schema(schema, tuples=False)
     bounded = _bounded(draft, jsonschema.validators.extend, jsonschema.ValidationError)
