@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,3 +201,46 @@ def test_memory_is_bounded_whatever_is_sent(pool: SimulatedPool, kind: str, way:
         return peak
 
     assert asyncio.run(run()) < 3 * MAX_REPLY_BYTES
+
+
+#: What a service goes on sending around a body, after how it begins; and what the failure of the call is.
+_PIECES = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ENDLESS: Mapping[str, tuple[bytes, bytes, set[FailureKind]]] = {
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n" * 1000, {"connection"}),
+    "status line": (b"HTTP/1.1 200 ", b"O" * 10_000, {"connection"}),
+    "interim responses": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 100, {"timeout"}),
+    "trailers": (_PIECES + b"2\r\n{}\r\n0\r\n", b"X-A: b\r\n" * 1000, {"connection", "protocol"}),
+    "extension of a chunk": (_PIECES, b"1;" + b"a" * 10_000, {"timeout"}),
+    "empty pieces": (_PIECES, b"1\r\n \r\n" * 1000, {"timeout"}),
+}
+
+
+@pytest.mark.parametrize("part", ENDLESS)
+def test_what_does_not_end_around_a_body_takes_neither_memory_nor_longer_than_the_call_may(part: str) -> None:
+    begin, more, kinds = ENDLESS[part]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(begin)
+            while True:
+                writer.write(more)
+                await writer.drain()
+        writer.close()
+
+    async def run() -> tuple[CallFailed, int]:
+        clients = HttpClients()
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), clients)
+            tracemalloc.start()
+            with pytest.raises(CallFailed) as failed:
+                await caller.complete(Request(STREAMED.messages, 8), timeout_s=1.0)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            await clients.aclose()
+        return failed.value, peak
+
+    error, peak = asyncio.run(run())
+    assert error.failure.kind in kinds
+    assert peak < 3 * MAX_REPLY_BYTES
