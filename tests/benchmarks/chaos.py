@@ -5,7 +5,7 @@ statuses with and without Retry-After, resets, hangs, slow drips, cut and trunca
 replies, redirects and so on. Every answer gets its feedback. At least 99.9 % of the asks must be answered, the 99.9th
 percentile of their time must lie within the deadline and 50 ms, and nothing may be left behind: no task, thread, socket
 or file descriptor. Memory may not surely grow (`tests.benchmarks.harness.growth`) once caches are full, after half of
-the asks. It is what is in use: replies of 8 MiB are read at times, whose room the allocator keeps for a while.
+the asks. It is what is in use, the least of ten looks: replies of 8 MiB are read at times.
 
 On a busy machine the process may not run for hundreds of milliseconds. A heartbeat tells such pauses from work of our
 own, by the processor time that passed, and times are given with and without the asks whose end fell into one.
@@ -36,7 +36,7 @@ from tests.benchmarks.harness import growth
 __all__ = ["Outcome", "faults", "run"]
 
 _BEAT_S, _PAUSE_S = 0.005, 0.015
-_LOOKS = 200  # at the memory
+_LOOKS, _AT_A_TIME = 400, 10  # at the memory; of so many the least counts, with the fewest large replies under way
 _STATUSES = ((408, None), (409, None), (429, None), (429, 0.2), (500, None), (502, None), (503, None), (503, 0.2))
 
 
@@ -71,7 +71,7 @@ class Outcome:
         struck: calls that a fault struck, and all calls, as the service counted them.
         errors: how members failed, by kind.
         left: tasks, threads and file descriptors at the end that were not there before.
-        megabytes: memory of its own that is in use, at 200 moments of the run.
+        megabytes: memory of its own that is in use, at 400 moments of the run.
     """
 
     asks: Counter[str]
@@ -90,6 +90,12 @@ class Outcome:
     def answered(self) -> float:
         """Share of asks that were."""
         return self.asks["answered"] / self.asks.total()
+
+    @property
+    def least_megabytes(self) -> list[float]:
+        """Memory while the fewest large replies were under way, at forty times of the run."""
+        seen = self.megabytes
+        return [min(seen[at : at + _AT_A_TIME]) for at in range(0, len(seen), _AT_A_TIME)]
 
 
 async def run(pool: SimulatedPool, asks: int, *, deadline_s: float, concurrency: int, **settings: object) -> Outcome:
@@ -242,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     assert outcome.answered >= 0.999
     assert quantile(outcome.undisturbed_s, 0.999) <= 0.05
     assert not any(outcome.left.values())
-    share, sure = growth(outcome.megabytes[_LOOKS // 2 :])
+    share, sure = growth(outcome.least_megabytes[_LOOKS // _AT_A_TIME // 2 :])
     print(f"memory: {share:+.2%} in the second half{', and surely growing' if sure else ''}")
     assert not sure
 
@@ -261,7 +267,7 @@ def report(outcome: Outcome) -> None:
     for what, over in (("all", outcome.over_s), ("without pauses of the machine", outcome.undisturbed_s)):
         print(f"over the deadline, {what} ({len(over)}): p99.9 {quantile(over, 0.999) * 1e3:.1f} ms, "
               f"maximum {over[-1] * 1e3:.1f} ms")  # fmt: skip
-    print(f"left behind: {outcome.left}; memory, MiB: {[round(x) for x in outcome.megabytes[:: _LOOKS // 20]]}")
+    print(f"left behind: {outcome.left}; memory, MiB: {[round(x) for x in outcome.least_megabytes]}")
 
 
 if __name__ == "__main__":
