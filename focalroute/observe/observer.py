@@ -125,6 +125,7 @@ class Observer:
             self._strengths = np.where(np.isnan(offsets), float(PRIOR_ASKS), float(PRIOR_LONG_RUN))
             self._memory = self._remembered(experience)
             self._calibration.fill(experience.totals(self.endpoints))
+            self._recalibration.trust()
             self._totals.prices = experience.prices(self._listed, self.endpoints)
             self._renew()
 

@@ -2,8 +2,9 @@
 
     confidence = sigmoid(alpha + beta logit q),    q the posterior of the answer
 
-alpha and beta maximise the likelihood of the latest outcomes and of a prior around (0, 1), which is worth `PRIOR` of
-them (Platt 1999). It is monotone in q, so it never changes which answer is given.
+alpha and beta maximise the likelihood of the latest outcomes and of a prior around (0, beta_0), which is worth `PRIOR`
+of them (Platt 1999). It is monotone in q, so it never changes which answer is given. Members err together, so votes
+tell less than they seem to: beta_0 is `SHARED_ERRORS`, but 1 for a policy that was trained on the pool's own record.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import numpy as np
 #: Outcomes that the prior weighs as much as.
 PRIOR = 30
 
+#: Share of the evidence that is left where nothing is known of how far the members' errors are shared.
+SHARED_ERRORS = 0.7
+
 _CURVATURE = PRIOR / 4 * np.diag([1.0, 4.0])  # of the log-likelihood of so many outcomes at q about 1/2, logits about 2
 _IDENTITY = (0.0, 1.0)
+_PRESUMED = (0.0, SHARED_ERRORS)
 _FARTHEST = 8.0  # logits beyond it count as this
 
 
@@ -37,7 +42,13 @@ class Recalibration:
         self._next = 0
         self._rows = np.zeros((size, 2))  # 1, logit of q
         self._right = np.zeros(size)
-        self.curve = _IDENTITY
+        self._prior = self.curve = _PRESUMED
+
+    def trust(self) -> None:
+        """Take the posterior at its word until outcomes tell: the policy was trained on the pool's own record."""
+        self._prior = _IDENTITY
+        if not self._ids:
+            self.curve = _IDENTITY
 
     def learn(self, answer_id: str, posterior: float, right: float) -> None:
         """Take in how right an answer was, in [0, 1], that had this posterior; what was known of it is replaced."""
@@ -59,7 +70,7 @@ class Recalibration:
         known = len(self._ids)
         rows, curve = self._rows[:known], np.array(self.curve)
         p = 1 / (1 + np.exp(-rows @ curve))
-        gradient = (self._right[:known] - p) @ rows - _CURVATURE @ (curve - _IDENTITY)
+        gradient = (self._right[:known] - p) @ rows - _CURVATURE @ (curve - self._prior)
         hessian = (rows * (p * (1 - p))[:, None]).T @ rows + _CURVATURE
         alpha, beta = (curve + np.clip(np.linalg.solve(hessian, gradient), -0.5, 0.5)).tolist()
         self.curve = alpha, max(beta, 0.0)

@@ -48,6 +48,7 @@ from focalroute.learn.export import decider_model, fusion_model
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.observe.recalibration import SHARED_ERRORS, recalibrated
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import make_current, publish, rollback
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
@@ -110,7 +111,7 @@ def test_a_closed_question_is_answered_with_probabilities_and_a_receipt(pool: Si
     assert answer.choice is not None
     assert answer.text == CHOICES[answer.choice]
     assert sum(answer.probabilities) == pytest.approx(1)
-    assert answer.confidence == max(answer.probabilities)
+    assert answer.confidence == recalibrated(max(answer.probabilities), (0, SHARED_ERRORS))
     assert answer.durable
     assert answer.degraded == ()
     assert answer.metadata == {"mine": 1}

@@ -1,0 +1,44 @@
+"""How sure an answer is said to be: the Fusion's word, less what is presumed of shared errors, until labels tell."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from focalroute.core.records import Query
+from focalroute.observe.experience import Experience
+from focalroute.observe.observer import Observer
+from focalroute.observe.recalibration import SHARED_ERRORS, Recalibration, recalibrated
+
+NAMES = ("a", "b")
+
+
+def test_without_labels_votes_count_less_than_they_seem_to() -> None:
+    curve = Recalibration(500).curve
+    assert curve == (0.0, SHARED_ERRORS)
+    assert recalibrated(0.5, curve) == pytest.approx(0.5)
+    assert 0.8 < recalibrated(0.9, curve) < 0.9
+
+
+def test_labels_overrule_what_is_presumed() -> None:
+    """Answers that are right as often as was said are soon taken at their word, whatever was presumed."""
+    rng = random.Random(0)
+    learned = Recalibration(500)
+    for n in range(500):
+        posterior = rng.uniform(0.5, 0.99)
+        learned.learn(str(n), posterior, float(rng.random() < posterior))
+    for posterior in (0.6, 0.9):
+        assert recalibrated(posterior, learned.curve) == pytest.approx(posterior, abs=0.05)
+
+
+def test_a_policy_that_was_trained_on_the_pool_is_taken_at_its_word() -> None:
+    observer = Observer(NAMES, [1e-4, 1e-4])
+    query = Query(id="q", messages=({"role": "user", "content": "?"},), choices=("x", "y"))
+    assert observer.begin(query).confidence(0.9) < 0.9
+    nothing = np.zeros((0, 256), np.float32), np.zeros((0, 2), np.float32)
+    observer.adopt(
+        Experience(NAMES, np.full(2, 0.7, np.float32), np.full(2, 1e-4, np.float32), *nothing, costs=nothing[1])
+    )
+    assert observer.begin(query).confidence(0.9) == 0.9
