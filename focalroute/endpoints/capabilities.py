@@ -25,6 +25,7 @@ _MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a 
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
+_PROMPT = len(_QUESTION) + 256  # tokens at the most, with a chat template and a schema
 #: As large as all calls of a capability check together, for an upper bound of its cost.
 CHECK = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: an answer with one of them was held to them.
@@ -181,7 +182,6 @@ async def check_capabilities(
     try:
         return await check.run(), check.usage
     except CallFailed as error:
-        check.add(error.usage)
         raise CallFailed(error.failure, check.usage, free=error.free and not check.billed) from None
 
 
@@ -231,41 +231,43 @@ class _CapabilityCheck:
             if not _refused(error):
                 raise
             self._lacking.add(error.failure.lacks)
-            self.add(error.usage)
             return None
 
-    def add(self, usage: Usage | None) -> None:
-        """Count what a failed call consumed, if it says so."""
-        self._usages += [usage] if usage else []
+    def _count(self, error: CallFailed, request: Request) -> None:
+        """Count what a failed call consumed: where it may have been billed and does not say, the most it allows."""
+        if error.usage or not error.free:
+            self._usages.append(error.usage or Usage(_PROMPT, (request.max_tokens or 0) * request.n))
 
     async def _complete(self, **features: Any) -> Completion:
         """One call; CallFailed ("unusable") where only it has shown that the model needs room for thinking."""
         quirks = self._client.quirks
         room = quirks.room
+        request = with_room(Request(_MESSAGES, _MAX_TOKENS, **features), room)
         try:
             async with self._admitted():
-                completion = await self._client.complete(with_room(Request(_MESSAGES, _MAX_TOKENS, **features), room))
+                completion = await self._client.complete(request)
         except CallFailed as error:
+            self._count(error, request)
             quirks.thinks = quirks.thinks or error.failure.cut
             if quirks.room > room:
                 raise CallFailed(_THINKS, error.usage, free=error.free) from None
             raise
+        self._usages.append(completion.usage)
         if quirks.room > room and not completion.choices[0].text:
             raise CallFailed(_THINKS, completion.usage)
-        self._usages.append(completion.usage)
         return completion
 
     async def _streams_usage(self) -> bool:
         usage = None
+        request = with_room(Request(_MESSAGES, _MAX_TOKENS), self._client.quirks.room)
         try:
-            request = with_room(Request(_MESSAGES, _MAX_TOKENS), self._client.quirks.room)
             async with self._admitted(), aclosing(self._client.stream(request)) as pieces:
                 async for piece in pieces:
                     usage = piece.usage if isinstance(piece, Completion) else None
         except CallFailed as error:
+            self._count(error, request)
             if not _refused(error):
                 raise
-            self.add(error.usage)
             return False
         self._usages.append(usage)
         return usage is not None

@@ -143,6 +143,20 @@ def test_usage_that_did_not_come_leaves_the_probe_s_cost_unknown() -> None:
         assert probe(server) == (ALL, None)
 
 
+def test_a_failed_call_that_may_have_been_billed_counts_as_the_most_it_allows() -> None:
+    """A service that answers a stream with one plain reply has generated it all the same."""
+
+    async def plain(_: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply({"answer": "B"}) if body.get("stream") else json_reply(completion(usage=USAGE))
+
+    with serving(plain) as server:
+        able, usage = probe(server)
+    assert not able.stream_usage
+    assert usage is not None
+    assert usage.completion_tokens == USAGE["completion_tokens"] + 48
+    assert usage.prompt_tokens > USAGE["prompt_tokens"] + 100
+
+
 @pytest.mark.parametrize("status", [401, 402, 403, 404, 429, 500, 503])
 def test_a_service_that_is_down_teaches_nothing(status: int) -> None:
     """An outage is an error, so that nothing of it is kept."""
@@ -163,7 +177,8 @@ def test_a_service_that_goes_down_midway_teaches_nothing() -> None:
 
     with serving(tires) as server, pytest.raises(CallFailed) as caught:
         probe(server)
-    assert caught.value.usage is not None, "the calls that got through are paid for"
+    assert caught.value.usage is not None, "the calls that got through are paid for, and what broke down may be"
+    assert caught.value.usage.completion_tokens > 48
 
 
 def test_a_fully_declared_endpoint_needs_no_probe_and_a_partly_declared_one_overrides_it() -> None:
