@@ -1,0 +1,73 @@
+"""Prints the tables of docs/results/quality.md: ``python -m tests.benchmarks.quality FILE...``, of ``eval --json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.harness import Table, markdown_table
+
+#: The baselines that the curve, and the point held at `_HELD`, are shown minus.
+_BESIDE = (
+    "best-single-train", "plurality", "log-linear-online", "query-weights", "static-subset", "cascade", "knn",
+    "random-select", "threshold-pair", "shuffled",
+)  # fmt: skip
+_ALSO_BESIDE = ("best-single-train", "plurality", "log-linear-online", "query-weights", "cascade", "shuffled")
+_HELD = 0.2
+
+
+def main(files: Sequence[str]) -> None:
+    """Print accuracy @ cost of each method, the curve minus each baseline, and the point held at 0.2 minus each."""
+    logs = [json.loads(Path(file).read_text()) for file in files]
+    print("\n\n".join(markdown_table(made) for made in tables(logs)))
+
+
+def tables(logs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """The three tables, a column each log."""
+    heads = ["", *(f"{Path(log['log']).name.split('.')[0]}, {log['split']}" for log in logs)]
+    targets = sorted({point["target_cost_ratio"] for log in logs for point in log["focalroute"]})
+    ours = [{point["target_cost_ratio"]: point for point in log["focalroute"]} for log in logs]
+    others = [{method["name"]: method for method in log["methods"]} for log in logs]
+    names = list(dict.fromkeys(name for methods in others for name in methods))
+    rows = [["test queries", *(str(log["n_test"]) for log in logs)]]
+    rows += [
+        [f"focalroute, held at {target:g}", *(f"**{_at(own[target])}**" if target in own else "" for own in ours)]
+        for target in targets
+    ]
+    rows += [[name, *(_at(methods[name]) if name in methods else "" for methods in others)] for name in names]
+    yield Table(heads, rows)
+    yield Table(
+        heads,
+        [
+            [name, *(_points(methods.get(name, {}).get("curve_minus")) for methods in others)]
+            for name in _BESIDE
+            if name in names
+        ],
+    )
+    held = [own[_HELD] for own in ours]
+    rows = [["this point", *map(_at, held)]]
+    rows += [
+        [f"minus {name}", *(_points(point["minus"].get(name)) for point in held)]
+        for name in _ALSO_BESIDE
+        if name in names
+    ]
+    yield Table(heads, rows)
+
+
+def _at(one: Mapping[str, Any]) -> str:
+    return f"{one['accuracy']:.3f} @ {one['cost_ratio']:.3f}"
+
+
+def _points(found: Mapping[str, Any] | None) -> str:
+    """A paired difference in points, and its interval; nothing where there is none."""
+    if found is None:
+        return ""
+    low, high = (100 * end for end in found["ci95"])
+    return f"{100 * found['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
