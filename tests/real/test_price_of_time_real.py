@@ -62,8 +62,8 @@ def test_the_price_of_time_moves_the_choice(
     usual = {name: statistics.median(took) for name, took in seconds.items()}
     assert len(usual) > 1
     assert min(usual, key=usual.__getitem__) == "llama-quick"
-    called = [call.endpoint for answer in dear for call in answer.receipt.calls]
-    assert called.count("llama-quick") > len(called) / 2
+    calls = [sum(len(answer.receipt.calls) for answer in answers) for answers in (free, dear)]
+    assert calls[1] < calls[0]  # who is asked alone depends on whose nonsense agreed before
     times = [statistics.median(answer.latency_s for answer in answers) for answers in (free, dear)]
     assert times[1] < times[0]
     for answer in (*free, *dear):
