@@ -12,8 +12,8 @@ from tests.benchmarks.harness import Table, markdown_table
 
 #: The baselines that the curve, and the point held at `_HELD`, are shown minus.
 _BESIDE = (
-    "best-single-train", "plurality", "log-linear-online", "query-weights", "static-subset", "cascade", "knn",
-    "random-select", "threshold-pair", "shuffled",
+    "best-single-train", "plurality", "log-linear-online", "query-weights", "static-subset", "cascade", "carrot-knn",
+    "carrot-linear", "avengers-pro", "random-select", "threshold-pair", "shuffled",
 )  # fmt: skip
 _ALSO_BESIDE = ("best-single-train", "plurality", "log-linear-online", "query-weights", "cascade", "shuffled")
 _HELD = 0.2
