@@ -13,6 +13,15 @@ from tests.real import build, servers
 from tests.real.servers import Server
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave what needs vLLM, which takes minutes to start, to `make verify`."""
+    for item in items:
+        named = item.nodeid.startswith("tests/real/") and "vllm" in item.name
+        if named or "vllm_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 def require(ready: bool, name: str, *, must: bool = True) -> None:
     """Skip where a server is not built; fail instead where FOCALROUTE_REAL=1 says that it must be (if ``must``)."""
     if ready:

@@ -49,7 +49,6 @@ def asked(quick: Server, deep: Server, vllm: Server) -> tuple[list[Answer], list
     return free, dear
 
 
-@pytest.mark.slow
 def test_the_price_of_time_moves_the_choice(
     llama_server: Callable[[int], Server], deep_server: Server, vllm_server: Server
 ) -> None:
