@@ -15,6 +15,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Query, Usage
 from focalroute.endpoints.client import EndpointClient
+from focalroute.endpoints.paid_call import most_tokens
 from focalroute.endpoints.quirks import with_room
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.refusals import Feature
@@ -25,7 +26,6 @@ _MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a 
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
-_PROMPT = len(_QUESTION) + 256  # tokens at the most, with a chat template and a schema
 #: As large as all calls of a capability check together, for an upper bound of its cost.
 CHECK = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: an answer with one of them was held to them.
@@ -236,7 +236,8 @@ class _CapabilityCheck:
     def _count(self, error: CallFailed, request: Request) -> None:
         """Count what a failed call consumed: where it may have been billed and does not say, the most it allows."""
         if error.usage or not error.free:
-            self._usages.append(error.usage or Usage(_PROMPT, (request.max_tokens or 0) * request.n))
+            prompt, generated = most_tokens(request, {**self._client.endpoint.params, **request.params})
+            self._usages.append(error.usage or (None if generated is None else Usage(prompt, generated)))
 
     async def _complete(self, **features: Any) -> Completion:
         """One call; CallFailed ("unusable") where only it has shown that the model needs room for thinking."""

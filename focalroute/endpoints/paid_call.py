@@ -115,12 +115,17 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     number of tokens it may generate, is unknown, or `unbounded` says so.
     """
     params = {**endpoint.params, **request.params}
-    if unbounded(params, request.messages) is not None:
-        return None
-    generated = _most_generated(params, request)
     price = endpoint.price
-    if price is None or generated is None:
+    if price is None or unbounded(params, request.messages) is not None:
         return None
+    prompt, generated = most_tokens(request, params)
+    if generated is None:
+        return None
+    return (prompt * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
+
+
+def most_tokens(request: Request, params: Mapping[str, Any]) -> tuple[int, int | None]:
+    """The most tokens of a call with these parameters: of its prompt, and generated (None: unknown)."""
     prompt = (
         _PER_REQUEST
         + _json_tokens(params)
@@ -128,7 +133,7 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
         + sum(map(_message_tokens, request.messages))
         + sum(map(_text_tokens, request.scored))
     )
-    return (prompt * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
+    return prompt, _most_generated(params, request)
 
 
 def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> str | None:
