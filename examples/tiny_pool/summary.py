@@ -97,8 +97,7 @@ def _ahead(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
 
 
 def _points(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
-    gain = compare(runs, others)
-    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * x for x in (gain.difference, *gain.ci95)))
+    return compare(runs, others).in_points()
 
 
 def _part(run: ReplayResult, part: slice) -> ReplayResult:

@@ -77,6 +77,11 @@ class PairedDifference:
         """The mean and its interval, as tables have them."""
         return f"{self.difference:+.3f}", span(self.ci95, "+.3f")
 
+    def in_points(self) -> str:
+        """Both in points."""
+        low, high = (100 * end for end in self.ci95)
+        return f"{100 * self.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+
 
 def span(ends: tuple[float, float], form: str = ".3f") -> str:
     """An interval in words."""

@@ -72,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells = [score(feedback, [one], everybody) for one in (*runs, single)]
         shown = [f"{cell.accuracy:.3f} @ {cell.cost_ratio:.3f}" for cell in cells]
         gain = compare(runs, [single] * len(runs))
-        difference = "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * x for x in (gain.difference, *gain.ci95)))
-        print(f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]} | {difference} |", flush=True)
+        print(f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]} | {gain.in_points()} |", flush=True)
 
 
 if __name__ == "__main__":

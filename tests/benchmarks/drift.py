@@ -146,9 +146,7 @@ def _against(played: Sequence[ReplayResult], plain: Sequence[ReplayResult], part
     accuracy = np.mean([run.worth.mean() for run in one])
     if played is plain:
         return f"{accuracy:.3f}"
-    difference = compare(one, other)
-    low, high = difference.ci95
-    return f"{accuracy:.3f} {difference.difference * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
+    return f"{accuracy:.3f} {compare(one, other).in_points()}"
 
 
 def _part(played: ReplayResult, part: slice) -> ReplayResult:

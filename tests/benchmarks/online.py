@@ -155,9 +155,7 @@ def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
             cost = np.mean([run.usd.sum() for run in ours]) / table.usd[test[part]].sum()
             cells.append(f"{accuracy:.3f} @ {cost:.3f}")
             if way != "frozen":
-                found = compare(ours, frozen)
-                low, high = (100 * end for end in found.ci95)
-                cells[-1] += f", {100 * found.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+                cells[-1] += f", {compare(ours, frozen).in_points()}"
         print(f"| {stream} | {way} | {' | '.join(cells)} |", flush=True)
 
 

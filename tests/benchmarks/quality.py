@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from focalroute.evaluate.metrics import PairedDifference
 from tests.benchmarks.harness import Table, markdown_table
 
 #: The baselines that the curve, and the point held at `_HELD`, are shown minus.
@@ -62,11 +63,7 @@ def _at(one: Mapping[str, Any]) -> str:
 
 
 def _points(found: Mapping[str, Any] | None) -> str:
-    """A paired difference in points, and its interval; nothing where there is none."""
-    if found is None:
-        return ""
-    low, high = (100 * end for end in found["ci95"])
-    return f"{100 * found['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+    return "" if found is None else PairedDifference(**found).in_points()
 
 
 if __name__ == "__main__":

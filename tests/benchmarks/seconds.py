@@ -149,8 +149,7 @@ def _reward(runs: Sequence[ReplayResult], everybody: Sequence[float], cost_weigh
 
 
 def _gap(found: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> str:
-    gap = compare(found, other)
-    return f"{100 * gap.difference:+.1f} ({100 * gap.ci95[0]:+.1f} to {100 * gap.ci95[1]:+.1f})"
+    return compare(found, other).in_points()
 
 
 def main() -> None:
