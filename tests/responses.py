@@ -55,7 +55,7 @@ class Response:
             total += waiting[-1]
             if len(waiting) == under_way:
                 pacer.end(Decimal(repr(waiting.popleft())))
-            assert LOWEST_WEIGHT * 0.999 <= pacer.cost_weight <= HIGHEST_WEIGHT * 1.001
+            assert LOWEST_WEIGHT * 0.999 <= pacer.weight <= HIGHEST_WEIGHT * 1.001
         return total / QUERIES
 
 

@@ -100,7 +100,7 @@ class Serving:
 
     def hold(self, usd_per_query: float | None) -> None:
         """From now on pace the cost weight so that a query costs this in the mean; None: it stays as it is."""
-        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.cost_weight)
+        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.weight)
 
     def answer(self, turn: Turn) -> int:
         """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""

@@ -164,11 +164,6 @@ class Pacer(DualAscent):
     def __init__(self, target: Decimal | None, cost_weight: float) -> None:
         super().__init__(None if target is None else float(target), cost_weight, (LOWEST_WEIGHT, HIGHEST_WEIGHT))
 
-    @property
-    def cost_weight(self) -> float:
-        """Lambda now: what asking the whole pool once is worth in right answers."""
-        return self._weight
-
     def _drawn(self, weight: float) -> float:
         """This weight; next to a bound the last one that is decided at or, by chance, the bound."""
         lowest = COST_WEIGHT_RANGE[0]

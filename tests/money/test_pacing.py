@@ -58,7 +58,7 @@ def test_weights_of_asks_under_way_are_spread_evenly_around_the_learned_one() ->
     latest = given[-100:]
     assert sum(latest) / 100 == pytest.approx(0, abs=0.02)
     assert [round(f * math.log10(math.e), 1) for f in (-1, 1)] == [round(f(latest), 1) for f in (min, max)]
-    assert pacer.cost_weight == pytest.approx(0.1)
+    assert pacer.weight == pytest.approx(0.1)
     fixed = Pacer(None, 0.1)
     assert {fixed.begin() for _ in range(64)} == {0.1}
 
@@ -68,25 +68,25 @@ def test_what_a_probe_cost_is_made_up_for() -> None:
     probed.add(30.0)
     paid(plain, 1.0)
     paid(probed, 1.0)
-    assert plain.cost_weight == pytest.approx(0.1)
-    assert probed.cost_weight == pytest.approx(0.1 * math.exp(0.1 * 30 / 300))
+    assert plain.weight == pytest.approx(0.1)
+    assert probed.weight == pytest.approx(0.1 * math.exp(0.1 * 30 / 300))
     without = Pacer(None, 0.1)
     without.add(30.0)
     paid(without, 1.0)
-    assert without.cost_weight == pytest.approx(0.1)
+    assert without.weight == pytest.approx(0.1)
 
 
 def test_without_a_target_the_weight_stays() -> None:
     pacer = Pacer(None, 0.3)
     paid(pacer, 100.0)
-    assert pacer.cost_weight == pytest.approx(0.3)
+    assert pacer.weight == pytest.approx(0.3)
 
 
 def test_what_was_refused_tells_nothing() -> None:
     pacer = Pacer(Decimal(1), 0.3)
     pacer.begin()
     pacer.end(None)
-    assert pacer.cost_weight == pytest.approx(0.3)
+    assert pacer.weight == pytest.approx(0.3)
 
 
 def test_a_target_that_cannot_be_met_for_a_while_leaves_a_debt_of_1000_queries_at_most() -> None:
@@ -94,16 +94,16 @@ def test_a_target_that_cannot_be_met_for_a_while_leaves_a_debt_of_1000_queries_a
     pacer = Pacer(Decimal(1), 1.0)
     for _ in range(20_000):
         paid(pacer, 50.0)
-    assert pacer.cost_weight == pytest.approx(HIGHEST_WEIGHT)
+    assert pacer.weight == pytest.approx(HIGHEST_WEIGHT)
     for _ in range(1700):
         paid(pacer, 0.5)
-    assert pacer.cost_weight == pytest.approx(HIGHEST_WEIGHT)  # half the target is what is wanted now
+    assert pacer.weight == pytest.approx(HIGHEST_WEIGHT)  # half the target is what is wanted now
     for _ in range(400):
         paid(pacer, 0.5)
-    assert HIGHEST_WEIGHT / 100 < pacer.cost_weight < HIGHEST_WEIGHT / 2  # paid back
+    assert HIGHEST_WEIGHT / 100 < pacer.weight < HIGHEST_WEIGHT / 2  # paid back
     for _ in range(400):
         paid(pacer, 0.0)
-    assert pacer.cost_weight == pytest.approx(LOWEST_WEIGHT)
+    assert pacer.weight == pytest.approx(LOWEST_WEIGHT)
 
 
 def test_a_long_tail_of_costs_does_not_bias_the_mean() -> None:
@@ -142,7 +142,7 @@ def test_a_target_below_the_cheapest_endpoint_is_said_once(caplog: pytest.LogCap
 def test_one_dear_query_moves_the_weight_by_a_bounded_step() -> None:
     pacer = Pacer(Decimal(1), 1.0)
     paid(pacer, 1e6)
-    assert pacer.cost_weight == pytest.approx(math.e)
+    assert pacer.weight == pytest.approx(math.e)
 
 
 def test_with_many_asks_under_way_steps_are_smaller() -> None:
@@ -151,7 +151,7 @@ def test_with_many_asks_under_way_steps_are_smaller() -> None:
         crowded.begin()
     paid(alone, 2.0)
     paid(crowded, 2.0)
-    assert 1 < crowded.cost_weight < alone.cost_weight ** (1 / 8)
+    assert 1 < crowded.weight < alone.weight ** (1 / 8)
 
 
 def test_an_ensemble_holds_its_mean_cost_and_remembers_the_weight(tmp_path: Path) -> None:

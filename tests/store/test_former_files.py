@@ -91,7 +91,7 @@ def test_the_pacer_starts_from_the_former_price_of_money(store: Store) -> None:
     """The latest answers were paced far below their cost, so theirs is as high as it then might be."""
     assert all(json.loads(answer.receipt)["price_of_money"] for answer, _ in store.recent(16))
     pacer, _ = make_pacers(Budget(usd_per_query="0.000001"), store, 0.2, 0.0, 1.0)
-    assert pacer.cost_weight == pytest.approx(8)
+    assert pacer.weight == pytest.approx(8)
 
 
 def test_a_former_policy_is_loaded_with_its_curve(former: Path) -> None:
