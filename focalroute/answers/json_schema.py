@@ -67,7 +67,7 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
     newest = jsonschema.Draft202012Validator
     try:
         draft = jsonschema.validators.validator_for(schema, default=newest)
-    except ValueError:  # it is no address at all
+    except ValueError:  # not an address
         raise ConfigError(
             "answer: the JSON schema is wrong at $.$schema: give the address of a draft, or leave it out"
         ) from None

@@ -49,7 +49,9 @@ def require_existing(where: str) -> str:
         ConfigError: there is no such file.
     """
     if not is_redis(where) and not Path(where).exists():
-        raise ConfigError(f"{where}: there is no such store; give the file or address that the ensemble has as store=")
+        raise ConfigError(
+            f"{where}: there is no such store; give the file or address that the ensemble writes to (its store=)"
+        )
     return where
 
 

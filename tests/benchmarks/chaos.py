@@ -36,7 +36,7 @@ from tests.benchmarks.harness import growth
 __all__ = ["Outcome", "faults", "run"]
 
 _BEAT_S, _PAUSE_S = 0.005, 0.015
-_LOOKS, _AT_A_TIME = 400, 10  # at the memory; of so many the least counts, with the fewest large replies under way
+_LOOKS, _AT_A_TIME = 400, 10  # looks at the memory; of each ten the smallest counts, as large replies come and go
 _STATUSES = ((408, None), (409, None), (429, None), (429, 0.2), (500, None), (502, None), (503, None), (503, 0.2))
 
 

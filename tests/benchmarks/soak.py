@@ -37,7 +37,7 @@ SETTINGS = "\n[ensemble]\ndeadline_s = 2\n"
 
 
 class Load:
-    """Callers that ask, at most so many times a second together, until they are told to stop."""
+    """Callers that ask until they are told to stop, together at most ``rate`` times a second."""
 
     def __init__(self, url: str, rate: float) -> None:
         self._place = urlsplit(url).netloc
