@@ -1,4 +1,4 @@
-"""httpx's transport API over aiohttp's connections: httpx's requests, responses and errors, at ten times its rate.
+"""Requests over aiohttp's connections, with httpx's errors and what is read of its responses, at ten times its rate.
 
 httpx's own connection pool takes time quadratic in the calls under way; `docs/results/speed.md` compares the choices.
 """
@@ -6,7 +6,7 @@ httpx's own connection pool takes time quadratic in the calls under way; `docs/r
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from io import BytesIO
 
 import httpx
@@ -22,7 +22,6 @@ from aiohttp import (
     DummyCookieJar,
     TCPConnector,
 )
-from multidict import CIMultiDict
 from yarl import URL
 
 from focalroute.core.tls import tls_context
@@ -46,8 +45,8 @@ async def living() -> AsyncGenerator[ClientSession, None]:
         await session.close()
 
 
-class AiohttpTransport(httpx.AsyncBaseTransport):
-    """Sends requests as they are; a response is not unpacked, and comes as it is read.
+class AiohttpTransport:
+    """Sends requests as they are.
 
     Args:
         session: the running loop's.
@@ -62,37 +61,50 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._proxy = None if proxy is None else URL(proxy)
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> AiohttpResponse:
         """Send one request; the response is the caller's to close.
 
         Raises:
             httpx.TransportError: nothing came back.
         """
-        session, body = await self._session(), request.read()
+        session = await self._session()
         try:
             response = await session.request(
-                request.method,
-                URL(str(request.url), encoded=True),
+                method,
+                URL(url, encoded=True),
                 data=body if len(body) < _LARGE else BytesIO(body),
-                headers=CIMultiDict([(name.decode(), value.decode()) for name, value in request.headers.raw]),
+                headers=headers,
                 allow_redirects=False,
                 proxy=self._proxy,
                 ssl=self._tls,
             )
         except (ClientConnectorError, ConnectionTimeoutError) as error:
-            raise httpx.ConnectError(type(error).__name__, request=request) from error
+            raise httpx.ConnectError(type(error).__name__) from error
         except (ClientConnectionError, ClientHttpProxyError, OSError) as error:
-            raise httpx.ReadError(type(error).__name__, request=request) from error
+            raise httpx.ReadError(type(error).__name__) from error
         except (ClientError, ValueError) as error:
-            raise httpx.RemoteProtocolError(type(error).__name__, request=request) from error
-        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response), request=request)
+            raise httpx.RemoteProtocolError(type(error).__name__) from error
+        return AiohttpResponse(response)
 
 
-class _Body(httpx.AsyncByteStream):
-    """A response body as a stream."""
+class AiohttpResponse:
+    """One of aiohttp's responses, with what is read of an httpx response. Its body comes as read, not unpacked."""
+
+    is_stream_consumed = False
 
     def __init__(self, response: ClientResponse) -> None:
         self._response = response
+        self.status_code = response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers, whatever the case of their names."""
+        return self._response.headers
+
+    @property
+    def stream(self) -> AsyncIterator[bytes]:
+        """Its body, piece by piece."""
+        return self
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
