@@ -51,7 +51,7 @@ def ledger(
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
     if saved is not None and (reconcile or repair):
-        raise ConfigError("--saved: not with --reconcile or --repair")
+        raise ConfigError("--saved: does not go with --reconcile or --repair; leave one out")
     form: Form = "text"
     if as_csv:
         form = "csv"

@@ -205,7 +205,7 @@ def check_headers(headers: object, *, shared: bool = False) -> Mapping[str, str]
         if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
             raise ValueError(f"{name}: give a text of plain ASCII characters")
         if len(value) > _MAX_HEADER_LENGTH:
-            raise ValueError(f"{name}: is longer than {_MAX_HEADER_LENGTH} characters")
+            raise ValueError(f"{name}: is longer than {_MAX_HEADER_LENGTH} characters; shorten it")
     return dict(headers)
 
 

@@ -137,7 +137,7 @@ def _task(path: Path) -> str:
 
 def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]]:
     if row.get("doc_id") is None:
-        raise ConfigError("doc_id: is missing")
+        raise ConfigError("doc_id: is missing; give the samples that lm-evaluation-harness wrote")
     likelihoods = _likelihoods(row.get("filtered_resps"))
     asked = _asked(row.get("arguments"))
     if len(asked) != len(likelihoods):
@@ -146,7 +146,7 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
     stripped = tuple(text.strip() for text in texts)
     choices = stripped if len(set(stripped)) == len(texts) and all(stripped) else tuple(texts)
     if len(set(choices)) < len(choices):
-        raise ConfigError("arguments: two choices are the same")
+        raise ConfigError("arguments: two choices are the same; drop the question")
     label = _label(row.get("target"), choices)
     answer = max(range(len(likelihoods)), key=likelihoods.__getitem__)
     if row.get("acc") in (0, 1) and row["acc"] != (answer == label):
@@ -172,7 +172,7 @@ def _likelihoods(responses: object) -> list[float]:
             raise ConfigError(f"filtered_resps: {value} is not a log-likelihood")
         found.append(value)
     if max(found) == -math.inf:
-        raise ConfigError("filtered_resps: every choice is impossible")
+        raise ConfigError("filtered_resps: every choice is impossible; drop the question")
     return found
 
 

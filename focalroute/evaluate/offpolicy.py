@@ -125,7 +125,7 @@ def compare_policies(
         PolicyError: a policy is not one that this package wrote.
     """
     if (a.decider_onnx, a.fusion_onnx, a.names) == (b.decider_onnx, b.fusion_onnx, b.names):
-        raise ConfigError("both are the same policy; give two that differ")
+        raise ConfigError("policies: both are the same; give two that differ")
     judged = rewarded(answers)
     if not judged:
         raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")

@@ -49,7 +49,7 @@ class ArenaRouter:
         self.endpoints = validate_pool(endpoints)
         model, times = Counter(endpoint.model for endpoint in self.endpoints).most_common(1)[0]
         if times > 1:
-            raise ConfigError(f"pool: the model {model!r} is there {times} times; RouterArena knows models by name")
+            raise ConfigError(f"pool: the model {model!r} is there {times} times; keep one: RouterArena knows names")
         names = tuple(endpoint.name for endpoint in self.endpoints)
         self._policy = PolicySlot.open(resolve_policy(policy, names, seed=0)).current
         if Guarded(self._policy, names).sequential:

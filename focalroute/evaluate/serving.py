@@ -206,7 +206,7 @@ class Serving:
     def _end(self, ask: Ask, turn: Turn) -> int:
         try:
             if not ask.rounds:
-                raise PoolError("no endpoint is available")
+                raise PoolError("pool: no endpoint is available; give one that the log has answers of")
             answer, turn.memo = make_answer(ask, store_text=False)
         except PoolError:
             self.confidence.append(math.nan)

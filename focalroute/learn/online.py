@@ -267,7 +267,8 @@ def unpack(arrays: Arrays, decider: DeciderNet, fusion: FusionNet) -> Learner:
             "critic": _moments(arrays, "critic", critic_parameters(critic)),
         }
     except (KeyError, ValueError) as error:
-        raise PolicyError(f"learner.npz: does not fit this version of focalroute: {error}") from None
+        said = f"learner.npz: does not fit this version of focalroute ({error}); roll back, or train again"
+        raise PolicyError(said) from None
     return Learner(decider, fusion, critic, moments)
 
 

@@ -184,7 +184,7 @@ def parse_json(body: bytes) -> object:
     """
     openings = body.count(b"[") + body.count(b"{")
     if openings + body.count(b",") > MOST_VALUES:  # every value but the first follows one of them
-        message = f"the body has more than {MOST_VALUES} values (commas and brackets, those in texts included)"
+        message = f"the body has more than {MOST_VALUES} values (commas and brackets, in texts, too); send less"
         raise Refused(400, message, code="too_many_values")
     try:
         value = json.loads(body, parse_int=_integer, parse_float=_float, parse_constant=_no_number)
@@ -194,7 +194,8 @@ def parse_json(body: bytes) -> object:
     except ValueError:
         raise Refused(400, "the body is not valid JSON", code="invalid_json") from None
     if too_deep:
-        raise Refused(400, f"the body's values are nested more than {_DEEPEST} deep", code="nested_too_deep")
+        message = f"the body's values are nested more than {_DEEPEST} deep; flatten them"
+        raise Refused(400, message, code="nested_too_deep")
     return value
 
 

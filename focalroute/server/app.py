@@ -113,7 +113,8 @@ class Service:
         async def guarded(request: Request) -> Response:
             try:
                 if self._ensemble.closed:
-                    raise Refused(503, "the server is shutting down", "server_error", code="closing", retry_after_s=1)
+                    message = "the server is shutting down; try again"
+                    raise Refused(503, message, "server_error", code="closing", retry_after_s=1)
                 if not open_to_all:
                     request.state.caller = await self._admit(request)
                 response = await handler(request)
@@ -133,7 +134,8 @@ class Service:
             Refused: no right key; or a page in a browser asks, which may not spend its visitor's money.
         """
         if self._local_only and _host(request) not in _LOCAL:
-            raise Refused(403, "without keys only this machine is served, by its own name", code="not_local")
+            message = "without keys only this machine is served; ask localhost, or start the server with --keys"
+            raise Refused(403, message, code="not_local")
         if self._callers is None:
             return None
         if self._callers.changed():
@@ -209,7 +211,7 @@ class Service:
                 async for part in request.stream():
                     size += len(part)
                     if size > MAX_BODY_BYTES:
-                        message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+                        message = f"the body is larger than {MAX_BODY_BYTES} bytes; send less"
                         raise Refused(413, message, code="body_too_large", extra_headers={"Connection": "close"})
                     self._body_bytes += len(part)
                     request.state.body_bytes = size

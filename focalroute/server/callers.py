@@ -204,7 +204,7 @@ def _read(path: Path) -> list[Caller]:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from None
     if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(f"is larger than {_MAX_FILE_BYTES} bytes")
+        raise ConfigError(f"is larger than {_MAX_FILE_BYTES} bytes; keep only keys in it")
     try:
         text = data.decode()
         tables = tomllib.loads(text)

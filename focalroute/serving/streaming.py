@@ -14,7 +14,7 @@ from focalroute.core.receipts import Answer
 from focalroute.endpoints.calls import StreamSink
 
 _UNFINISHED = "the answer is there once the stream has been read to its end"
-_GIVEN_UP = "the stream was given up, as its ensemble was closed"
+_GIVEN_UP = "the stream was given up, as its ensemble was closed; close it after the last answer"
 
 #: Writes one answer: says its pieces, gives it back at the end.
 Writer = Callable[[StreamSink], Awaitable[Answer]]

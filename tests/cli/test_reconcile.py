@@ -143,4 +143,4 @@ def test_what_was_saved_is_another_question(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "s.db").close()
     done = command(SqliteEngine(tmp_path / "s.db"), "--repair", "--saved", "pool.toml")
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == "--saved: not with --reconcile or --repair"
+    assert str(done.exception) == "--saved: does not go with --reconcile or --repair; leave one out"

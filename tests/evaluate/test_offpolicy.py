@@ -235,7 +235,7 @@ def test_answers_that_lack_what_a_policy_does_are_no_evidence(old: Learner, tmp_
 
 def test_what_cannot_be_compared_is_said(old: Learner, policies: tuple[Policy, Policy]) -> None:
     log = log_of(old, 60, 13)
-    with pytest.raises(ConfigError, match="same policy"):
+    with pytest.raises(ConfigError, match="both are the same"):
         compare_policies(log, cold(), cold())
     with pytest.raises(ConfigError, match="no stored answer has a policy and feedback"):
         compare_policies([(answer, ()) for answer, _ in log], *policies)

@@ -73,7 +73,8 @@ class Journal:
             folder.mkdir(exist_ok=True)
             left = [path for path in sorted(folder.glob(f"*{_SUFFIX}")) if self._take(path)]
         except OSError as error:
-            raise StoreError(f"{folder}: the journal cannot be used: {error.strerror}") from None
+            said = f"{folder}: the journal cannot be used: {error.strerror}; give another folder in journal="
+            raise StoreError(said) from None
         self._waiting = left  # in them, entries wait
 
     def _take(self, path: Path) -> bool:
@@ -114,7 +115,8 @@ class Journal:
                 os.ftruncate(descriptor, before)
                 raise
         except OSError as error:
-            raise StoreError(f"{self._folder}: the journal cannot be written: {error.strerror}") from None
+            said = f"{self._folder}: the journal cannot be written: {error.strerror}; check the folder and its disk"
+            raise StoreError(said) from None
         if path not in self._waiting:
             self._waiting.append(path)
 

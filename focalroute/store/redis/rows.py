@@ -198,7 +198,7 @@ class AnswerHash:
             texts = kept.get(b"texts")
             probes = [value.decode() for name, value in sorted(kept.items()) if name.startswith(b"probe:")]
         except (KeyError, UnicodeDecodeError) as error:
-            raise StoreError(f"an answer is damaged ({type(error).__name__})") from None
+            raise StoreError(f"an answer is damaged ({type(error).__name__}); restore a copy") from None
         row = (text["id"], float(text["created_at"]), text["record"], kept.get(b"trajectory"), text["receipt"])
         return read_answer((*row, None if texts is None else texts.decode()), f"[{','.join(probes)}]")
 
