@@ -53,7 +53,7 @@ def run(pool: SimulatedPool, asks: int, seed: int, *, cost_weight: float = 0.1, 
     with Ensemble(pool.endpoints, seed=seed, cost_weight=cost_weight) as ensemble:
         for question in stream(asks, seed=100 + seed, topics=["stories"]):
             answer = ensemble.ask(question.text, answer="number", **how)
-            outcome.right.append(answer.value == question.answer)
+            outcome.right.append(str(answer.value) == question.answer)
             outcome.usd.append(float(answer.cost or 0))
             outcome.members.append(len(answer.replies))
             ensemble.feedback(answer, label=question.answer)
@@ -61,12 +61,12 @@ def run(pool: SimulatedPool, asks: int, seed: int, *, cost_weight: float = 0.1, 
 
 
 def main() -> None:
-    """Ask, and print one line a setting; the interval is of all questions of all seeds."""
+    """Ask, and print one row a setting; the interval is of all questions of all seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--asks", type=int, default=250)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    print(f"{'setting':34}{'right':>8}{'+-':>7}{'USD per 1,000':>15}{'members':>9}")
+    print("|  | right | USD per 1,000 asks | members |\n|---|---|---|---|")
     with SimulatedPool(models()) as pool:
         for name, settings in SETTINGS.items():
             runs = [run(pool, options.asks, seed, **settings) for seed in range(options.seeds)]
@@ -75,7 +75,7 @@ def main() -> None:
             half = 1.96 * math.sqrt(share * (1 - share) / len(right))
             usd = 1000 * statistics.fmean(value for outcome in runs for value in outcome.usd)
             members = statistics.fmean(value for outcome in runs for value in outcome.members)
-            print(f"{name:34}{share:8.3f}{half:7.3f}{usd:15.3f}{members:9.2f}", flush=True)
+            print(f"| {name} | {share:.3f} ± {half:.3f} | {usd:.3f} | {members:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
