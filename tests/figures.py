@@ -1,36 +1,43 @@
 """Keeps the figures of the pages to what was measured: ``python -m tests.figures``.
 
-docs/results/data holds the tables that benchmarks printed, a file for each page. In a page a comment names the table
-below it, ``<!-- table: quality/baselines -->``, and the table is written from the data. In prose, and on other pages, a
-comment behind a figure names its cell by table, row and column: ``2.8 points (0.9 to
+docs/results/data holds the tables that benchmarks printed, a file for each page, with the day and the command. In a
+page a comment names the table below it, ``<!-- table: quality/baselines -->``, and the table is written from the data,
+with its day and command unless the table before it has the same. ``<!-- table: quality/rivals rows mmlu9,* -->`` shows
+some of its rows, each named by its first cells or a pattern of them. In prose, and on other pages, a comment behind a
+figure names its cell by table, row and column: ``2.8 points (0.9 to
 4.8)<!--quality/held-at-0.2:minus-plurality,mmlupro12-stream-->``; ``#2`` or ``#3-5`` behind it picks some
 of the cell's numbers, and a second cell behind `` - `` is taken from the first.
 
-    python -m tests.figures                               say which figures differ from their cells
-    python -m tests.figures write                         write the tables into the pages
-    python -m tests.figures take quality/baselines - ...  take tables from standard input, in order; "-" skips one
+    python -m tests.figures                         say which figures differ from their cells
+    python -m tests.figures write                   write the tables into the pages
+    python -m tests.figures take KEY ... < PRINTED  take the printed tables, in order; the key "-" skips one
+        --by COMMAND                                what printed them, if it is not what printed them before
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 from tests.benchmarks.harness import Table, markdown_table
 
-__all__ = ["cell", "findings", "pages", "take", "unmarked", "write", "written"]
+__all__ = ["cell", "findings", "named", "pages", "take", "unmarked", "write", "written"]
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d))")
-_TABLE = re.compile(r"^<!-- table: ([\w/.-]+) -->\n\n((?:\|.*\n)*)", re.MULTILINE)
+_TABLE = re.compile(
+    r"^(<!-- table: ([\w/.-]+)(?: rows ([^>]+))? -->)\n+(?:Printed on .*:\n\n)?(?:\|.*\n)*\n*", re.MULTILINE
+)
 _MARK = re.compile(r"<!--([\w.-]+/[\w.-]+):([^#>]+?)(?:#(\d)(?:-(\d))?)?-->")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 _POINTS = re.compile(r"\d points?\b")
@@ -41,6 +48,7 @@ class Measured(TypedDict):
     """A table as a command printed it, and where it was taken from."""
 
     taken: str
+    command: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
@@ -52,15 +60,24 @@ def pages() -> list[Path]:
 
 def written(text: str) -> str:
     """A page with its tables as the data have them."""
-    return _TABLE.sub(lambda found: f"<!-- table: {found[1]} -->\n\n{_markdown(found[1])}\n", text)
+    before = ""
+
+    def table(found: re.Match[str]) -> str:
+        nonlocal before
+        measured, last = _measured(found[2]), before
+        before = f"{measured['taken']} by `{measured['command']}`"
+        origin = "" if before == last else f"Printed on {before}:\n\n"
+        return f"{found[1]}\n\n{origin}{_markdown(found[2], (found[3] or '*').split())}\n\n"
+
+    return _TABLE.sub(table, text).rstrip() + "\n"
 
 
 def findings(page: Path) -> Iterator[str]:
     """Say of each table and figure of a page that differs from the data where it is, and what it should be."""
     text, name = page.read_text("utf-8"), page.relative_to(ROOT).as_posix()
-    for found in _TABLE.finditer(text):
-        if found[2].rstrip() != _markdown(found[1]):
-            yield f"{name}: {found[1]} is not what was taken: python -m tests.figures take {found[1]} < PRINTED"
+    for found, right in zip(_TABLE.finditer(text), _TABLE.finditer(written(text)), strict=True):
+        if found[0].rstrip() != right[0].rstrip():
+            yield f"{name}: {found[2]} is not what was taken: python -m tests.figures take {found[2]} < PRINTED"
     for found in _MARK.finditer(text):
         before = text[: found.start()].rpartition("\n\n")[2].rpartition("-->")[2]
         measured = [cell(found[1], place) for place in found[2].split(" - ")]
@@ -71,10 +88,15 @@ def findings(page: Path) -> Iterator[str]:
             yield f"{name}:{line}: {before.strip()[-40:]!r} is not {' - '.join(measured)!r} ({found[1]}:{found[2]})"
 
 
+def named(text: str) -> set[str]:
+    """The tables that a page shows or cites."""
+    return {found[2] for found in _TABLE.finditer(text)} | {found[1] for found in _MARK.finditer(text)}
+
+
 def unmarked(text: str) -> list[str]:
     """The parts of a page's prose that have a figure in points without a comment that names its cell."""
     found = []
-    for block in _BLOCK.split(_CODE.sub("", text)):
+    for block in _BLOCK.split(_CODE.sub("", _TABLE.sub("", text))):
         *before, last = _MARK.sub("<!--", block).split("<!--")
         found += [part for part in before if len(_POINTS.findall(part)) > 1] + [last] * bool(_POINTS.search(last))
     return [part.strip() for part in found]
@@ -100,12 +122,13 @@ def cell(table: str, place: str) -> str:
     raise KeyError(f"{table} has no cell {place}")
 
 
-def take(keys: Sequence[str], printed: str) -> None:
+def take(keys: Sequence[str], printed: str, command: str | None = None) -> None:
     """Put printed tables into the data, and all of the data into the pages.
 
     Args:
         keys: of each printed table its name, in order; "-" skips one.
         printed: what a command printed, with tables in Markdown.
+        command: the command; of a table that is there already, by default the one that printed it before.
     """
     tables = re.findall(r"(?:^ *\|.*\n?)+", printed, re.MULTILINE)
     for key, table in zip(keys, tables, strict=True):
@@ -115,7 +138,8 @@ def take(keys: Sequence[str], printed: str) -> None:
         file, _, name = key.partition("/")
         path = DATA / f"{file}.json"
         held = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        held[name] = Measured(taken=f"as printed, on {datetime.date.today()}", head=head, rows=rows)
+        by = command or held[name]["command"]
+        held[name] = Measured(taken=str(datetime.date.today()), command=by, head=head, rows=rows)
         path.write_text(_dumped(held), "utf-8")
     write()
 
@@ -138,14 +162,22 @@ def _dumped(tables: Mapping[str, Measured]) -> str:
     parts = []
     for name, table in sorted(tables.items()):
         rows = ",\n  ".join(map(dumps, table["rows"]))
-        parts.append(f'{dumps(name)}: {{"taken": {dumps(table["taken"])}, "head": {dumps(table["head"])}, "rows": [')
-        parts[-1] += f"\n  {rows}]}}"
+        parts.append(f'{dumps(name)}: {{"taken": {dumps(table["taken"])}, "command": {dumps(table["command"])},')
+        parts[-1] += f' "head": {dumps(table["head"])}, "rows": [\n  {rows}]}}'
     return "{" + ",\n ".join(parts) + "}\n"
 
 
-def _markdown(table: str) -> str:
+def _markdown(table: str, names: Sequence[str]) -> str:
     measured = _measured(table)
-    return markdown_table(Table(measured["head"], measured["rows"]))
+    found = {name: [row for row in measured["rows"] if _is_named(row, name)] for name in names}
+    if missing := [name for name, rows in found.items() if not rows]:
+        raise KeyError(f"{table} has no row {', '.join(missing)}")
+    shown = [row for row in measured["rows"] if any(row in rows for rows in found.values())]
+    return markdown_table(Table(measured["head"], shown))
+
+
+def _is_named(row: Sequence[str], name: str) -> bool:
+    return fnmatchcase(",".join(map(_slug, row[: name.count(",") + 1])), name)
 
 
 def _picked(measured: str, first: str | None, last: str | None) -> list[str]:
@@ -180,10 +212,14 @@ def _rounded(shown: str, value: Decimal) -> bool:
 
 def main() -> None:
     """Check, write or take, by the first argument."""
-    command, *keys = sys.argv[1:] or ["check"]
-    if command == "take":
-        take(keys, sys.stdin.read())
-    elif command == "write":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", nargs="?", choices=["check", "write", "take"], default="check")
+    parser.add_argument("keys", nargs="*", metavar="KEY")
+    parser.add_argument("--by", metavar="COMMAND")
+    given = parser.parse_args()
+    if given.command == "take":
+        take(given.keys, sys.stdin.read(), given.by)
+    elif given.command == "write":
         write()
     else:
         found = [finding for page in pages() for finding in findings(page)]

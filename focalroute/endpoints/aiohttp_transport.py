@@ -1,6 +1,6 @@
 """Requests over aiohttp's connections, with httpx's errors and what is read of its responses, at ten times its rate.
 
-httpx's own connection pool takes time quadratic in the calls under way; `docs/results/speed.md` compares the choices.
+httpx's own connection pool takes time quadratic in the calls under way; `docs/results/speed.md` compares the two.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from focalroute import Ensemble
 from focalroute.cli.app import app
 from tests.cli.calling import focalroute
 
-__all__ = ["LANGUAGES", "ROOT", "pages", "run_page"]
+__all__ = ["LANGUAGES", "ROOT", "check_command", "pages", "run_page"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Where the pages say that services are, and the dialect in which the simulated pool stands in for them.
@@ -180,16 +180,21 @@ def _check_unrun(example: Example) -> None:
     if language == "python":
         compile(_placed(example), example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         return
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     for command, _ in _commands(example.parsed):
-        words = shlex.split(command, comments=True)
-        if words[0] == "make":
-            assert set(words[1:]) <= targets, f"{command}: the Makefile has no such target"
-        elif words[0] == "focalroute":
-            _check_focalroute(words[1:])
-        elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in ("focalroute", "tests"):
-            path = ROOT.joinpath(*words[2].split("."))
-            assert path.with_suffix(".py").exists() or path.is_dir(), f"{command}: no such module"
+        check_command(command)
+
+
+def check_command(command: str) -> None:
+    """That what a command names is there: a module, a target of the Makefile, a command of focalroute."""
+    words = shlex.split(command, comments=True)
+    if words[0] == "make":
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+        assert set(words[1:]) <= targets, f"{command}: the Makefile has no such target"
+    elif words[0] == "focalroute":
+        _check_focalroute(words[1:])
+    elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in ("focalroute", "tests", "examples"):
+        path = ROOT.joinpath(*words[2].split("."))
+        assert path.with_suffix(".py").exists() or path.is_dir(), f"{command}: no such module"
 
 
 def _check_focalroute(words: list[str]) -> None:

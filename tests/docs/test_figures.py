@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import runpy
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tests import figures
+from tests.docs.snippets import check_command
 
 TABLE = {
-    "taken": "as printed",
+    "taken": "2026-11-24",
+    "command": "make x",
     "head": ["way", "stream", "gain"],
     "rows": [["ours", "a b", "0.656, -1.5 (-2.0 to +0.4)"], ["theirs", "a b", "0.6"]],
 }
+
+
+#: Pages with numbers of points that are no measurements, or of what was tried and not kept.
+UNMEASURED = ("evaluating", "lessons")
 
 
 @pytest.fixture
@@ -32,9 +41,15 @@ def test_every_figure_of_a_page_is_that_of_its_cell(path: Path) -> None:
     assert list(figures.findings(path)) == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/results/index.md"])
-def test_no_gain_is_claimed_on_the_first_pages_without_its_cell(name: str) -> None:
-    assert figures.unmarked((figures.ROOT / name).read_text("utf-8")) == []
+@pytest.mark.parametrize("path", figures.pages(), ids=lambda path: path.name)
+def test_no_gain_is_claimed_without_its_cell(path: Path) -> None:
+    assert path.stem in UNMEASURED or figures.unmarked(path.read_text("utf-8")) == []
+
+
+def test_every_table_is_shown_or_cited() -> None:
+    cited = {key for page in figures.pages() for key in figures.named(page.read_text("utf-8"))}
+    held = {f"{path.stem}/{name}" for path in figures.DATA.glob("*.json") for name in json.loads(path.read_text())}
+    assert held == cited
 
 
 @pytest.mark.parametrize(
@@ -65,9 +80,41 @@ def test_a_cell_that_is_not_there_is_an_error(page: Path) -> None:
 def test_a_table_is_taken_as_printed_and_written_into_the_page(page: Path) -> None:
     page.write_text("<!-- table: x/t -->\n\n| old |\n|---|\n| 1 |\n\nMore.\n")
     assert [finding.partition(":")[0] for finding in figures.findings(page)] == ["page.md"]
-    figures.take(["-", "x/t"], "| no |\n|---|\n\nand\n\n| way | gain |\n|---|---|\n| a | 2 |\n")
-    assert page.read_text() == "<!-- table: x/t -->\n\n| way | gain |\n|---|---|\n| a | 2 |\n\nMore.\n"
+    figures.take(["-", "x/t"], "| no |\n|---|\n\nand\n\n| way | gain |\n|---|---|\n| a | 2 |\n", "make y")
+    origin = f"Printed on {datetime.date.today()} by `make y`:\n\n"
+    table = "| way | gain |\n|---|---|\n| a | 2 |\n\n"
+    assert page.read_text() == f"<!-- table: x/t -->\n\n{origin}{table}More.\n"
     assert list(figures.findings(page)) == []
+
+
+def test_a_page_may_show_some_rows_and_says_once_what_printed_them(page: Path) -> None:
+    page.write_text("<!-- table: x/t rows th*,a-b -->\n\n<!-- table: x/t -->\n")
+    figures.write()
+    first, second = page.read_text().split("<!-- table: x/t -->")
+    assert "Printed on 2026-11-24 by `make x`" in first
+    assert "theirs" in first
+    assert "ours" not in first
+    assert "Printed" not in second
+    assert "ours" in second
+    page.write_text("<!-- table: x/t rows others -->\n")
+    with pytest.raises(KeyError, match="no row others"):
+        figures.write()
+
+
+@pytest.mark.parametrize("path", sorted(figures.DATA.glob("*.json")), ids=lambda path: path.stem)
+def test_every_table_has_a_day_and_a_command_that_is_there(path: Path) -> None:
+    for table in json.loads(path.read_text("utf-8")).values():
+        datetime.date.fromisoformat(table["taken"])
+        check_command(table["command"])
+
+
+@pytest.mark.parametrize(("script", "name"), [("draw_curve", "cost-curve"), ("draw_surface", "surface")])
+def test_a_drawing_is_that_of_the_data(script: str, name: str, tmp_path: Path) -> None:
+    runpy.run_path(str(figures.ROOT / "docs" / f"{script}.py"))["draw"](drawn := tmp_path / f"{name}.svg")
+    kept = (figures.ROOT / "docs" / "figures" / f"{name}.svg").read_text("utf-8")
+    if f"Matplotlib v{version('matplotlib')}," not in kept:
+        pytest.skip("another matplotlib drew it")
+    assert drawn.read_text("utf-8") == kept, f"python docs/{script}.py"
 
 
 def test_a_figure_in_points_without_a_cell_is_found() -> None:

@@ -13,7 +13,7 @@ Both nets start from the policy that is shipped (see `examples.shipped_policy.tr
 5. A central critic of the policy that came out, for online updates to go on from.
 
 The nets do not learn who is who: names held on to who was best in the training part, which cost up to a point where
-topics drift (docs/results/ablation.md). What an endpoint is like they see in its long-run accuracy and cost, its
+topics drift (docs/results/lessons.md). What an endpoint is like they see in its long-run accuracy and cost, its
 relative skill and its price. Online updates may give names a meaning of their own.
 
 The paper trains the Decider first, on the interim plurality answer. Here the Fusion comes first: what another member is
