@@ -1,4 +1,4 @@
-"""Requests over aiohttp's connections, with httpx's errors and what is read of its responses, at ten times its rate.
+"""httpx's transport API over aiohttp's connections: httpx's requests, responses and errors, at ten times its rate.
 
 httpx's own connection pool takes time quadratic in the calls under way; `docs/results/speed.md` compares the two.
 """
@@ -6,7 +6,7 @@ httpx's own connection pool takes time quadratic in the calls under way; `docs/r
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from io import BytesIO
 
 import httpx
@@ -22,6 +22,7 @@ from aiohttp import (
     DummyCookieJar,
     TCPConnector,
 )
+from multidict import CIMultiDict
 from yarl import URL
 
 from focalroute.core.tls import tls_context
@@ -45,8 +46,8 @@ async def living() -> AsyncGenerator[ClientSession, None]:
         await session.close()
 
 
-class AiohttpTransport:
-    """Sends requests as they are.
+class AiohttpTransport(httpx.AsyncBaseTransport):
+    """Sends requests as they are; a response is not unpacked, and comes as it is read.
 
     Args:
         session: the running loop's.
@@ -61,50 +62,37 @@ class AiohttpTransport:
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._proxy = None if proxy is None else URL(proxy)
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> AiohttpResponse:
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; the response is the caller's to close.
 
         Raises:
             httpx.TransportError: nothing came back.
         """
-        session = await self._session()
+        session, body = await self._session(), request.read()
         try:
             response = await session.request(
-                method,
-                URL(url, encoded=True),
+                request.method,
+                URL(str(request.url), encoded=True),
                 data=body if len(body) < _LARGE else BytesIO(body),
-                headers=headers,
+                headers=CIMultiDict([(name.decode(), value.decode()) for name, value in request.headers.raw]),
                 allow_redirects=False,
                 proxy=self._proxy,
                 ssl=self._tls,
             )
         except (ClientConnectorError, ConnectionTimeoutError) as error:
-            raise httpx.ConnectError(type(error).__name__) from error
+            raise httpx.ConnectError(type(error).__name__, request=request) from error
         except (ClientConnectionError, ClientHttpProxyError, OSError) as error:
-            raise httpx.ReadError(type(error).__name__) from error
+            raise httpx.ReadError(type(error).__name__, request=request) from error
         except (ClientError, ValueError) as error:
-            raise httpx.RemoteProtocolError(type(error).__name__) from error
-        return AiohttpResponse(response)
+            raise httpx.RemoteProtocolError(type(error).__name__, request=request) from error
+        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response), request=request)
 
 
-class AiohttpResponse:
-    """One of aiohttp's responses, with what is read of an httpx response. Its body comes as read, not unpacked."""
-
-    is_stream_consumed = False
+class _Body(httpx.AsyncByteStream):
+    """A response body as a stream."""
 
     def __init__(self, response: ClientResponse) -> None:
         self._response = response
-        self.status_code = response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers, whatever the case of their names."""
-        return self._response.headers
-
-    @property
-    def stream(self) -> AsyncIterator[bytes]:
-        """Its body, piece by piece."""
-        return self
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self

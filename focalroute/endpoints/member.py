@@ -365,7 +365,7 @@ class PoolMember:
             if _log.isEnabledFor(logging.DEBUG):
                 self._log_attempt(call, failure)
 
-    def _on_headers(self, headers: Iterable[tuple[str, str]]) -> None:
+    def _on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.throttle.on_headers(headers)
         if self._settlement.possible:
             note_generation(headers)

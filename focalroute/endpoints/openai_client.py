@@ -21,8 +21,8 @@ from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 
-#: Takes the headers of a response.
-OnHeaders = Callable[[Iterable[tuple[str, str]]], None]
+#: Takes the raw headers of a response.
+OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
 #: What is called at a service.
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
@@ -159,11 +159,11 @@ class OpenAITransport:
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed = _translated(error, self._secrets(body))
             if self._on_headers is not None and (refused := getattr(error, "response", None)) is not None:
-                self._on_headers(refused.headers.items())
+                self._on_headers(refused.headers.raw)
         if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
             raise failed
         if self._on_headers is not None:
-            self._on_headers(reply.response.headers.items())
+            self._on_headers(reply.response.headers.raw)
         return reply
 
     def _secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -295,7 +295,7 @@ class Throttle:
         if limited:
             self._limited_until = max(self._limited_until, until)
 
-    def on_headers(self, headers: Iterable[tuple[str, str]]) -> None:
+    def on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Pause where the service says that nothing is left, until it says there is more."""
         seconds = pause_of(headers)
         if seconds:
@@ -310,7 +310,7 @@ def _limited() -> CallFailed:
     return CallFailed(Failure("limited", "its rate limit leaves no room before the deadline"))
 
 
-def pause_of(headers: Iterable[tuple[str, str]], now: float | None = None) -> float:
+def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -> float:
     """Seconds to wait by ``x-ratelimit-remaining-*`` and ``x-ratelimit-reset-*``; 0 where something is left.
 
     Resets come as "1s", "6m0s", "20ms" (OpenAI), seconds (Together), or Unix time in seconds or milliseconds
@@ -318,10 +318,10 @@ def pause_of(headers: Iterable[tuple[str, str]], now: float | None = None) -> fl
     """
     limits: dict[str, str] | None = None
     for name, value in headers:
-        if name[:12].lower() == "x-ratelimit-" and len(value) <= _LONGEST_VALUE:
+        if name[:12].lower() == b"x-ratelimit-" and len(value) <= _LONGEST_VALUE:
             if limits is None:
                 limits = {}
-            limits[name[12:].lower()] = value.strip()
+            limits[name[12:].decode("latin-1").lower()] = value.decode("latin-1").strip()
     if limits is None:
         return 0.0
     spent = [

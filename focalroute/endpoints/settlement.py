@@ -18,7 +18,7 @@ from focalroute.core.event_loops import Background
 from focalroute.endpoints.client import EndpointClient
 from focalroute.endpoints.paid_call import PaidCall
 
-_HEADER = "x-generation-id"
+_HEADER = b"x-generation-id"
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # anything else might lead to another address
 _WAITS_S = (1.0, 3.0, 10.0, 30.0, 120.0)
 _MOST = 100  # lookups under way; the estimates of further calls stand
@@ -28,11 +28,12 @@ _MOST = 100  # lookups under way; the estimates of further calls stand
 PAID_CALL: ContextVar[PaidCall | None] = ContextVar("paid_call", default=None)
 
 
-def note_generation(headers: Iterable[tuple[str, str]]) -> None:
+def note_generation(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Note the name that the service gave to the call of this task, if the headers of its response have it."""
     paid_call = PAID_CALL.get()
     if paid_call is not None:
-        paid_call.generation = next((value for name, value in headers if name.lower() == _HEADER), None)
+        names = (value.decode("latin-1") for name, value in headers if name.lower() == _HEADER)
+        paid_call.generation = next(names, None)
 
 
 class Settlement:

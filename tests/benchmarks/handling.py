@@ -15,7 +15,7 @@ from focalroute import Endpoint
 from focalroute.endpoints.breaker import Breakers
 from focalroute.endpoints.rate_limits import Throttle, pause_of
 
-_HEADERS = [("Content-Type", "application/json"), ("Content-Length", "312"), ("Date", "-"), ("Server", "-")]
+_HEADERS = [(b"Content-Type", b"application/json"), (b"Content-Length", b"312"), (b"Date", b"-"), (b"Server", b"-")]
 _TURNS, _CALLS = 40, 500
 
 

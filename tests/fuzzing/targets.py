@@ -121,9 +121,8 @@ def headers(data: bytes) -> None:
 
 
 def limits(data: bytes) -> None:
-    """Response headers, one a line, as aiohttp decodes them."""
-    lines = data.decode(errors="surrogateescape").split("\n")
-    said = [(name, value) for name, _, value in (line.partition(":") for line in lines)]
+    """Raw response headers, one a line."""
+    said = [(name, value) for name, _, value in (line.partition(b":") for line in data.split(b"\n"))]
     assert 0 <= pause_of(said, now=1_700_000_000) < float("inf")
     throttle = Throttle(Endpoint("e", model="m", base_url="http://localhost:1/v1"))
     throttle.on_headers(said)
