@@ -6,12 +6,12 @@ how an answer is held to a set of choices, how many samples one call may return,
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from focalroute.core import json_text
 from focalroute.core.config import Dialect
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
@@ -164,7 +164,7 @@ def parse_json(body: bytes | bytearray) -> object:
     if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
         raise protocol_error("the reply has too many parts")
     try:
-        return json.loads(body)
+        return json_text.parse(body)
     except (ValueError, RecursionError):
         raise protocol_error("the reply is not JSON") from None
 
