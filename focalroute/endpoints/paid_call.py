@@ -115,25 +115,25 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     number of tokens it may generate, is unknown, or `unbounded` says so.
     """
     params = {**endpoint.params, **request.params}
-    price = endpoint.price
-    if price is None or unbounded(params, request.messages) is not None:
+    price, generated = endpoint.price, _most_generated(params, request)
+    if price is None or generated is None or unbounded(params, request.messages) is not None:
         return None
-    prompt, generated = most_tokens(request, params)
-    if generated is None:
-        return None
-    return (prompt * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
+    return (_most_prompted(params, request) * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
 
 
 def most_tokens(request: Request, params: Mapping[str, Any]) -> tuple[int, int | None]:
     """The most tokens of a call with these parameters: of its prompt, and generated (None: unknown)."""
-    prompt = (
+    return _most_prompted(params, request), _most_generated(params, request)
+
+
+def _most_prompted(params: Mapping[str, Any], request: Request) -> int:
+    return (
         _PER_REQUEST
         + _json_tokens(params)
         + _json_tokens(request.choices)
         + sum(map(_message_tokens, request.messages))
         + sum(map(_text_tokens, request.scored))
     )
-    return prompt, _most_generated(params, request)
 
 
 def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> str | None:
