@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import tenacity
 
@@ -97,41 +97,66 @@ async def call_with_retries(
     try:
         return await call()  # most calls succeed at once, and need no retries
     except CallFailed as error:
-        failed: CallFailed | None = error
-
-    async def attempt() -> T:
-        nonlocal failed
-        if failed is not None:
-            first, failed = failed, None
-            raise first
-        return await call()
-
-    return await _repeats(context, attempts, closed, worth)(attempt)
-
-
-def _repeats(
-    context: CallContext, attempts: int, closed: Callable[[], bool], worth: Callable[[float], bool]
-) -> tenacity.AsyncRetrying:
-    def repeatable(error: BaseException) -> bool:
-        return isinstance(error, CallFailed) and error.failure.retryable and not closed()
-
-    def enough(state: tenacity.RetryCallState) -> bool:
-        wait = state.upcoming_sleep
-        if state.attempt_number >= attempts or context.retries < 1 or wait > _LONGEST_ASKED_S or wait >= context.left_s:
-            return True
-        return not worth(wait)
-
-    def repeat(_: tenacity.RetryCallState) -> None:
-        context.retries -= 1
-
-    return tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(repeatable),
-        stop=enough,
+        repeated = _Repeated(call, context, attempts, closed, worth, [error.with_traceback(None)])
+    answer: T | CallFailed = await tenacity.AsyncRetrying(
+        retry=_repeatable,
+        stop=_enough,
         wait=_wait,
-        before_sleep=repeat,
+        before_sleep=_repeat,
         sleep=asyncio.sleep,
-        reraise=True,
-    )
+        retry_error_callback=_last,
+    )(_attempt, repeated)
+    if not isinstance(answer, CallFailed):
+        return answer
+    try:
+        raise answer
+    finally:
+        del answer  # else this frame and its traceback would hold each other
+
+
+@dataclass(slots=True)
+class _Repeated(Generic[T]):
+    """A call that is repeated, and on what terms; ``failed`` holds its first failure until that is looked at.
+
+    Tenacity gets it as an argument, and failures as values: what it keeps, and what it raises, are cycles, which would
+    hold an ask and all of its replies until the garbage collector runs.
+    """
+
+    call: Callable[[], Awaitable[T]]
+    context: CallContext
+    attempts: int
+    closed: Callable[[], bool]
+    worth: Callable[[float], bool]
+    failed: list[CallFailed]
+
+
+async def _attempt(repeated: _Repeated[T]) -> T | CallFailed:
+    if repeated.failed:
+        return repeated.failed.pop()
+    try:
+        return await repeated.call()
+    except CallFailed as error:
+        return error.with_traceback(None)
+
+
+def _last(state: tenacity.RetryCallState) -> Any:
+    return state.outcome.result() if state.outcome else None
+
+
+def _repeatable(state: tenacity.RetryCallState) -> bool:
+    error, repeated = _last(state), state.args[0]
+    return isinstance(error, CallFailed) and error.failure.retryable and not repeated.closed()
+
+
+def _enough(state: tenacity.RetryCallState) -> bool:
+    repeated, wait = state.args[0], state.upcoming_sleep
+    if state.attempt_number >= repeated.attempts or repeated.context.retries < 1:
+        return True
+    return bool(wait > _LONGEST_ASKED_S or wait >= repeated.context.left_s or not repeated.worth(wait))
+
+
+def _repeat(state: tenacity.RetryCallState) -> None:
+    state.args[0].context.retries -= 1
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
@@ -139,7 +164,7 @@ def _wait(state: tenacity.RetryCallState) -> float:
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
-    error = state.outcome.exception() if state.outcome else None
+    error = _last(state)
     asked = error.failure.retry_after_s if isinstance(error, CallFailed) else None
     if asked is not None:
         return asked

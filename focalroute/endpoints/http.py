@@ -122,15 +122,15 @@ class Http:
 
     async def _exchange(self, method: str, url: httpx.URL, headers: httpx.Headers, sent: bytes) -> httpx.Response:
         """Send a request; the response to it, if that is not a failure."""
-        failed = None
+        failed = list[CallFailed]()
         try:
             response = await self._send(method, url, headers, sent)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            failed = unsent(error)
-        if failed is not None:  # raised here, it has no context: what a client raises may quote what was sent
-            raise failed
+            failed.append(unsent(error))
+        if failed:  # raised here, it has no context: what a client raises may quote what was sent
+            raise failed.pop()
         if self._on_headers is not None:
             self._on_headers(response.headers.raw)
         if not 200 <= response.status_code < 300:

@@ -50,7 +50,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
 
     Not by `pieces_of`, as a generator takes longer than to read a usual reply.
     """
-    body, failed = bytearray(), None
+    body, failed = bytearray(), list[CallFailed]()
     try:
         if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
             body += response.content
@@ -60,9 +60,9 @@ async def read_all(response: Any, limit: int) -> bytearray:
                 if len(body) > limit:
                     break
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-        failed = _cut(error)
-    if failed is not None:  # raised here, it has no context
-        raise failed
+        failed.append(_cut(error))
+    if failed:  # raised here, it has no context; popped, no frame of its traceback holds it
+        raise failed.pop()
     if len(body) > limit:
         raise protocol_error("the reply is too long")
     return body
@@ -70,7 +70,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
 
 async def pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
     """The body of an httpx (or httpx2) response as it comes, not unpacked; CallFailed if it breaks off."""
-    failed = None
+    failed = list[CallFailed]()
     try:
         if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
             yield response.content
@@ -79,9 +79,9 @@ async def pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
             if piece:
                 yield piece
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-        failed = _cut(error)
-    if failed is not None:  # raised here, it has no context
-        raise failed
+        failed.append(_cut(error))
+    if failed:  # raised here, it has no context
+        raise failed.pop()
 
 
 def unsent(error: BaseException) -> CallFailed:
@@ -153,15 +153,15 @@ class OpenAITransport:
         """The reply, whose body is not read yet; ``body`` None: nothing is sent, it is got."""
         send = self._client.get if body is None else partial(self._client.post, body=dict(body))
         options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
-        failed = None
+        failed = list[CallFailed]()
         try:
             reply = await send(path, cast_to=object, options=options, stream=True, stream_cls=self._unread)
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            failed = _translated(error, self._secrets(body))
+            failed.append(_translated(error, self._secrets(body)))
             if self._on_headers is not None and (refused := getattr(error, "response", None)) is not None:
                 self._on_headers(refused.headers.raw)
-        if failed is not None:  # raised here, it has no context: the library's own exceptions quote what came back
-            raise failed
+        if failed:  # raised here, it has no context: the library's own exceptions quote what came back
+            raise failed.pop()
         if self._on_headers is not None:
             self._on_headers(reply.response.headers.raw)
         return reply

@@ -194,6 +194,9 @@ class RoundCalls:
             self._context.slowest_s = max(self._context.slowest_s, took_s)
         except CallFailed as error:
             member.reply = _reply(member, error=located(error.failure, member.pool_member.endpoint))
+        except asyncio.CancelledError:
+            if not member.given_up:  # else the task would hold the error, whose frames hold the member and its task
+                raise
         finally:
             self._on_done(member)
 
@@ -389,8 +392,9 @@ class RoundCalls:
         pending = [member for member in members if member.reply is None]
         await self._cancel(pending)
         for member in pending:
-            if not member.task.cancelled():
+            if not member.task.cancelled():  # as one is that had not begun
                 member.task.result()
+            if member.reply is not None:
                 continue
             said = "another endpoint answered first" if member.call.outrun else "not needed any more"
             failure = why or Failure("cancelled", said)

@@ -135,13 +135,13 @@ class EmbeddingFunction:
         return [await self._vector(text) for text in texts]
 
     async def _vector(self, text: str) -> F32:
-        failed = None
+        failed = list[CallFailed]()
         try:
             found = await self._called(text)
         except Exception as error:  # noqa: BLE001 - whatever it raises; its message may quote the text
-            failed = CallFailed(Failure("unusable", f"it raised {type(error).__name__}"))
-        if failed is not None:  # raised here, it has no context
-            raise failed
+            failed.append(CallFailed(Failure("unusable", f"it raised {type(error).__name__}")))
+        if failed:  # raised here, it has no context
+            raise failed.pop()
         vector = unit_vector(found)
         self._width = self._width or vector.size
         if vector.size != self._width:

@@ -1,0 +1,95 @@
+"""What an ask held is freed when the last reference to it goes, not when the garbage collector comes by."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import traceback
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from focalroute import AsyncEnsemble, Ensemble
+from focalroute.core.errors import PoolError
+from focalroute.core.records import Reply
+from focalroute.sim import Fault, SimulatedModel, SimulatedPool
+from tests.loopback import until
+
+NAMES = ("e", "f")
+FAULTS = [
+    Fault("status", status=500),
+    Fault("status", status=429, retry_after_s=0.01),
+    Fault("reset"),
+    Fault("cut"),
+    Fault("html"),
+    Fault("hang", seconds=5),
+    Fault("drip", seconds=5),
+]
+
+
+@pytest.fixture
+def pool() -> Iterator[SimulatedPool]:
+    with SimulatedPool([SimulatedModel(name, skill=1.0) for name in NAMES]) as simulated:
+        yield simulated
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def replies() -> int:
+    return sum(isinstance(thing, Reply) for thing in gc.get_objects())
+
+
+def failed_with(pool: SimulatedPool, fault: Fault, *names: str) -> None:
+    for name in names:
+        pool.set(name, faults=[fault])
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}{fault.retry_after_s or ''}")
+@pytest.mark.usefixtures("without_collector")
+def test_the_replies_of_a_failed_ask_go_with_its_error(pool: SimulatedPool, fault: Fault) -> None:
+    async def ask() -> tuple[int, weakref.ref[PoolError]]:
+        async with AsyncEnsemble(pool.endpoints, policy="plurality", deadline_s=1) as ensemble:
+            failed_with(pool, fault, *NAMES)
+            try:
+                await ensemble.ask("What is 17 + 25?", choices=["42", "43"])
+            except PoolError as error:
+                return len(error.replies), weakref.ref(error)
+        raise AssertionError("it was answered")
+
+    before = replies()
+    failed, error = asyncio.run(ask())
+    assert failed == len(NAMES)
+    assert error() is None
+    assert replies() == before
+
+
+@pytest.mark.parametrize("fault", [FAULTS[0], FAULTS[5]], ids=lambda fault: fault.kind)
+@pytest.mark.usefixtures("without_collector")
+def test_those_of_an_answer_go_with_it_where_a_member_failed(pool: SimulatedPool, fault: Fault) -> None:
+    with Ensemble(pool.endpoints, policy="plurality", deadline_s=1) as ensemble:
+        failed_with(pool, fault, "e")
+        before = replies()
+        assert ensemble.ask("What is 17 + 25?", choices=["42", "43"]).text == "42"
+        until(lambda: replies() == before)  # the loop's own thread lets go of them as well
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_failed_ask_of_the_synchronous_class_is_freed_and_shows_where_it_was_asked(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, policy="plurality", deadline_s=1) as ensemble:
+        failed_with(pool, FAULTS[0], *NAMES)
+        before = replies()
+        try:
+            ensemble.ask("What is 17 + 25?", choices=["42", "43"])
+        except PoolError as error:
+            shown = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            freed = weakref.ref(error)
+        assert shown[0].startswith("test_a_failed_ask")
+        assert "ask" in shown
+        until(lambda: freed() is None and replies() == before)
