@@ -33,7 +33,8 @@ from focalroute.core.errors import PolicyError
 from focalroute.core.records import COST_WEIGHT_RANGE, F32, Evidence, Observation
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
-from focalroute.policy.onnx_model import MAX_BYTES, Inputs, Session, Signature
+from focalroute.policy.onnx_graph import MAX_BYTES
+from focalroute.policy.onnx_model import Inputs, Session, Signature
 
 CURRENT = "CURRENT"
 CHALLENGER = "CHALLENGER"

@@ -11,7 +11,8 @@ from focalroute.learn.export import decider_model, decider_net, der_model, fusio
 from focalroute.learn.nets import F32, DeciderNet, FusionNet, parameters
 from focalroute.observe import layout
 from focalroute.policy.bundle import DECIDER, FUSION
-from focalroute.policy.onnx_model import OPERATORS, Session
+from focalroute.policy.onnx_graph import OPERATORS
+from focalroute.policy.onnx_model import Session
 
 DC, DE = layout.width(layout.CONTEXT), layout.width(layout.ENDPOINT)
 FM, FC = layout.width(layout.MEMBER), layout.width(layout.CANDIDATE)
@@ -82,4 +83,4 @@ def test_the_operators_written_are_exactly_those_that_serving_allows() -> None:
     net = {name: np.zeros(shape, np.float32) for name, shape in SEQUENTIAL.items()}
     models = (decider_model(random_decider(0)), fusion_model(random_fusion(0)), der_model(net))
     written = [onnx.load_model_from_string(model) for model in models]
-    assert {node.op_type for model in written for node in model.graph.node} == OPERATORS
+    assert {node.op_type for model in written for node in model.graph.node} == set(OPERATORS)
