@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
@@ -94,6 +95,25 @@ class AnswerStream:
         self.close()
 
 
+@dataclass(slots=True)
+class _Failed:
+    error: list[Exception]
+
+
+async def _outcome(work: Callable[[], Awaitable[R]]) -> R | _Failed:
+    """Failures as values: the portal holds what it raises, and that the portal, until the garbage collector runs."""
+    try:
+        return await work()
+    except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+        return _Failed([error])
+
+
+def _result(outcome: R | _Failed) -> R:
+    if isinstance(outcome, _Failed):
+        raise outcome.error.pop()
+    return outcome
+
+
 class _Loop:
     """An event loop in a daemon thread: started on first use, it never keeps the interpreter from ending.
 
@@ -138,11 +158,12 @@ class _Loop:
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
         """Run the coroutine and return its result. Ctrl-C cancels it, so that nothing more is paid."""
-        future = self.portal().start_task_soon(work)
+        future = self.portal().start_task_soon(_outcome, work)
         try:
-            return future.result()
+            outcome = future.result()
         finally:
             future.cancel()
+        return _result(outcome)
 
     @property
     def here(self) -> bool:
@@ -151,7 +172,7 @@ class _Loop:
 
     async def awaited(self, work: Callable[[], Awaitable[R]], /) -> R:
         """Return the coroutine's result, for a caller in another event loop."""
-        return await asyncio.wrap_future(self.portal().start_task_soon(work))
+        return _result(await asyncio.wrap_future(self.portal().start_task_soon(_outcome, work)))
 
     def _serve(self) -> None:
         async def serve() -> None:
