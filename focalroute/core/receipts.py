@@ -27,7 +27,7 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(slots=True)  # a frozen one takes five times as long to make
+@dataclass(frozen=True, slots=True)
 class Call:
     """One member on a receipt: no text, only what it did and what it cost.
 

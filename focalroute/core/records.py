@@ -99,7 +99,7 @@ class Query:
         return ""
 
 
-@dataclass(slots=True)  # a frozen one takes five times as long to make
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one call, or of several added up.
 
@@ -168,7 +168,7 @@ class Failure:
         return self.kind in ("connection", "protocol")
 
 
-@dataclass(slots=True)  # a frozen one takes five times as long to make
+@dataclass(frozen=True, slots=True)
 class Reply:
     """One member's reply.
 

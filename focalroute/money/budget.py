@@ -32,7 +32,7 @@ _LOOK_AGAIN_S = 0.01
 _USUAL_CALLS = 128  # then what is older counts half
 
 
-@dataclass(slots=True)  # a frozen one takes five times as long to make
+@dataclass(frozen=True, slots=True)
 class HeldAmount:
     """The amount held back for one call, USD; ``reservation`` None: no limit of the store concerns it."""
 

@@ -23,7 +23,7 @@ from focalroute.store.base import SYNTHESIS, StoredAnswer
 _EVIDENCE = slices(MEMBER)["evidence"].start
 
 
-@dataclass(slots=True, repr=False)  # a frozen one takes five times as long to make
+@dataclass(frozen=True, slots=True, repr=False)
 class Selection:
     """The selected answer; see `Answer`.
 
