@@ -194,6 +194,45 @@ def test_another_applications_database_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (["CREATE TRIGGER gone AFTER INSERT ON answers BEGIN DELETE FROM answers; END"], "trigger"),
+        (
+            [
+                "ALTER TABLE health RENAME TO old",
+                "CREATE VIEW health (key, open_until, ejections, changed_at, crc) AS WITH RECURSIVE n (x) AS "
+                "(SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x, x, x, x, x FROM n WHERE x < 0",
+            ],
+            "view",
+        ),
+    ],
+)
+def test_a_file_with_statements_of_its_own_is_refused(tmp_path: Path, made: list[str], kind: str) -> None:
+    """They would run whenever rows are written or read, and may never end."""
+    path = filled(tmp_path / "s.db")
+    for statement in made:
+        edit(path, statement)
+    fails(path, f"holds a {kind}", "drop it, or name another file")
+
+
+def test_a_row_of_a_crafted_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
+    """In a process of its own that may take a gigabyte; the row says that it has 900 MB."""
+    path = filled(tmp_path / "s.db")
+    edit(path, "UPDATE answers SET record = zeroblob(900000000)")
+    script = (
+        "import resource, sys; from pathlib import Path; from focalroute.store import open_store\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+        "store = open_store(Path(sys.argv[1]))\n"
+        "try: list(store.recent(5))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+        "finally: store.close()\n"
+    )
+    said = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert "StoreError" in said.stdout
+    assert "too big" in said.stdout
+
+
 def test_a_newer_schema_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = filled(tmp_path / "s.db")
     edit(path, f"PRAGMA user_version = {len(migrations()) + 1}")

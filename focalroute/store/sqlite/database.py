@@ -19,6 +19,7 @@ from focalroute.core.errors import StoreError
 from focalroute.store.sqlite.checksums import Mark, begin_chain, read_mark, read_schema, recount
 from focalroute.store.sqlite.commit_log import CommitLog, first_mark, note_lost
 
+LONGEST_ROW = 256 * 2**20  # bytes, also of a value
 BUSY_S = 5.0  # the longest that another process is waited for
 
 #: What reading a database raises; an error message that quotes damaged bytes fails in Python itself.
@@ -134,9 +135,15 @@ def _require_own_log(path: Path) -> None:
 def _connect(path: Path | None, name: str, log: CommitLog | None, full: bool) -> sqlite3.Connection:
     db = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
-        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_ROW)
+        db.execute("PRAGMA trusted_schema = OFF")
+        made = list(db.execute("SELECT type, name FROM sqlite_master"))
+        tables = {name for kind, name in made if kind == "table"}
         if tables and not tables >= _OUR_TABLES:
             raise StoreError(f"{name}: is a database of something else; name another file")
+        if foreign := [each for each in made if each[0] not in ("table", "index")]:
+            kind, called = foreign[0]  # it would run whenever rows are written or read, and may never end
+            raise StoreError(f"{name}: holds a {kind}, {called[:40]!r}; drop it, or name another file")
         if path is not None:
             db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
