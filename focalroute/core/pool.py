@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from focalroute.core.config import INSTEAD, Budget, Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.services import is_within
 from focalroute.core.spelling import did_you_mean
+from focalroute.core.toml_text import MAX_BYTES, read_toml
 
 _C = TypeVar("_C")
 
@@ -116,10 +116,10 @@ def load_pool(path: str | Path) -> PoolFile:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            data = tomllib.load(file)
+            data = read_toml(file.read(MAX_BYTES + 1))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; focalroute init writes a pool file") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, an integer of too many digits
+    except ValueError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})
     if unknown:

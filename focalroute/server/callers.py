@@ -13,7 +13,6 @@ import re
 import secrets
 import stat
 import time
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -23,6 +22,7 @@ from typing import Any
 from focalroute.core.config import Budget
 from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
 from focalroute.core.errors import ConfigError
+from focalroute.core.toml_text import MAX_BYTES, read_toml
 
 #: Holds the key of the only caller, where there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"
@@ -32,7 +32,6 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _FIELDS = ("name", "sha256", "key_env", "usd", "tags", "max_concurrency", "requests_per_minute")
 _MAX_CONCURRENCY = 100
 _LARGEST_BOUND = 1_000_000
-_MAX_FILE_BYTES = 2**20
 _CHECK_EVERY_S = 1.0
 _TOML_LINE = re.compile(r"\(at line (\d+), column \d+\)$")
 
@@ -200,21 +199,22 @@ def _read(path: Path) -> list[Caller]:
     """The callers of a file of keys; ConfigError, with the line if that is known, if it is wrong."""
     try:
         with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(f"is larger than {_MAX_FILE_BYTES} bytes; keep only keys in it")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"is larger than {MAX_BYTES} bytes; keep only keys in it")
     try:
-        text = data.decode()
-        tables = tomllib.loads(text)
+        tables = read_toml(data)
     except ValueError as error:  # its message may quote a line with a key
         line = _TOML_LINE.search(str(error))
         raise ConfigError(f"{f'line {line[1]}: ' if line else ''}not valid TOML") from None
     keys = tables.pop("key", None)
     if tables or not isinstance(keys, list):
         raise ConfigError("a file of keys has tables [[key]], and nothing else")
-    heads = [number for number, line in enumerate(text.splitlines(), 1) if line.split("#")[0].strip() == "[[key]]"]
+    heads = [
+        number for number, line in enumerate(data.decode().splitlines(), 1) if line.split("#")[0].strip() == "[[key]]"
+    ]
     callers = []
     for i, table in enumerate(keys):
         try:

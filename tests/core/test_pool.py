@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from focalroute import ConfigError, Endpoint, Ensemble
-from focalroute.core.pool import validate_pool
+from focalroute.core.pool import load_pool, validate_pool
 
 TOGETHER, DEEPINFRA = "https://api.together.xyz/v1", "https://api.deepinfra.com/v1/openai"
 
@@ -93,3 +94,24 @@ def test_nothing_in_the_package_can_execute_what_it_reads() -> None:
         assert not banned.search(text), file
         for call in re.findall(r"np\.(?:load|save\w*)\([^\n]*", text):
             assert "allow_pickle=False" in call, f"{file}: {call}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a=" + "[" * 100_000, "nested too deep"),
+        ("a=" + "{a=" * 5_000, "nested too deep"),
+        ("a." * 30_000 + "b=1", "more than 200 dots"),
+        ("[" + "a." * 20_000 + "b]\n" + "x.y=1\n" * 2_000, "more than 200 dots"),
+        ("#" * 2**20 + "\n", "larger than 1048576 bytes"),
+        ("a=" + "9" * 100_000, "4300 digits"),
+    ],
+    ids=["lists", "tables", "key", "head", "size", "digits"],
+)
+def test_a_pool_file_that_would_take_gigabytes_or_minutes_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text(text)
+    before = time.process_time()
+    with pytest.raises(ConfigError, match=f"not valid TOML: .*{why}"):
+        load_pool(path)
+    assert time.process_time() - before < 1
