@@ -61,6 +61,12 @@ class BoundedProtocol(H11Protocol):
         if not self._waiting():
             self._stop()
 
+    def send_400_response(self, msg: str) -> None:
+        """Give up the response under way: no more can be sent, and trying would log a traceback for each request."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         """Start the clock again, unless the next request is there already."""
         super().on_response_complete()

@@ -6,12 +6,14 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
 
 from focalroute.server.connections import BoundedProtocol, server_config
 from focalroute.sim import SimulatedPool
+from tests.loopback import until
 from tests.server.running import get, served
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -134,3 +136,14 @@ def test_fewer_connections_are_taken_where_few_files_may_be_open(monkeypatch: py
     assert protocol(20_000) == (1000, 2048)
     assert protocol(256) == (128, 64)
     assert protocol(resource.RLIM_INFINITY) == (1000, 2048)
+
+
+def test_a_body_that_is_no_http_leaves_one_line_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Not a traceback of 60, from somebody without a key: the answer to it could not be sent any more."""
+    head = b"POST /v1/feedback HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;"
+    with connected(url) as connection, suppress(ConnectionError):
+        connection.sendall(head + b"a" * 1_000_000)
+        received(connection, b"end of the connection")
+    until(lambda: bool(caplog.records))
+    assert get(f"{url}/healthz")[0] == 200
+    assert [record.exc_info for record in caplog.records] == [None]
