@@ -4,8 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 # Two threads on matrices as small as the tests' take more time than one. A file's tests share a process, and so what
-# they start and train. (Not groups: pytest 9.2 tells xdist nothing of them.)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# they start and train. (Not groups: pytest 9.2 tells xdist nothing of them.) Tests wait for each other's servers and
+# processes a good part of their time: one process more than there are cores uses it.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 
 # Compiled modules are kept, whatever the shell says: else each of the tests' processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
