@@ -101,6 +101,7 @@ class _Body(httpx.AsyncByteStream):
         try:
             piece = await self._response.content.readany()
         except (ClientError, OSError) as error:
+            error.with_traceback(None)  # aiohttp's reader keeps it, and its frames that reader: a cycle
             raise httpx.ReadError(type(error).__name__) from None
         if not piece:
             raise StopAsyncIteration

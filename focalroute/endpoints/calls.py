@@ -97,7 +97,7 @@ async def call_with_retries(
     try:
         return await call()  # most calls succeed at once, and need no retries
     except CallFailed as error:
-        repeated = _Repeated(call, context, attempts, closed, worth, [error.with_traceback(None)])
+        repeated = _Repeated(call, context, attempts, closed, worth, [_bare(error)])
     answer: T | CallFailed = await tenacity.AsyncRetrying(
         retry=_repeatable,
         stop=_enough,
@@ -130,13 +130,19 @@ class _Repeated(Generic[T]):
     failed: list[CallFailed]
 
 
+def _bare(error: CallFailed) -> CallFailed:
+    """Leave what it was raised from: the frames of either lead to whoever keeps the error."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
 async def _attempt(repeated: _Repeated[T]) -> T | CallFailed:
     if repeated.failed:
         return repeated.failed.pop()
     try:
         return await repeated.call()
     except CallFailed as error:
-        return error.with_traceback(None)
+        return _bare(error)
 
 
 def _last(state: tenacity.RetryCallState) -> Any:
