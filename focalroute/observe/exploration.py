@@ -56,8 +56,8 @@ class Probing:
     Args:
         share: in [0, 1], of what the asks cost, in dollars, or in calls while the cost of any endpoint is unknown;
             more while little is known. 0: no probes.
-        agreement: whether endpoints judge each other where there is no feedback. If not, a probe before the first
-            outcome would teach nothing, so none is made.
+        agreement: whether endpoints judge each other where there is no feedback. Without that, probes
+            start with the first outcome, as earlier ones would teach nothing.
     """
 
     def __init__(self, observer: Observer, share: float, *, agreement: bool = False) -> None:

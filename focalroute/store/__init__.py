@@ -50,7 +50,7 @@ def require_existing(where: str) -> str:
     """
     if not is_redis(where) and not Path(where).exists():
         raise ConfigError(
-            f"{where}: there is no such store; give the file or address that the ensemble writes to (its store=)"
+            f"{where}: there is no such store; give the file or address that the ensemble has as its store"
         )
     return where
 
