@@ -131,7 +131,7 @@ class _Repeated(Generic[T]):
 
 
 def _bare(error: CallFailed) -> CallFailed:
-    """Leave what it was raised from: the frames of either lead to whoever keeps the error."""
+    """Drop its traceback and its context: their frames lead back to what keeps the error."""
     error.__context__ = None
     return error.with_traceback(None)
 
