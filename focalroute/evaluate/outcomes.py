@@ -23,11 +23,12 @@ from focalroute.core.records import F32
 
 _T = TypeVar("_T")
 
-_LONGEST_LINE = 16 * 2**20  # characters
-_MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # a log may unpack to so many characters, or to so many times its file's bytes
+_LONGEST_LINE = 16 * 2**20  # bytes
+_MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # a log may unpack to so many bytes, or to so many times its file
 _MOST_CHOICES = 1000  # as in serving
 _MOST_PARTS = 200_000  # objects and lists in a line, each of which takes many times its text
-_ROUNDING = 1e-3  # how far from 1 probabilities may add up that were rounded
+_ROUNDING = 1e-3  # how far below 1 probabilities may add up that were rounded
+_ROUNDED = 0.00501  # by how much each may be too large: rounded to two digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +148,22 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 number += 1
                 length += len(line)
                 if len(line) > _LONGEST_LINE:
-                    raise ConfigError(f"{path}:{number}: is longer than {_LONGEST_LINE} characters; shorten or drop it")
+                    raise ConfigError(f"{path}:{number}: is longer than {_LONGEST_LINE} bytes; shorten or drop it")
                 if path.suffix == ".gz" and length > most:
                     raise ConfigError(
                         f"{path}:{number}: the log unpacks to over {_MOST_GAIN} times its size; check it, and unpack it"
                     )
-                yield number, line
+                yield number, line.decode("utf-8-sig")  # Windows begins files with a mark
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}:{number + 1}: is not UTF-8; save it as that") from None
+        raise ConfigError(f"{path}:{number}: is not UTF-8; save it as that") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{path}:{number + 1}: damaged gzip file: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _open(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -179,6 +180,8 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
+    if not line.strip():
+        raise _Breach("", "is empty; drop the line")
     if line.count("{") + line.count("[") > _MOST_PARTS:
         raise _Breach("", f"has more than {_MOST_PARTS} objects and lists")
     try:
@@ -215,9 +218,15 @@ def _messages(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         return ({"role": "user", "content": prompt},)
     if messages is None:
         return ()
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise _Breach("messages", "give a list of OpenAI messages")
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise _Breach("messages", 'give a list of OpenAI messages such as {"role": "user", "content": "..."}')
     return tuple(messages)
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), str | list | None)
 
 
 def _choices(choices: object) -> tuple[str, ...] | None:
@@ -270,8 +279,8 @@ def _probabilities(field: str, value: object, choices: tuple[str, ...] | None) -
         raise _Breach(field, "give one probability for each choice")
     shares = tuple(_amount(field, p) for p in value)
     total = sum(shares)
-    if total > 1 + _ROUNDING:
-        raise _Breach(field, f"add up to {total:.6g}, more than 1")
+    if total > 1 + _ROUNDED * len(shares):
+        raise _Breach(field, f"add up to {total:.6g}, more than 1; divide them by that")
     return tuple(p / total for p in shares) if total >= 1 - _ROUNDING else shares
 
 

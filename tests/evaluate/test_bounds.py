@@ -36,7 +36,7 @@ def test_a_packed_line_is_read_no_further_than_a_line_may_be(tmp_path: Path) -> 
     path = tmp_path / "log.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id":"a"}\n{"id":"b","x":"' + b"a" * 100_000_000 + b'"}\n', 1))
     tracemalloc.start()
-    refused(path, r"log.jsonl.gz:2: is longer than 16777216 characters")
+    refused(path, r"log.jsonl.gz:2: is longer than 16777216 bytes")
     assert tracemalloc.get_traced_memory()[1] < 90e6
     tracemalloc.stop()
 

@@ -46,15 +46,23 @@ def test_a_gzip_file_reads_the_same(tmp_path: Path) -> None:
     assert read_log(packed) == read_log(plain)
 
 
+def test_a_mark_at_the_start_and_ends_of_lines_as_windows_writes_them_are_read(tmp_path: Path) -> None:
+    plain = write_log(tmp_path / "log.jsonl", [closed(1, {"a": 0}), closed(2, {"a": 1})])
+    windows = tmp_path / "windows.jsonl"
+    windows.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_log(windows) == read_log(plain)
+
+
 def test_probabilities_that_were_rounded_add_up_to_1(tmp_path: Path) -> None:
-    """What is further from 1 stays: the rest of the mass is on no choice."""
-    given = {"a": [1.0004, 0.0003, 0.0], "b": [0.333, 0.333, 0.333], "c": [0.5, 0.25, 0.0]}
+    """To two digits at least. What is further below 1 stays: the rest of the mass is on no choice."""
+    given = {"a": [1.0004, 0.0003, 0.0], "b": [0.333, 0.333, 0.333], "c": [0.5, 0.25, 0.0], "d": [0.67, 0.17, 0.17]}
     line = closed(1, {}) | {"outputs": {name: output(0, probabilities=masses) for name, masses in given.items()}}
     (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
     found = {name: one.probabilities for name, one in query.outputs.items()}
     assert found["a"] == pytest.approx((1.0004 / 1.0007, 0.0003 / 1.0007, 0.0))
     assert found["b"] == pytest.approx((1 / 3, 1 / 3, 1 / 3))
     assert found["c"] == (0.5, 0.25, 0.0)
+    assert found["d"] == pytest.approx((0.67 / 1.01, 0.17 / 1.01, 0.17 / 1.01))
 
 
 def _with(field: str, value: Any) -> Line:
@@ -74,7 +82,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
     ("line", "field"),
     [
         ("{", "JSON"),
-        ("", "JSON"),
+        ("", "is empty"),
         ("[]", "object"),
         ('{"id": NaN}', "NaN"),
         ('{"id": "7", "id": "8", "outputs": {}}', "id"),
@@ -84,6 +92,8 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_with("task", 1), "task"),
         (_with("prompt", 1), "prompt"),
         (_with("messages", []), "messages"),
+        ({"id": "7", "messages": [{"role": "user", "content": 7}], "outputs": {}}, "messages"),
+        ({"id": "7", "messages": [{"role": 7, "content": "x"}], "outputs": {}}, "messages"),
         (_with("choices", ["A"]), "choices"),
         (_with("choices", "AB"), "choices"),
         (_with("label", 3), "label"),
@@ -96,6 +106,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_answering(answer="A"), "outputs.a.answer"),
         (_answering(probabilities=[0.5, 0.5]), "outputs.a.probabilities"),
         (_answering(probabilities=[0.9, 0.9, 0]), "outputs.a.probabilities"),
+        (_answering(probabilities=[0.34, 0.34, 0.34]), "outputs.a.probabilities"),
         (_answering(probabilities=[-0.1, 0.5, 0.5]), "outputs.a.probabilities"),
         (_answering(score=1.5), "outputs.a.score"),
         (_answering(prompt_tokens=-1), "outputs.a.prompt_tokens"),
@@ -130,9 +141,10 @@ def test_a_log_of_bad_rows_alone_names_the_first(tmp_path: Path) -> None:
 def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
     empty, latin, torn = tmp_path / "empty.jsonl", tmp_path / "latin.jsonl", tmp_path / "torn.jsonl.gz"
     empty.touch()
-    latin.write_bytes(b'{"id": "\xe9"}\n')
+    latin.write_bytes(b'{"id": "1", "outputs": {}}\n{"id": "\xe9"}\n')
     lines = "".join(json.dumps(closed(n, {"a": n % 3})) + "\n" for n in range(2000))
     torn.write_bytes(gzip.compress(lines.encode())[:-200])
-    for path, why in ((empty, "no query"), (latin, "UTF-8"), (torn, "damaged"), (tmp_path / "none", "cannot be read")):
+    none = tmp_path / "none"
+    for path, why in ((empty, "no query"), (latin, "2: is not UTF-8"), (torn, "damaged"), (none, "cannot be read")):
         with pytest.raises(ConfigError, match=why):
             read_log(path)
