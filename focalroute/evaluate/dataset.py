@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.errors import ConfigError
+from focalroute.serving.query import make_query
 
 #: What is read of a row, and the columns that it is looked for in, in this order.
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -62,7 +63,7 @@ def read_dataset(
         kind: of free-form answers; labels are brought to its normal form.
 
     Raises:
-        ConfigError: it cannot be read, or a row lacks something; the message names row and field.
+        ConfigError: it cannot be read, or a row lacks something or cannot be asked; the message names row and field.
     """
     chosen = dict(columns or {})
     unknown = sorted(set(chosen) - set(FIELDS))
@@ -110,9 +111,9 @@ def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _of_file(path: Path, parse: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         with (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
+            gzip.open(path, "rt", encoding="utf-8-sig", newline="")  # spreadsheets begin files with a mark
             if path.suffix == ".gz"
-            else path.open(encoding="utf-8", newline="") as file
+            else path.open(encoding="utf-8-sig", newline="") as file
         ):
             for line, row in parse(file):
                 if not isinstance(row, dict):
@@ -175,9 +176,10 @@ def _question(
     if label is None:
         raise ConfigError(f"label: is missing; columns are {', '.join(row)}")
     given, task = value("id"), value("task")
+    asked = make_query(prompt, messages=messages, choices=choices, answer=kind if choices is None else None)
     return LabelledQuestion(
         id=number if given is None else str(given),
-        messages=({"role": "user", "content": prompt},) if messages is None else tuple(messages),
+        messages=asked.messages,
         prompt=prompt,
         choices=choices,
         label=_text(label, kind) if choices is None else _index(label, choices, letters),

@@ -58,7 +58,7 @@ def test_a_dataset_is_the_same_from_jsonl_gzip_and_csv(tmp_path: Path) -> None:
     dataset = written(tmp_path / "questions.jsonl", words)
     zipped, table = tmp_path / "questions.jsonl.gz", tmp_path / "questions.csv"
     zipped.write_bytes(gzip.compress(dataset.read_bytes()))
-    with table.open("w", newline="", encoding="utf-8") as file:
+    with table.open("w", newline="", encoding="utf-8-sig") as file:  # as spreadsheets do
         writer = csv.DictWriter(file, list(ROWS[0]))
         writer.writeheader()
         writer.writerows({**row, "choices": json.dumps(row["choices"])} for row in words)
@@ -94,6 +94,10 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": "?", "choices": ["a", "b"], "label": 2}, "label: '2'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": True}, "label: 'True'"),
         ({"prompt": "?", "choices": "red, blue", "label": 0}, "choices: give a list"),
+        ({"prompt": "?", "choices": ["red", "red"], "label": 0}, "choices: must be distinct"),
+        ({"prompt": "?", "choices": ["red"], "label": 0}, "choices: a closed question needs at least 2"),
+        ({"prompt": " ", "label": "x"}, "query: is empty"),
+        ({"messages": 7, "label": "x"}, "query: give"),
         ([1], "is not an object"),
     ],
 )
