@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         got = run(asks=given.asks, processes=given.processes, concurrency=given.concurrency, kill=kill)
         counts = " | ".join(str(got.asks[name]) for name in ("answered", "streamed", "refused", "cancelled"))
         usd = (got.limit, got.billed, got.ledger, got.receipts + got.probes, got.reserved)
-        print(f"| {what} | {counts} | {' | '.join(f'{amount:f}' for amount in usd)} | {got.seconds:.0f} |", flush=True)
+        print(f"| {what} | {counts} | {' | '.join(f'{amount:.6f}' for amount in usd)} | {got.seconds:.0f} |", flush=True)
         got.check(exact=not kill)
 
 
