@@ -25,7 +25,7 @@ def read_env_file(path: Path) -> None:
         return
     try:
         with path.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1).decode()
+            text = file.read(_MAX_BYTES + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({type(error).__name__})") from None
     if len(text) > _MAX_BYTES:

@@ -20,7 +20,7 @@ from focalroute.core.config import INSTEAD, Budget, Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.services import is_within
 from focalroute.core.spelling import did_you_mean
-from focalroute.core.toml_text import MAX_BYTES, read_toml
+from focalroute.core.toml_text import read_file, read_toml
 
 _C = TypeVar("_C")
 
@@ -115,8 +115,7 @@ def load_pool(path: str | Path) -> PoolFile:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            data = read_toml(file.read(MAX_BYTES + 1))
+        data = read_toml(read_file(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; focalroute init writes a pool file") from None
     except ValueError as error:

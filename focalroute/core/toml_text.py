@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import tomllib
+from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 2**20
 MAX_DOTS = 200  # of a line: tomllib takes time and memory by the square of the parts of a key
+
+
+def read_file(path: Path) -> bytes:
+    """A file, as far as `read_toml` needs it; OSError if it cannot be read, or is no regular file.
+
+    Opening a pipe does not wait for its writer.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.read(descriptor, MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def read_toml(data: bytes) -> dict[str, Any]:
@@ -17,6 +35,6 @@ def read_toml(data: bytes) -> dict[str, Any]:
         if line.count(b".") > MAX_DOTS:
             raise ValueError(f"more than {MAX_DOTS} dots (at line {number}, column 1)")
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin a file with a mark
     except RecursionError:
         raise ValueError("it is nested too deep") from None

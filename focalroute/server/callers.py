@@ -22,7 +22,7 @@ from typing import Any
 from focalroute.core.config import Budget
 from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
 from focalroute.core.errors import ConfigError
-from focalroute.core.toml_text import MAX_BYTES, read_toml
+from focalroute.core.toml_text import MAX_BYTES, read_file, read_toml
 
 #: Holds the key of the only caller, where there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"
@@ -198,8 +198,7 @@ def _stamp(path: Path) -> object:
 def _read(path: Path) -> list[Caller]:
     """The callers of a file of keys; ConfigError, with the line if that is known, if it is wrong."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_file(path)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:

@@ -16,7 +16,7 @@ from focalroute.core.errors import ConfigError
 def test_keys_and_our_settings_are_taken_and_what_is_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"SET_KEY": "before"})
     (tmp_path / ".env").write_text(
-        "# keys\n\nexport ONE_API_KEY='a b'\nTWO_TOKEN = \"c#d\"\nTHREE_KEY=e # mine\nSET_KEY=after\n"
+        "\ufeff# keys\n\nexport ONE_API_KEY='a b'\nTWO_TOKEN = \"c#d\"\nTHREE_KEY=e # mine\nSET_KEY=after\n"
         "FOCALROUTE_POOL=p.toml\nHTTPS_PROXY=http://evil\nSSL_CERT_FILE=evil.pem\nPATH=/evil\n"
         "SSLKEYLOGFILE=evil.log\nAPI_KEYS_2=f\n"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,19 @@ def test_a_pool_file_that_would_take_gigabytes_or_minutes_is_refused(tmp_path: P
     with pytest.raises(ConfigError, match=f"not valid TOML: .*{why}"):
         load_pool(path)
     assert time.process_time() - before < 1
+
+
+@pytest.mark.parametrize("put_there", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pool_file_that_is_no_file_is_refused_at_once(tmp_path: Path, put_there: Callable[[Path], None]) -> None:
+    """A pipe that nobody writes to was waited for without end."""
+    path = tmp_path / "pool.toml"
+    put_there(path)
+    with pytest.raises(ConfigError, match=f"{path}: cannot be read: not a regular file; focalroute init writes a pool"):
+        load_pool(path)
+
+
+def test_a_pool_file_may_come_from_an_editor_on_windows(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    text = f'[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "{TOGETHER}"\n'
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_pool(path).endpoints == (Endpoint("a", model="m", base_url=TOGETHER),)

@@ -76,6 +76,12 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_a_key(
     assert not any(secret in str(failed.value) for secret in ("sk-secret", KEY, OTHER))
 
 
+def test_a_file_of_keys_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys.toml")
+    with pytest.raises(ConfigError, match=r"keys\.toml: cannot be read: not a regular file"):
+        Callers.from_toml(tmp_path / "keys.toml")
+
+
 def test_a_key_is_found_and_its_limits_join_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FR_LONG", OTHER)
     key, table = new_key("alice")
