@@ -100,7 +100,8 @@ class BudgetExceeded(FocalrouteError):
         self.needed = needed
 
     def __reduce__(self) -> tuple[Any, ...]:  # keyword arguments do not survive the default pickling
-        return partial(type(self), **vars(self)), self.args
+        figures = {name: getattr(self, name) for name in ("limit", "spent", "reserved", "resets_at", "needed")}
+        return partial(type(self), **figures), self.args, vars(self)
 
 
 class PolicyError(FocalrouteError):

@@ -14,7 +14,7 @@ MAX_DOTS = 200  # of a line: tomllib takes time and memory by the square of the 
 
 
 def read_file(path: Path) -> bytes:
-    """A file, as far as `read_toml` needs it; OSError if it cannot be read, or is no regular file.
+    """A file, as far as `read_toml` needs it; OSError if it cannot be read, or is not a regular file.
 
     Opening a pipe does not wait for its writer.
     """

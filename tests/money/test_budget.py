@@ -418,9 +418,13 @@ def test_the_error_of_a_period_says_when_it_renews(store: SqliteStore) -> None:
 
 
 def test_the_error_survives_pickling_with_its_fields(store: SqliteStore) -> None:
+    """As it comes from `ask_many`, too, which says whose it is."""
     error = guard(store, usd_total=1).ask_budget(None, "x").exceeded()
+    error.index = 3
+    error.add_note("in queries[3]")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is BudgetExceeded
+    assert (again.index, again.__notes__) == (3, ["in queries[3]"])
     assert (str(again), fields(again), again.resets_at) == (str(error), fields(error), None)
 
 
