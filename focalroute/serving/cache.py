@@ -32,11 +32,17 @@ class AnswerCache:
         self._characters = 0
         self._lock = threading.Lock()
 
-    def find(self, query: Query) -> Answer | None:
+    def key(self, query: Query) -> Hashable:
+        """The key that identical questions share; None: no answer is kept.
+
+        Take it before asking: the caller may change the messages meanwhile.
+        """
+        return None if self._ttl_s is None else _key(query)
+
+    def find(self, key: Hashable, query: Query) -> Answer | None:
         """The answer that an identical question had, as one that costs nothing; None: there is none."""
         if self._ttl_s is None:
             return None
-        key = _key(query)
         with self._lock:
             since, answer = self._kept.get(key, (0.0, None))
             if answer is None:
@@ -47,11 +53,10 @@ class AnswerCache:
             self._kept.move_to_end(key)
         return replace(answer, cached=True, cost=Dollars(0), metadata=query.metadata)
 
-    def keep(self, query: Query, answer: Answer) -> None:
+    def keep(self, key: Hashable, answer: Answer) -> None:
         """Keep an answer; one that falls short of normal service is not."""
         if self._ttl_s is None or answer.degraded or not answer.durable:
             return
-        key = _key(query)
         with self._lock:
             self._drop(key)
             self._kept[key] = time.monotonic(), answer

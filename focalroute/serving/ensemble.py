@@ -270,11 +270,12 @@ class AsyncEnsemble:
         self._check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
-        if (known := self._cache.find(asked)) is not None:
+        key = self._cache.key(asked)
+        if (known := self._cache.find(key, asked)) is not None:
             return known
         with self._gates.here():
             made = await self._answer(asked)
-        self._cache.keep(asked, made)
+        self._cache.keep(key, made)
         return made
 
     @takes_arguments

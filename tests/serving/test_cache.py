@@ -69,6 +69,22 @@ def test_any_other_question_is_asked(pool: SimulatedPool, other: dict[str, Any])
         assert ensemble.ask(**asked).cached
 
 
+def test_messages_that_change_while_they_are_asked_are_another_question(pool: SimulatedPool) -> None:
+    """Their answer was kept for what they had become."""
+    messages = [{"role": "user", "content": QUESTION}]
+
+    async def main() -> None:
+        async with AsyncEnsemble(pool.endpoints, cache_ttl_s=60) as ensemble:
+            asked = asyncio.ensure_future(ensemble.ask(messages, choices=CHOICES))
+            await asyncio.sleep(0)
+            messages[0]["content"] = "What is 16 + 16?"
+            first = await asked
+            assert not (await ensemble.ask(messages, choices=CHOICES)).cached
+            assert (await ensemble.ask(QUESTION, choices=CHOICES)).id == first.id
+
+    asyncio.run(main())
+
+
 def test_it_is_off_by_default_and_ends_in_time(pool: SimulatedPool) -> None:
     async def main() -> None:
         async with AsyncEnsemble(pool.endpoints, cache_ttl_s=0.2) as ensemble:
