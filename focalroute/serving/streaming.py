@@ -79,8 +79,9 @@ class AsyncAnswerStream:
         flow = self._begun()
         piece = await flow.pieces.get()
         if piece is None:
-            self._ended = True
-            if flow.answer is None:
+            flow.pieces.put_nowait(None)  # for another task that reads it, too, or that would wait without end
+            given_up, self._ended = self._ended, True
+            if flow.answer is None and not given_up:
                 raise flow.error or EnsembleClosed(_GIVEN_UP)
         return piece
 

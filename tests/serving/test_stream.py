@@ -438,6 +438,39 @@ def test_a_blocking_stream_outlives_its_ensemble_politely(service: Service, serv
     stream.close()
 
 
+def test_a_stream_with_two_readers_ends_for_both(service: Service, server: Server) -> None:
+    """The one that did not get the end waited for it without end."""
+
+    async def run() -> None:
+        async with AsyncEnsemble(pool(server, "a")) as ensemble:
+            stream = ensemble.stream(QUESTION)
+
+            async def read() -> list[str]:
+                return [piece async for piece in stream]
+
+            async with asyncio.timeout(LONG_S):
+                heard = await asyncio.gather(read(), read())
+            assert sorted(map("".join, heard)) in (["", "two pieces"], [" pieces", "two"])
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_is_closed_while_it_is_read_ends(service: Service, server: Server) -> None:
+    """It said that its ensemble was closed."""
+    service.holds.add("a")
+
+    async def run() -> None:
+        async with AsyncEnsemble(pool(server, "a")) as ensemble:
+            stream = ensemble.stream(QUESTION)
+            assert await anext(stream) == "two"
+            rest = asyncio.ensure_future(stream.next_piece())
+            await asyncio.sleep(0)
+            await stream.aclose()
+            assert await rest is None
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_was_never_read_asks_nobody(service: Service, server: Server) -> None:
     with Ensemble(pool(server, "a")) as ensemble:
         stream = ensemble.stream(QUESTION)
