@@ -18,7 +18,7 @@ from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.answer_list import Answers
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import EnsembleClosed, StoreError
+from focalroute.core.errors import EnsembleClosed, PoolError, StoreError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
@@ -322,6 +322,8 @@ class AsyncEnsemble:
                 if not rounds.go_on():
                     break
                 self._check_open()
+            if ask.fused is None and self._closed:
+                raise PoolError("the ensemble was closed before any endpoint had answered", ask.replies)
             await self._synthesiser.write(ask)
             answer, row = make_answer(ask, store_text=self._settings.store_text)
             self._warm_caches.learn(query, ask.replies)
