@@ -22,6 +22,8 @@ Item = Prompt | Mapping[str, Any]
 #: Asks admitted in one event-loop iteration. With more they wait longer for each other; with fewer every step of an ask
 #: runs with cold caches.
 MOST_ADMITTED = 8
+#: Workers of one `ask_many`. A million of them take a minute and a gigabyte before any asks.
+_MOST_WORKERS = 10_000
 
 
 class StartGate:
@@ -88,11 +90,11 @@ async def ask_all(
     """Run ``ask`` over the queries with ``concurrency`` workers that share one iterator.
 
     Raises:
-        ConfigError: ``concurrency`` is below 1, or ``queries`` is a single query.
+        ConfigError: ``concurrency`` is out of bounds, or ``queries`` is a single query.
         Exception: the first that an ask raised, after the others were cancelled, unless ``return_exceptions``.
     """
-    if not isinstance(concurrency, int) or concurrency < 1:
-        raise ConfigError(f"concurrency: must be a whole number of at least 1, got {concurrency!r}")
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_WORKERS:
+        raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
     if isinstance(queries, str | Mapping) or not isinstance(queries, Iterable):
         raise ConfigError("queries: give a list of queries, not a single one")
     waiting = enumerate(queries)

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -420,9 +420,12 @@ class AsyncEnsemble:
                 others (those already answered are in the store).
             common: arguments of `ask` for all of them.
         """
-        make_query("?", **common)  # a mistake in what all of them have is told once, before any is asked
+        shared: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, Iterator) else one for name, one in common.items()
+        }
+        make_query("?", **shared)  # a mistake in what all of them have is told once, before any is asked
         return await ask_all(
-            self.ask, queries, common, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
+            self.ask, queries, shared, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
         )
 
     # -- learning ----------------------------------------------------------------------------------------------------

@@ -165,9 +165,9 @@ def test_cancelling_it_cancels_every_ask() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("concurrency", [0, -1])
-def test_a_concurrency_below_one_is_a_config_error(concurrency: int) -> None:
-    with pytest.raises(ConfigError, match="concurrency: must be a whole number of at least 1"):
+@pytest.mark.parametrize("concurrency", [0, -1, 10_001])
+def test_a_concurrency_out_of_bounds_is_a_config_error(concurrency: int) -> None:
+    with pytest.raises(ConfigError, match="concurrency: give a whole number from 1 to 10000"):
         run(echo, ["a"], concurrency=concurrency)
 
 
