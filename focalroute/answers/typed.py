@@ -8,6 +8,7 @@ dataclass, a list or union of such) is a structured answer.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -18,21 +19,38 @@ from typing import Any, Literal, get_args, get_origin
 from focalroute.answers import KINDS
 from focalroute.core.errors import ConfigError
 
+_MOST_DIGITS = 4300  # Python prints no longer integers
+
 
 def to_number(form: str) -> int | float:
     """The number of a normal form of the kind "number": an int where it is whole, else a float.
 
-    >>> to_number("42"), to_number("0.5"), to_number("-1/4")
-    (42, 0.5, -0.25)
+    >>> to_number("42"), to_number("0.5"), to_number("-1/4"), to_number("1.2E+41") == 12 * 10**40
+    (42, 0.5, -0.25, True)
     """
-    if form.lstrip("-").isdecimal():
-        return int(form)
+    whole = _to_int(form)
+    return _to_float(form) if whole is None else whole
+
+
+def _to_int(form: str) -> int | None:
+    if "/" in form:
+        return None
+    value = Decimal(form)
+    return int(value) if value.adjusted() < _MOST_DIGITS and value == value.to_integral_value() else None
+
+
+def _to_float(form: str) -> float:
     return float(Fraction(form)) if "/" in form else float(form)
+
+
+def _to_finite(form: str) -> float | None:
+    value = _to_float(form)
+    return value if math.isfinite(value) else None
 
 
 def _to_decimal(form: str) -> Decimal:
     over, _, under = form.partition("/")
-    return Decimal(over) / Decimal(under or 1)
+    return Decimal(over) / Decimal(under) if under else Decimal(over)  # which a division would round
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +76,8 @@ class TypedAnswer:
 
 #: The types that are read as a kind of answer.
 TYPES: Mapping[object, TypedAnswer] = {
-    int: TypedAnswer("number", int),
-    float: TypedAnswer("number", lambda form: float(to_number(form))),
+    int: TypedAnswer("number", _to_int),
+    float: TypedAnswer("number", _to_finite),
     Decimal: TypedAnswer("number", _to_decimal),
     bool: TypedAnswer("yes-no", lambda form: form == "yes"),
     date: TypedAnswer("date", date.fromisoformat),
