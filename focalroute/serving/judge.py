@@ -9,12 +9,14 @@ criteria speak against. A reply without a single grade is not feedback.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import json
 import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -237,12 +239,28 @@ async def _ask_function(function: Any, query: Query, answer: Answer) -> Verdict:
     if inspect.iscoroutinefunction(function):
         verdict = function(query, answer)
     else:
-        verdict = await asyncio.to_thread(function, query, answer)
+        verdict = await _on_thread(lambda: function(query, answer))
     if inspect.isawaitable(verdict):
         verdict = await verdict
     if verdict is not None and not isinstance(verdict, int | float):  # a bool is an int
         raise TypeError("judge: the function must give a number, a bool or None")
     return verdict
+
+
+async def _on_thread(work: Callable[[], Any]) -> Any:
+    """Run it on a daemon thread: a pool's threads are waited for at the end, however long they take."""
+    done: Future[Any] = Future()
+    done.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            done.set_result(context.run(work))
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="focalroute-judge", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _grading_query(query: Query, answer: Answer, judge: Judge, worst_first: bool) -> Query:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import partial
@@ -303,6 +304,16 @@ def test_closing_waits_for_what_is_under_way_and_gives_up_what_hangs(
         kept.close()
         grader.free.set()
         until(lambda: grader.under_way == 0)
+
+
+def test_a_function_that_hangs_keeps_nothing_from_closing(grader: Grader, server: Server) -> None:
+    writer, _ = members(server)
+    go_on = threading.Event()
+    before = time.monotonic()
+    with Ensemble([writer], judge=Judge(lambda query, answer: go_on.wait(60), share=1.0, patience_s=0.1)) as ensemble:
+        ensemble.ask("?")
+    go_on.set()
+    assert time.monotonic() - before < 30
 
 
 def test_judging_stays_within_the_budget(endpoints: tuple[Endpoint, ...], pool: SimulatedPool) -> None:
