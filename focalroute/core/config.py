@@ -264,6 +264,12 @@ def _cert(files: object) -> str | tuple[str, str]:
     raise ValueError("give a PEM file with certificate and key, or a pair of files")
 
 
+def _verify(trusted: object) -> object:
+    if not isinstance(trusted, bool | str | Path | ssl.SSLContext):
+        raise ValueError("give True, False, a file or folder of certificates, or an ssl.SSLContext")
+    return trusted
+
+
 def check_http_client(client: object) -> None:
     """ValueError unless it is an ``httpx.AsyncClient``."""
     if not any(cls.__name__ == "AsyncClient" and cls.__module__.startswith("httpx") for cls in type(client).__mro__):
@@ -294,6 +300,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_print
 Url = Annotated[str, AfterValidator(_http_url)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]
 Cert = Annotated[str | tuple[str, str], PlainValidator(_cert)]
+Verify = Annotated[bool | str | Path | ssl.SSLContext, PlainValidator(_verify)]
 Headers = Annotated[Mapping[str, str], PlainValidator(check_headers)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Key = Annotated[SecretStr | str, PlainValidator(_key)]
@@ -385,7 +392,7 @@ class Endpoint:
     api_key: Key | None = Field(default=None, repr=False)
     client: Any = Field(default=None, repr=False)
     http_client: Any = Field(default=None, repr=False)
-    verify: bool | str | Path | ssl.SSLContext = True
+    verify: Verify = True
     cert: Cert | None = None
     proxy: ProxyUrl | None = Field(default=None, repr=False)
     headers: Headers = Field(default_factory=dict, repr=False)

@@ -51,6 +51,8 @@ def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
 def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     status, said = failure.status or 0, f"{failure.code} {failure.provider_message}"
     variable = endpoint.api_key_env or "the key"
+    if status < 400:
+        return f"check base_url {endpoint.base_url or host}: it redirects, and redirects are not followed"
     if status == 402 or (status in (400, 403, 429) and _CREDIT.search(said) and "per" not in said.split()):
         return f"add credit to the account at {host}"
     if status == 401 or (status in (400, 403) and _KEY.search(said)):

@@ -307,7 +307,9 @@ def _rolling(most: int | None) -> Rolling | None:
 
 
 def _limited() -> CallFailed:
-    return CallFailed(Failure("limited", "its rate limit leaves no room before the deadline"))
+    return CallFailed(
+        Failure("limited", "its rate limit, or the pause that its service asked for, lasts beyond the deadline")
+    )
 
 
 def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -> float:

@@ -109,9 +109,13 @@ def judged(
         return score_reward(score), None
     given = answer.keys[answer.answered]
     if preferred is not None:
-        better, other = label_key(preferred, answer), _runner_up(answer)
+        unknown = BadLabel("preferred: is not among the candidates of this answer; give one of two or more")
+        try:
+            better, other = label_key(preferred, answer), _runner_up(answer)
+        except BadLabel:
+            raise unknown from None
         if better not in answer.keys or other is None:
-            raise BadLabel("preferred: is not among the candidates of this answer; give one of two or more")
+            raise unknown
         return (1.0, preference(better, other)) if better == given else (-1.0, preference(better, given))
     key = _key_at(label_index, answer) if label is None else label_key(label, answer)
     return (1.0 if key == given else -1.0), key

@@ -240,7 +240,7 @@ def read_chat(body: object, tags: Sequence[str] | None) -> ChatRequest:
     """
     chat, raw = _checked(_Chat, body)
     if chat.model != MODEL:
-        message = f"model: there is only {MODEL!r} here; see GET /v1/models"
+        message = f"model: there is only {MODEL!r} here; give that"
         raise Refused(404, message, param="model", code="model_not_found")
     extras = chat.focalroute or _Extras()
     if extras.tags is not None and tags is not None:

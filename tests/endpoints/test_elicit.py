@@ -298,7 +298,12 @@ def test_one_sample_where_several_were_asked_for_is_only_a_vote() -> None:
 
 @pytest.mark.parametrize(
     ("finish", "why"),
-    [("length", "larger max_tokens"), ("content_filter", "content filter"), ("stop", "none of the choices")],
+    [
+        ("length", "larger max_tokens"),
+        ("content_filter", "content filter"),
+        ("refusal", "the model refused"),
+        ("stop", "none of the choices"),
+    ],
 )
 @pytest.mark.parametrize("able", [NONE, SCORED, SAMPLES])
 def test_an_unusable_reply_is_a_typed_failure_that_says_why(able: Capabilities, finish: str, why: str) -> None:

@@ -337,6 +337,14 @@ def test_a_reply_that_is_no_json_is_a_protocol_failure(through: Through, kind: s
 
 
 @EVERY_WAY
+def test_a_reply_that_is_packed_is_named(through: Through) -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return web.Response(body=gzip.compress(b"{}"), headers={"Content-Encoding": "gzip"})
+
+    assert "packed (gzip)" in str(failure(through, handler))
+
+
+@EVERY_WAY
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_reply_without_end_is_refused_while_it_is_read(through: Through, packed: bool) -> None:
     """The bound holds for what is unpacked, not only for what is sent."""

@@ -256,6 +256,23 @@ def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
         ensemble.ask("?")
 
 
+def test_a_redirect_and_a_refusal_say_what_they_are() -> None:
+    replies: list[web.StreamResponse] = [
+        web.Response(status=308, headers={"Location": "https://elsewhere.test/v1"}),
+        json_reply({"choices": [{"message": {"content": None, "refusal": "SECRET"}, "finish_reason": "stop"}]}),
+    ]
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return replies.pop(0)
+
+    with serving(handler) as server, Ensemble([Endpoint("a", model="m", base_url=server.url)]) as ensemble:
+        with pytest.raises(PoolError, match=f"check base_url {server.url}: it redirects"):
+            ensemble.ask("?")
+        with pytest.raises(PoolError, match="unusable: the model refused to answer") as refused:
+            ensemble.ask("?")
+        assert "SECRET" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("message", "lacks"),
     [

@@ -381,6 +381,18 @@ def feed_endlessly(piece: bytes) -> None:
         decoder.feed(piece)
 
 
+def test_a_refusal_in_place_of_a_text_is_how_a_reply_finished() -> None:
+    """Whole or in pieces; one beside a text is not."""
+    message = {"content": None, "refusal": "I cannot help."}
+    whole = decode({"choices": [{"message": message, "finish_reason": "stop"}]})
+    beside = decode({"choices": [{"message": {**message, "content": "B"}, "finish_reason": "stop"}]})
+    assert (whole.choices[0].finish_reason, beside.choices[0].finish_reason) == ("refusal", "stop")
+    stream = StreamDecoder()
+    for delta, finish in (({"refusal": "I cannot"}, None), ({"refusal": " help."}, None), ({}, "stop")):
+        assert stream.event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}) == ""
+    assert stream.finish().choices[0].finish_reason == "refusal"
+
+
 def test_a_stream_is_bounded_in_length() -> None:
     """An endless reply, and an endless line, are refused while they come."""
     for piece in (b"x" * 2**19, b": ping\n" * 2**16):

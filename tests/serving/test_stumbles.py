@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import math
 import pickle
 import re
 from collections.abc import Callable
@@ -235,6 +236,7 @@ def test_a_failure_that_several_have_in_common_is_told_once() -> None:
         (lambda e: endpoint_class("a", model="m", api_key_env=KEY), "never the key itself"),
         (lambda e: endpoint_class("a", model="m", api_key="two\nlines"), "name its variable in api_key_env"),
         (lambda e: endpoint_class("a", "m"), "Endpoint: give settings by keyword"),
+        (lambda e: endpoint_class("a", model="m", verify=None), "verify: give True, False, a file or folder"),
         (lambda e: budget_class(5), "Budget: give settings by keyword"),
         (lambda e: budget_class(max_usd=5), "did you mean 'max_usd_per_ask'?"),
         (lambda e: budget_class(usd_per_day=5), "did you mean 'usd_per_period'?"),
@@ -308,6 +310,12 @@ def endpoint(server: Server, **settings: Any) -> Endpoint:
     return Endpoint("only", model="m", base_url=server.url, **able, **settings)
 
 
+def test_an_iterator_is_read_once_for_all_queries(ensemble: Ensemble) -> None:
+    """The first to read it left the others none."""
+    answers = ensemble.ask_many([QUESTION, QUESTION], choices=map(str, [32, 42]), tags=iter(["a"]))
+    assert [one.candidates for one in answers if isinstance(one, Answer)] == [("32", "42")] * 2
+
+
 def test_a_key_that_was_given_is_sent_and_written_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def reply(request: web.Request, body: Any) -> web.StreamResponse:
         if body["messages"][0]["content"] == "fail":
@@ -347,8 +355,11 @@ def test_a_pool_file_is_found_by_its_path_by_its_variable_or_here(
         ("number", "It is 42.", 42, 42),
         ("number", "It is 0.5.", 0.5, Decimal("0.5")),
         (int, "It is 1,042.", 1042, 1042),
+        ("number", f"It is {math.factorial(50)}.", math.factorial(50), math.factorial(50)),
+        (int, f"It is {math.factorial(50)}.", math.factorial(50), math.factorial(50)),
         (float, "It is 3/4.", 0.75, 0.75),
         (Decimal, "It costs $0.10.", Decimal("0.1"), Decimal("0.10")),
+        (Decimal, f"It is {'1' * 40}.5.", Decimal(f"{'1' * 40}.5"), Decimal(f"{'1' * 40}.5")),
         (bool, "Yes, it is.", True, True),
         (date, "On March 3rd, 2024.", date(2024, 3, 3), date(2024, 3, 3)),
         (str, "Hello.", "Hello.", "Hello."),
@@ -447,7 +458,7 @@ def test_a_tool_is_called_as_its_schema_says() -> None:
         ({"score": 4}, FeedbackError, "score: must be a number in [0, 1]; got 4"),
         ({"label": 0}, BadLabel, "give one of them, or its label_index"),
         ({"label_index": 3}, BadLabel, "label_index: 3 is not among the 3 choices"),
-        ({"preferred": "4"}, BadLabel, "not among the choices"),
+        ({"preferred": "4"}, BadLabel, "preferred: is not among the candidates"),
     ],
     ids=str,
 )

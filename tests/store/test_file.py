@@ -174,6 +174,10 @@ def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
     fails(tmp_path / "no" / "s.db", "folder does not exist; make it first")
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    fails(tmp_path / ("s" * 300), "File name too long; name another file")
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     fails(tmp_path, "is a folder; name a file in it")
 

@@ -47,7 +47,7 @@ TEMPERATURE = 0.7
 
 _NO_ANSWER = "the reply holds no answer of the kind asked for"
 _NOT_VALID = "the reply is no JSON that is valid against the schema"
-_CUT = ("length", "content_filter")
+_CUT = ("length", "content_filter", "refusal")
 _MOST_REPAIRED = 20_000  # characters of a reply that is shown to its writer again
 
 
@@ -306,6 +306,8 @@ def _why(sample: CompletionChoice, fallback: str = "the reply names none of the 
         return "the reply was cut at its token limit before it answered; set a larger max_tokens in params"
     if sample.finish_reason == "content_filter":
         return "the reply was withheld by the service's content filter"
+    if sample.finish_reason == "refusal":
+        return "the model refused to answer"
     return fallback
 
 

@@ -75,6 +75,7 @@ class CompletionChoice:
 
     Attributes:
         text: the answer, without the thinking before it.
+        finish_reason: as the service says; "refusal" where there is a refusal in place of a text.
         tokens: of the answer; None where no (credible) log-probabilities came back.
         reasoning: the thinking, as far as it is told.
         unopened: whether the text began within the thinking, with no mark that said so.
@@ -166,7 +167,9 @@ def parse_json(body: bytes | bytearray) -> object:
     try:
         return json_text.parse(body)
     except (ValueError, RecursionError):
-        raise protocol_error("the reply is not JSON") from None
+        packed = body.startswith(b"\x1f\x8b")
+        what = "is packed (gzip), though it was asked for as it is" if packed else "is not JSON"
+        raise protocol_error(f"the reply {what}") from None
 
 
 def open_reply(payload: object, content: str, *, generates: bool = True) -> tuple[Mapping[str, Any], Any, Usage | None]:
@@ -221,4 +224,5 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     reasoning, tokens = thinking_of(message) or within, tokens_of(choice.get("logprobs"))
     if reasoning and tokens:
         tokens = answer_tokens(tokens, text)
-    return CompletionChoice(text, text_of(choice.get("finish_reason")), tokens, calls, reasoning, unopened)
+    finished = "refusal" if message.get("refusal") and not text else text_of(choice.get("finish_reason"))
+    return CompletionChoice(text, finished, tokens, calls, reasoning, unopened)

@@ -142,6 +142,7 @@ class _Part:
 
     def __init__(self, splitter: ThinkingSplitter) -> None:
         self.finish_reason: str | None = None
+        self._refused = False
         self._splitter = splitter
         self._thoughts: list[str] = []
         self._texts: list[str] = []
@@ -153,6 +154,7 @@ class _Part:
         """Take a piece; what of the answer is new."""
         said = self._splitter.feed(text)
         self._thoughts.append(thinking_of(delta))
+        self._refused = self._refused or bool(delta.get("refusal"))
         self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
         logprobs = choice.get("logprobs")
         content = logprobs.get("content") if isinstance(logprobs, dict) else None
@@ -187,4 +189,5 @@ class _Part:
         reasoning = "".join(self._thoughts) or self._splitter.thinking or within
         if reasoning and tokens:
             tokens = answer_tokens(tokens, text)
-        return CompletionChoice(text, self.finish_reason, tokens, calls, reasoning, unopened=within != "")
+        finished = "refusal" if self._refused and not text else self.finish_reason
+        return CompletionChoice(text, finished, tokens, calls, reasoning, unopened=within != "")

@@ -83,7 +83,10 @@ def open_database(path: Path | None, name: str, log: CommitLog | None, *, full: 
 
 def prepare(path: Path) -> None:
     """Make the file, if there is none; StoreError if it cannot be a database's."""
-    _check_path(path)
+    try:
+        _check_path(path)
+    except OSError as error:  # such as a folder that one may not look into
+        raise StoreError(f"{path}: {error.strerror}; name another file") from None
     _create_private(path)
     _require_own_log(path)
 
