@@ -312,7 +312,7 @@ def endpoint(server: Server, **settings: Any) -> Endpoint:
 
 def test_an_iterator_is_read_once_for_all_queries(ensemble: Ensemble) -> None:
     """The first to read it left the others none."""
-    answers = ensemble.ask_many([QUESTION, QUESTION], choices=map(str, [32, 42]), tags=iter(["a"]))
+    answers = ensemble.ask_many([QUESTION, QUESTION], choices=map(str, [32, 42]))
     assert [one.candidates for one in answers if isinstance(one, Answer)] == [("32", "42")] * 2
 
 
