@@ -248,8 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for what, kill in (("all calls completed", False), ("one process killed, 4 % cancelled", True)):
         got = run(asks=given.asks, processes=given.processes, concurrency=given.concurrency, kill=kill)
         counts = " | ".join(str(got.asks[name]) for name in ("answered", "streamed", "refused", "cancelled"))
-        usd = (got.limit, got.billed, got.ledger, got.receipts + got.probes, got.reserved)
-        print(f"| {what} | {counts} | {' | '.join(f'{amount:.6f}' for amount in usd)} | {got.seconds:.0f} |", flush=True)
+        amounts = (got.limit, got.billed, got.ledger, got.receipts + got.probes, got.reserved)
+        usd = " | ".join(f"{amount:.6f}" for amount in amounts)
+        print(f"| {what} | {counts} | {usd} | {got.seconds:.0f} |", flush=True)
         got.check(exact=not kill)
 
 
