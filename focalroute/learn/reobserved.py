@@ -15,7 +15,7 @@ from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import F32, I64, FusionNet
 from focalroute.learn.trajectory import Bools, Decisions, Fusions
 from focalroute.observe import layout
-from focalroute.observe.observation import OPEN_CHOICES, posterior_columns
+from focalroute.observe.observation import OPEN_CHOICES, odds_of, posterior_columns
 
 _CONTEXT = layout.slices(layout.CONTEXT)
 _SHOWN = slice(_CONTEXT["posterior"].start, _CONTEXT["entropy"].stop)
@@ -82,7 +82,7 @@ class _Seen:
         """(S, 6) the columns of the context that a posterior fills, as `AskView.see` does."""
         logits = fusion.forward(self._members, self._candidates, self._ids)
         p = np.where(self._offered, np.exp(log_posterior(logits, self._offered)), 0)
-        odds = np.where(self._offered, np.exp(self._members[..., _EVIDENCE].sum(axis=2)), 0).sum(axis=1)
+        odds = np.where(self._offered, odds_of(self._members[..., _EVIDENCE].sum(axis=2)), 0).sum(axis=1)
         unseen = np.where(self._closed, 0, np.maximum(OPEN_CHOICES - self._size, 1))
         none = unseen / (odds + unseen)
         each = none / np.maximum(unseen, 1)

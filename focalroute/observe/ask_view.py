@@ -319,7 +319,7 @@ class AskView:
         if self.agreement is not None:
             evidence = evidence[max(self._leader, 0), None]
         unseen = self._unseen()
-        return unseen / (float(np.add.reduce(np.exp(evidence))) + unseen)
+        return unseen / (float(np.add.reduce(observation.odds_of(evidence))) + unseen)
 
     def _unseen(self) -> int:
         """Return how many answers a free-form question has that none gave."""

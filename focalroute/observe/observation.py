@@ -30,6 +30,7 @@ _VOTE, _PROBABILITY, _LOG_PROBABILITY, _EVIDENCE, _CALIBRATED = (
     _AT[name].start for name in ("vote", "probability", "log_probability", "evidence", "calibrated")
 )
 _HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
+_SUREST = 80.0  # nats of evidence; the odds of more would overflow
 
 
 # -- Observation.context ---------------------------------------------------------------------------------------------
@@ -146,6 +147,11 @@ def vote_weights(accuracy: F64, choices: Any) -> F64:
     a = np.minimum(np.maximum(accuracy, 1 / choices + 0.02), 0.98)
     weights: F64 = np.minimum(np.log((choices - 1) * a / (1 - a)), _HEAVIEST)
     return weights
+
+
+def odds_of(evidence: NDArray[Any]) -> NDArray[Any]:
+    """How many times likelier than an answer that nobody gave candidates of this evidence are: e^s."""
+    return np.exp(np.minimum(evidence, _SUREST))
 
 
 def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, length: Any) -> F32:

@@ -34,6 +34,7 @@ from focalroute.policy.bundle import learner, load
 from focalroute.policy.publish import publish
 from tests.evaluate.logs import Line, output, stream, table_of
 from tests.learn.made import randomised
+from tests.policies import ask_everybody
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 0.5, "e": 3.0}
 NAMES = tuple(PRICES)
@@ -322,6 +323,18 @@ def test_what_is_published_serves_and_can_be_learned_on_from(table: LogTable, tm
     np.testing.assert_array_equal(critic.out, trained.critic.out)
     played = play(Serving(policy, table.endpoints, seed=0, explore=False), table, np.arange(100))
     assert played.asked.any(axis=1).all()
+
+
+def test_many_good_endpoints_that_agree_on_free_answers_are_trained_and_served(tmp_path: Path) -> None:
+    """Their evidence adds up to more than float32 has odds for."""
+    names = [f"e{i}" for i in range(30)]
+    lines = [{"id": f"{n}", "label": "x", "outputs": {name: output("x") for name in names}} for n in range(60)]
+    table = table_of(tmp_path, lines, dict.fromkeys(names, 1.0))
+    publish_trained(tmp_path / "policy", train_on(table, np.arange(60), settings=SMALL), settings=SMALL)
+    for policy in (load(tmp_path / "policy"), load(ask_everybody(tmp_path / "everybody"))):
+        serving = Serving(policy, table.endpoints, seed=0)
+        assert play(serving, table, np.arange(60)).worth.all()
+        assert 0.5 < serving.confidence[-1] <= 1
 
 
 def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: LogTable) -> None:

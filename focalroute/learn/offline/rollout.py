@@ -355,8 +355,8 @@ def _with_unseen(seen: LogView, of: I64, replied: Bools, posterior: F32, offered
     free = ~seen.recorded.closed[of] & replied.any(axis=1)
     if not free.any():
         return posterior, offered
-    evidence = seen.features[..., _MEMBER["evidence"].start][of[free]]
-    given = (np.where(posterior[free] > 0, np.exp((evidence * replied[free, None, :]).sum(axis=2)), 0)).sum(axis=1)
+    evidence = (seen.features[..., _MEMBER["evidence"].start][of[free]] * replied[free, None, :]).sum(axis=2)
+    given = np.where(posterior[free] > 0, observation.odds_of(evidence), 0).sum(axis=1)
     unseen = np.maximum(observation.OPEN_CHOICES - offered[free], 1)
     none = unseen / (given + unseen)
     widened = np.pad(posterior, ((0, 0), (0, observation.OPEN_CHOICES)))
