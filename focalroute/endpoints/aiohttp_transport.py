@@ -15,6 +15,7 @@ from aiohttp import (
     ClientConnectorError,
     ClientError,
     ClientHttpProxyError,
+    ClientProxyConnectionError,
     ClientResponse,
     ClientSession,
     ClientTimeout,
@@ -79,9 +80,11 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 proxy=self._proxy,
                 ssl=self._tls,
             )
+        except (ClientProxyConnectionError, ClientHttpProxyError) as error:
+            raise httpx.ProxyError(type(error).__name__, request=request) from error
         except (ClientConnectorError, ConnectionTimeoutError) as error:
             raise httpx.ConnectError(type(error).__name__, request=request) from error
-        except (ClientConnectionError, ClientHttpProxyError, OSError) as error:
+        except (ClientConnectionError, OSError) as error:
             raise httpx.ReadError(type(error).__name__, request=request) from error
         except (ClientError, ValueError) as error:
             raise httpx.RemoteProtocolError(type(error).__name__, request=request) from error

@@ -24,7 +24,8 @@ def located(failure: Failure, endpoint: Endpoint) -> Failure:
     if failure.host is not None:
         return failure
     host = host_of(endpoint)
-    return replace(failure, host=host, model=endpoint.model, hint=_hint(failure, endpoint, host or "the service"))
+    hint = failure.hint or _hint(failure, endpoint, host or "the service")
+    return replace(failure, host=host, model=endpoint.model, hint=hint)
 
 
 def host_of(endpoint: Endpoint) -> str | None:

@@ -91,6 +91,10 @@ def unsent(error: BaseException) -> CallFailed:
         return protocol_error(f"the client failed ({type(error).__name__})")
     if "TimeoutException" in names and not names & _UNSENT:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
+    if "ProxyError" in names:
+        hint = "check the proxy that is set, by proxy or by the environment's http_proxy and https_proxy"
+        failure = Failure("connection", f"could not get through the proxy ({_innermost(error)})", hint=hint)
+        return CallFailed(failure, free=True)
     failure = Failure("connection", f"could not reach the service ({_innermost(error)})")
     return CallFailed(failure, free=bool(names & _UNSENT))
 

@@ -601,6 +601,16 @@ def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
     assert caught.value.failure.kind == "connection"
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_not_there_is_blamed_and_not_the_service(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """Nothing was sent, so nothing is billed."""
+    monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")
+    with pytest.raises(CallFailed, match="could not get through the proxy") as caught:
+        using(f"{scheme}://somewhere.invalid/v1", complete)
+    assert caught.value.free
+    assert "http_proxy" in caught.value.failure.hint
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("written", ["http://me:s%23cret@{}", "me:s%23cret@{}"])
 def test_a_proxy_may_want_a_password_and_be_named_without_a_scheme(
