@@ -150,8 +150,9 @@ def vote_weights(accuracy: F64, choices: Any) -> F64:
 
 
 def odds_of(evidence: NDArray[Any]) -> NDArray[Any]:
-    """How many times likelier than an answer that nobody gave candidates of this evidence are: e^s."""
-    return np.exp(np.minimum(evidence, _SUREST))
+    """How many times likelier candidates of this evidence are than one that no endpoint gave: e^s."""
+    odds: NDArray[Any] = np.exp(np.minimum(evidence, _SUREST))
+    return odds
 
 
 def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, length: Any) -> F32:
