@@ -88,9 +88,11 @@ def table_of(prices: F64, counts: F64) -> F64:
     calls = PRIOR_CALLS * listed + priced
     cost = (PRIOR_CALLS * price * scale + usd) / np.maximum(calls, 1)
     latency = seconds / np.maximum(timed, 1)
-    known = [calls > 0, timed > 0]
-    logs = [np.log(np.maximum(x, _LEAST)) * there for x, there in zip((cost, latency), known, strict=True)]
-    return np.stack([*np.moveaxis(counts[..., :2], -1, 0), cost, latency, *logs, *known], axis=-1)
+    table = np.empty((*counts.shape[:-1], 8))
+    table[..., :2], table[..., 2], table[..., 3] = counts[..., :2], cost, latency
+    table[..., 6], table[..., 7] = calls > 0, timed > 0
+    table[..., 4:6] = np.log(np.maximum(table[..., 2:4], _LEAST)) * table[..., 6:]
+    return table
 
 
 def cost_penalties(priced: F64) -> F32:

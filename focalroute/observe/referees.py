@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -60,8 +61,8 @@ class Verdict:
     Attributes:
         members: (m,) their indices in the pool.
         values: (m,) how likely each is right; NaN where nothing tells.
-        sums: (4, m, m) of each pair: rows in common; whether they differ; RELIABILITY d_ij; RELIABILITY^2 where there
-            are referees.
+        sums: (4, m, m) of each pair, see `_exact`: rows in common; whether they differ; RELIABILITY d_ij; RELIABILITY^2
+            where there are referees. Where all back the same only the first, (1, m, m): the others are 0.
     """
 
     members: I64
@@ -83,7 +84,7 @@ def judge(
         copies: (m, m) k, 1 on the diagonal; None: none copies.
     """
     copies = np.eye(len(members)) if copies is None else copies
-    if (candidates == max(candidates[0], 0)).all():
+    if _are_one(candidates) and candidates[0] >= 0:
         return _unanimous(members, choices, skill, copies)
     answered = candidates >= 0
     same = (candidates[:, None] == candidates) & answered[:, None]
@@ -106,7 +107,7 @@ def judge(
     sums[0], sums[1], sums[2], sums[3] = 1, differ, RELIABILITY * ahead, RELIABILITY**2 * heard
     at = np.arange(len(members))
     sums[:, at, at] = 0
-    return Verdict(members, values, sums)
+    return Verdict(members, values, _exact(sums))
 
 
 def _unanimous(members: I64, choices: int, skill: F64, copies: F64) -> Verdict:
@@ -114,9 +115,17 @@ def _unanimous(members: I64, choices: int, skill: F64, copies: F64) -> Verdict:
     alone = 1 / np.maximum(np.add.reduce(copies, axis=1), 1)
     score = math.exp(float(vote_weights(skill, choices) @ alone))
     value = min(score / (score + choices - 1), 1.0) if float(np.add.reduce(alone)) >= _TWO_VOICES else math.nan
-    sums = np.zeros((4, len(members), len(members)))
-    sums[0] = 1 - np.eye(len(members))
-    return Verdict(members, np.full(len(members), value), sums)
+    return Verdict(members, np.full(len(members), value), _pairs(len(members)))
+
+
+@lru_cache(maxsize=16)
+def _pairs(members: int) -> F64:
+    """(1, m, m): 1 for each pair; all verdicts that say nothing else of pairs share it."""
+    return 1 - np.eye(members)[None]
+
+
+def _are_one(candidates: I64) -> bool:
+    return len({*candidates.tolist()}) == 1
 
 
 class Referees:
@@ -137,7 +146,7 @@ class Referees:
         self._sums = np.zeros((4, endpoints, endpoints))
         self._error_sums = np.zeros((3, endpoints))  # labelled rows; sums of (truth - value) and of its square
         self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree, or differ
-        self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they agree
+        self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they differ
         self.copies = np.eye(endpoints)
 
     def compare(self, members: I64, candidates: I64) -> list[int]:
@@ -147,11 +156,11 @@ class Referees:
             Who was found to copy, or to be copied.
         """
         at = members[:, None], members
-        same = candidates[:, None] == candidates
         self._met[0][at] += 1
-        self._met[1][at] += same
-        if same.all():
+        if _are_one(candidates):
             return []
+        same = candidates[:, None] == candidates
+        self._met[1][at] += ~same
         agreed, differed = self._contested[0][at] + (same & (candidates >= 0)), self._contested[1][at] + ~same
         kept = np.where(agreed + differed > _MOST_CONTESTED, 0.5, 1.0)
         self._contested[0][at], self._contested[1][at] = agreed, differed = agreed * kept, differed * kept
@@ -167,7 +176,7 @@ class Referees:
         """Take in the verdict on one query, in place of an earlier one."""
         self._drop(answer_id)
         self._verdicts[answer_id] = verdict
-        self._sums[:, verdict.members[:, None], verdict.members] += _exact(verdict.sums)
+        self._sums[: len(verdict.sums), verdict.members[:, None], verdict.members] += verdict.sums
         if len(self._verdicts) > self._size:
             self._drop(next(iter(self._verdicts)))
 
@@ -188,8 +197,8 @@ class Referees:
 
     def suspicious(self) -> bool:
         """Whether two endpoints have nearly always agreed, and too seldom beside another to tell why."""
-        rows, agreed = self._met
-        alike = (rows >= _FEW) & (agreed >= _ALIKE * rows) & (self._contested.sum(axis=0) < _FEW)
+        rows, differed = self._met
+        alike = (rows >= _FEW) & (rows - differed >= _ALIKE * rows) & (self._contested.sum(axis=0) < _FEW)
         np.fill_diagonal(alike, 0)
         return bool(alike.any())
 
@@ -241,7 +250,7 @@ class Referees:
     def _drop(self, answer_id: str) -> None:
         verdict = self._verdicts.pop(answer_id, None)
         if verdict is not None:
-            self._sums[:, verdict.members[:, None], verdict.members] -= _exact(verdict.sums)
+            self._sums[: len(verdict.sums), verdict.members[:, None], verdict.members] -= verdict.sums
 
 
 def _powers(errors: F64) -> F64:
