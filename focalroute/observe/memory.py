@@ -86,7 +86,7 @@ def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
 
 def relative_costs(right: NDArray[Any], costs: NDArray[Any]) -> F32:
     """Costs (..., N) to remember: relative to the usual ones and bounded; the usual one where unknown."""
-    bounded = np.clip(np.where(np.isnan(costs), 1.0, costs), 1 / MOST_COST, MOST_COST)
+    bounded = np.where(np.isnan(costs), 1.0, costs).clip(1 / MOST_COST, MOST_COST)
     known: F32 = np.where(np.isnan(right), 0.0, bounded).astype(np.float32)
     return known
 
@@ -157,13 +157,13 @@ class Memory:
         is known, are not remembered.
         """
         row = _row(np.array(values, np.float32), np.array(costs or [np.nan] * self._n, np.float32))
-        if not vector.any():
+        if not np.count_nonzero(vector):
             return
         if vector.size != self._vectors.shape[1]:  # the first one, or another embedder: what was is of no use
             self._clear(vector.size)
         place = self._places.get(answer_id)
         if place is None:
-            if not row[self._n : 2 * self._n].any():
+            if not np.count_nonzero(row[self._n : 2 * self._n]):
                 return
             place = self._size if self._size < CAPACITY else self._dice.randrange(CAPACITY)
             self._size = max(self._size, place + 1)
@@ -191,11 +191,10 @@ class Memory:
 
     def estimate(self, vector: F32) -> Expectation:
         """Return what is expected on a query with these features: nothing while none is remembered, or of no text."""
-        if not self._size or vector.size != self._vectors.shape[1] or not vector.any():
+        if not self._size or vector.size != self._vectors.shape[1] or not np.count_nonzero(vector):
             return Expectation(np.zeros(self._n, np.float32), np.ones(self._n, np.float32))
         offset = vector - self._mean
-        # einsum keeps to this thread: with BLAS's own threads a product as small as this waits for a busy machine
-        along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
+        along = _along(self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
         weights = kernel(along * self._scale[: self._size] * _scale(offset @ offset))
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
@@ -242,7 +241,7 @@ class Memory:
     def _centre(self) -> None:
         """Take the mean of the texts again, and how far each is from it: |x_r - m|^2 = 1 - 2 x_r . m + |m|^2."""
         self._mean = mean_text(self._total, self._size)
-        along = np.einsum("md,d->m", self._vectors[: self._size], self._mean)
+        along = _along(self._vectors[: self._size], self._mean)
         self._scale[: self._size] = _scale(1 - 2 * along + self._mean @ self._mean)
         self._centred_at = self._added
 
@@ -251,6 +250,16 @@ def _dots(a: F32, b: F32) -> F32:
     """Of each row of the one with that of the other; a single row goes with all."""
     dots: F32 = np.einsum("sd,sd->s", a, b)
     return dots
+
+
+def _along(texts: F32, direction: F32) -> F32:
+    """The dot product of each text (M, D) with one direction (D,).
+
+    As M products of vectors, which are quicker than einsum and keep to this thread, too: with BLAS's own threads one
+    product of a matrix as small as this waits for a busy machine.
+    """
+    along: F32 = (texts[:, None] @ direction[:, None])[:, 0, 0]
+    return along
 
 
 def _scale(square: F32) -> F32:
