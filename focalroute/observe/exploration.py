@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from focalroute.observe.observer import Observer
@@ -76,15 +76,16 @@ class Probing:
 
         Args:
             ask: what it cost.
-            candidates: gives the endpoints that were not asked and can be probed; asked only if it is time for a probe.
-            asked: the endpoints that answered.
+            candidates: gives the endpoints that were not asked and can be probed; called only if it is time for a
+                probe, and one that was not asked needs it.
+            asked: the endpoints that were asked.
         """
         if not self._share:
             return None
         with self._lock:
             prices, unit = self._prices()
             chosen = self._choose(candidates, asked, prices, unit)
-            share = self._share * (1 + self._wider())
+            share = self._share * (1 + self._wider(self._observer.seen()))
             most = Cost(sum(price.usd for price in prices), len(prices))  # nobody is probed in long bursts
             owed = (min(owed + share * paid, top) for owed, paid, top in zip(self._owed, ask, most, strict=True))
             self._owed = Cost(*owed)
@@ -95,17 +96,16 @@ class Probing:
             self._pay(expected)
             return Probe(chosen, expected)
 
-    def _wider(self) -> float:
+    def _wider(self, seen: Sequence[int]) -> float:
         """How many times the share is spent beside it."""
-        if not self._unlabelled():
+        if not self._unlabelled(seen):
             return _UNSETTLED if self._observer.unsettled else 0.0
-        seen = self._observer.seen()
         unknown = sum([max(0.0, 1 - n / FEW) for n in seen]) / len(seen)
         return _WIDER * (1.0 if self._observer.unsettled else unknown**2)
 
-    def _unlabelled(self) -> bool:
+    def _unlabelled(self, seen: Sequence[int]) -> bool:
         """Whether most of what is known is known by agreement."""
-        return self._agreement and 2 * sum(self._observer.labelled()) <= sum(self._observer.seen())
+        return self._agreement and 2 * sum(self._observer.labelled()) <= sum(seen)
 
     def settle(self, probe: Probe, paid: Cost) -> None:
         """Record the cost of a probe."""
@@ -135,15 +135,16 @@ class Probing:
         seen = self._observer.seen()
         if self._owed[unit] < min(price[unit] for price in prices) or not (self._agreement or any(seen)):
             return ()
-        free = candidates()
+        needy = [i for i in self._observer.order() if i not in asked and seen[i] < _ENOUGH]
+        free = candidates() if needy else ()
+        needy = [i for i in needy if i in free]
 
         def score(endpoint: int) -> float:
             outcomes = seen[endpoint] + self._probed.count(endpoint) + _PRIOR
             return outcomes * outcomes * prices[endpoint][unit]
 
-        needy = [endpoint for endpoint in self._observer.order() if endpoint in free and seen[endpoint] < _ENOUGH]
         chosen = sorted(needy, key=score)[:1]
-        if needy and self._unlabelled():
+        if needy and self._unlabelled(seen):
             chosen = self._different(free, asked)
         return tuple(chosen) if sum(prices[i][unit] for i in chosen) <= self._owed[unit] else ()
 
