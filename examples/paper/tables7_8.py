@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from examples.paper.common import Benchmark, benchmarks, options, show
-from focalroute.evaluate.presets.networks import mlp_parameters
 from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
 from focalroute.evaluate.recording import train_on
 from focalroute.evaluate.replay import Strategy, Training, Turn
@@ -49,7 +48,7 @@ def size_of(strategy: Strategy) -> str:
     if not isinstance(strategy, RlFocal):
         return ""
     parts = (strategy.agents.decider, strategy.agents.fusion)
-    return f"{sum(array.size for part in parts for array in mlp_parameters(part.net).values()):,}"
+    return f"{sum(array.size for part in parts for array in parameters(part.net).values()):,}"
 
 
 def prices() -> list[list[str]]:

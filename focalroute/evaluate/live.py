@@ -35,10 +35,11 @@ from focalroute.evaluate.live_environment import (
 )
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
 from focalroute.evaluate.presets.der import DerSettings, train_routes
-from focalroute.evaluate.presets.networks import Mlp, mlp_parameters
+from focalroute.evaluate.presets.networks import Mlp
 from focalroute.evaluate.quality import metric
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.learn.export import der_model
+from focalroute.learn.nets import parameters
 from focalroute.money.cost import typical_cost
 from focalroute.observe import Observer
 from focalroute.observe.features import text_features
@@ -150,7 +151,7 @@ def publish_routes(root: str | Path, net: Mlp, names: Sequence[str], settings: D
     """Publish a trained policy as the next version of a folder; `focalroute.Ensemble` serves it."""
     return publish_der(
         root,
-        model=der_model(mlp_parameters(net)),
+        model=der_model(parameters(net)),
         names=names,
         parent=None,
         hyperparameters={**asdict(settings), "seed": seed},

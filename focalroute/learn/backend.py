@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
-from focalroute.learn.critic import CriticNet, critic_parameters, critic_pass
+from focalroute.learn.critic import CriticNet, critic_pass
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients, Vjp, decider_pass, fusion_pass, parameters
 from focalroute.observe import layout
 
@@ -104,7 +104,7 @@ class TorchBackend:
 
     def critic(self, net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:
         """As `focalroute.learn.critic.critic_pass`."""
-        return self._run(_critic, critic_parameters(net), (states,))
+        return self._run(_critic, parameters(net), (states,))
 
     def _run(
         self,

@@ -9,7 +9,7 @@ Decider's gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,6 @@ class CriticNet:
         """A critic that values everything 0: random hidden weights (Glorot & Bengio 2010), everything else zero."""
         weights = (rng.standard_normal((STATE, hidden)) / np.sqrt(STATE)).astype(np.float32)
         return cls(weights, np.zeros(hidden, np.float32), np.zeros(hidden, np.float32), np.zeros(1, np.float32))
-
-
-def critic_parameters(net: CriticNet) -> dict[str, F32]:
-    """The arrays of a critic by name, in the order of its fields."""
-    return {field.name: getattr(net, field.name) for field in fields(net)}
 
 
 def critic_pass(net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:

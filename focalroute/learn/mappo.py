@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from focalroute.learn.adam import Moments, fit_minibatches
 from focalroute.learn.backend import NUMPY, Backend
-from focalroute.learn.critic import CriticNet, critic_parameters, values
+from focalroute.learn.critic import CriticNet, values
 from focalroute.learn.gate import log_q
 from focalroute.learn.losses import (
     Likelihood,
@@ -98,7 +98,7 @@ class Learner:
         nets: dict[str, Mapping[str, Floats]] = {
             "decider": parameters(decider),
             "fusion": parameters(fusion),
-            "critic": critic_parameters(critic),
+            "critic": parameters(critic),
         }
         return cls(decider, fusion, critic, {name: Moments.zero(arrays) for name, arrays in nets.items()})
 
@@ -203,9 +203,7 @@ def _learn_to_value(
         return vjp((now - targets[rows]) / np.float32(len(rows)))
 
     net, moments = learner.critic, learner.moments["critic"]
-    return fit_minibatches(
-        net, critic_parameters(net), moments, gradients, len(targets), settings, settings.critic_rate, rng
-    )
+    return fit_minibatches(net, parameters(net), moments, gradients, len(targets), settings, settings.critic_rate, rng)
 
 
 def _learn_to_fuse(

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.observe import layout
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -161,7 +164,7 @@ class FusionNet:
 Net = TypeVar("Net", DeciderNet, FusionNet)
 
 
-def parameters(net: DeciderNet | FusionNet) -> dict[str, F32]:
+def parameters(net: DataclassInstance) -> dict[str, F32]:
     """The arrays of a net by name, in the order of its fields."""
     return {field.name: getattr(net, field.name) for field in fields(net)}
 

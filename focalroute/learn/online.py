@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from focalroute.core.errors import PolicyError
 from focalroute.learn.adam import Moments
-from focalroute.learn.critic import CriticNet, critic_parameters
+from focalroute.learn.critic import CriticNet
 from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.gate import Nets
@@ -243,9 +243,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 def pack(learner: Learner) -> dict[str, NDArray[Any]]:
     """The state as named arrays."""
-    arrays: dict[str, NDArray[Any]] = {
-        f"critic.{key}": value for key, value in critic_parameters(learner.critic).items()
-    }
+    arrays: dict[str, NDArray[Any]] = {f"critic.{key}": value for key, value in parameters(learner.critic).items()}
     for net, moments in learner.moments.items():
         arrays[f"{net}.steps"] = np.array(moments.steps)
         arrays |= {f"{net}.first.{key}": value for key, value in moments.first.items()}
@@ -264,7 +262,7 @@ def unpack(arrays: Arrays, decider: DeciderNet, fusion: FusionNet) -> Learner:
         moments = {
             "decider": _moments(arrays, "decider", parameters(decider)),
             "fusion": _moments(arrays, "fusion", parameters(fusion)),
-            "critic": _moments(arrays, "critic", critic_parameters(critic)),
+            "critic": _moments(arrays, "critic", parameters(critic)),
         }
     except (KeyError, ValueError) as error:
         said = f"learner.npz: does not fit this version of focalroute ({error}); roll back, or train again"

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from examples.shipped_policy.training import cold_fusion
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
-from focalroute.learn.critic import STATE, CriticNet, critic_parameters, critic_pass, values
+from focalroute.learn.critic import STATE, CriticNet, critic_pass, values
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.losses import likelihood
 from focalroute.learn.mappo import gae
@@ -320,7 +320,7 @@ class _Critic:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.net = CriticNet.initial(self.rng)
-        parts = critic_parameters(self.net)
+        parts = parameters(self.net)
         self._adam = Adam(parts, Moments.zero(parts), learning_rate=_CRITIC_RATE, max_norm=1.0)
 
     def learn(self, states: F32, returns: F32) -> None:

@@ -6,16 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import Observation
-from focalroute.learn.critic import (
-    STATE,
-    CriticNet,
-    critic_parameters,
-    critic_pass,
-    decider_state,
-    fusion_state,
-    values,
-)
-from focalroute.learn.nets import Floats
+from focalroute.learn.critic import STATE, CriticNet, critic_pass, decider_state, fusion_state, values
+from focalroute.learn.nets import Floats, parameters
 from focalroute.observe.layout import ENDPOINT, width
 from tests.learn.made import check_gradients, context, evidence, randomised
 
@@ -28,7 +20,7 @@ def test_its_gradients_are_those_of_finite_differences() -> None:
     def f(arrays: Mapping[str, Floats]) -> float:
         return float(weights @ critic_pass(replace(net, **arrays), states)[0])
 
-    check_gradients(f, critic_parameters(net), critic_pass(net, states)[1](weights))
+    check_gradients(f, parameters(net), critic_pass(net, states)[1](weights))
 
 
 def test_a_new_one_values_everything_0() -> None:

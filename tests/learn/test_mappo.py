@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from focalroute.learn.critic import critic_parameters
 from focalroute.learn.losses import likelihood
 from focalroute.learn.mappo import Learner, update
 from focalroute.learn.nets import decider_pass, parameters
@@ -16,7 +15,7 @@ from tests.learn.made import NAMES, OPTIMUM, SETTINGS, episodes_of, fresh_learne
 
 
 def content(learner: Learner) -> bytes:
-    nets = (parameters(learner.decider), parameters(learner.fusion), critic_parameters(learner.critic))
+    nets = (parameters(learner.decider), parameters(learner.fusion), parameters(learner.critic))
     parts = [array.tobytes() for arrays in nets for array in arrays.values()]
     for moments in learner.moments.values():
         parts += [array.tobytes() for part in (moments.first, moments.second) for array in part.values()]

@@ -12,7 +12,6 @@ import pytest
 from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import NUMPY, open_backend
-from focalroute.learn.critic import critic_parameters
 from focalroute.learn.losses import fusion_loss, likelihood, log_posterior, surrogate_loss
 from focalroute.learn.mappo import Hyperparameters, Learner, gae, update
 from focalroute.learn.nets import Floats, Vjp, parameters
@@ -196,7 +195,7 @@ def nets(learner: Learner) -> dict[str, Mapping[str, Floats]]:
     return {
         "decider": parameters(learner.decider),
         "fusion": parameters(learner.fusion),
-        "critic": critic_parameters(learner.critic),
+        "critic": parameters(learner.critic),
     }
 
 

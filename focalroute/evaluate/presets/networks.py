@@ -8,7 +8,7 @@ u = 2 quality - 1 in [-1, 1] is the scale of feedback.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from focalroute.core.records import F32, F64, Bools
 from focalroute.learn.adam import Moments, fit_minibatches
 from focalroute.learn.losses import Likelihood, likelihood, log_posterior, standardised, surrogate_loss
-from focalroute.learn.nets import Floats, Gradients, Vjp
+from focalroute.learn.nets import Floats, Gradients, Vjp, parameters
 from focalroute.learn.trajectory import HeadBatch
 
 _Rows = NDArray[Any]
@@ -46,11 +46,6 @@ class Mlp:
         weights = (rng.standard_normal((inputs, hidden)) * np.sqrt(2 / (inputs + hidden))).astype(np.float32)
         zeros = np.zeros(hidden, np.float32), np.zeros((hidden, outputs), np.float32), np.zeros(outputs, np.float32)
         return cls(weights, *zeros)
-
-
-def mlp_parameters(net: Mlp) -> dict[str, F32]:
-    """The arrays of a net by name, in the order of its fields."""
-    return {field.name: getattr(net, field.name) for field in fields(net)}
 
 
 def mlp_pass(net: Mlp, x: Floats) -> tuple[Floats, Vjp]:
@@ -102,7 +97,7 @@ class Learned:
     @classmethod
     def fresh(cls, net: Mlp) -> Learned:
         """Before the first update."""
-        return cls(net, Moments.zero(mlp_parameters(net)))
+        return cls(net, Moments.zero(parameters(net)))
 
     def __call__(self, x: Floats) -> Floats:
         """The heads (B, O) of inputs (B, D)."""
@@ -179,7 +174,7 @@ def _fit(
     learned: Learned, gradients: Callable[[Mlp, _Rows], Gradients], count: int, settings: Ppo, rng: np.random.Generator
 ) -> Learned:
     net, moments = learned.net, learned.moments
-    return Learned(*fit_minibatches(net, mlp_parameters(net), moments, gradients, count, settings, settings.rate, rng))
+    return Learned(*fit_minibatches(net, parameters(net), moments, gradients, count, settings, settings.rate, rng))
 
 
 def eq6(u: ArrayLike, asked: ArrayLike, pool: int, *, alpha: float) -> F64:

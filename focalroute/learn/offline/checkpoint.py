@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Moments
-from focalroute.learn.critic import CriticNet, critic_parameters
+from focalroute.learn.critic import CriticNet
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, ValidationPoint
@@ -65,7 +65,7 @@ class Progress:
             "fusion": parameters(self.fusion),
             "decider": parameters(self.decider),
             "best": parameters(self.best),
-            "critic": critic_parameters(self.critic),
+            "critic": parameters(self.critic),
             "first": self.moments.first,
             "second": self.moments.second,
         }

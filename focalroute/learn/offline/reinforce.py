@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from focalroute.core.records import COST_WEIGHT_RANGE, F64
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
-from focalroute.learn.critic import STATE, CriticNet, critic_parameters
+from focalroute.learn.critic import STATE, CriticNet
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.recorded import F32, I64
@@ -350,7 +350,7 @@ def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng
         parts.append(valued(learner.roll(decider, view, at, price, _SAMPLES, rng), learner.views.at(view, at), price))
     states, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     total = learner.settings.critic_steps if len(states) else 0  # of a log to which nobody has an answer: nothing
-    adam = Adam(critic_parameters(net), Moments.zero(critic_parameters(net)), learning_rate=_RATE, max_norm=1.0)
+    adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=_RATE, max_norm=1.0)
     for step in range(total):
         some = rng.integers(len(states), size=_MINIBATCH)
         values, vjp = learner.passes.critic(net, states[some])

@@ -16,20 +16,17 @@ from focalroute.evaluate.presets.networks import (
     categorical,
     draw,
     improve,
-    mlp_parameters,
     mlp_pass,
     regress,
 )
-from focalroute.learn.nets import Floats
+from focalroute.learn.nets import Floats, parameters
 from tests.learn.made import check_gradients
 
 
 def net(seed: int, inputs: int = 5, outputs: int = 3) -> Mlp:
     rng = np.random.default_rng(seed)
     made = Mlp.initial(rng, inputs, outputs, hidden=4)
-    arrays: Mapping[str, Floats] = {
-        key: rng.standard_normal(value.shape) for key, value in mlp_parameters(made).items()
-    }
+    arrays: Mapping[str, Floats] = {key: rng.standard_normal(value.shape) for key, value in parameters(made).items()}
     return replace(made, **arrays)
 
 
@@ -41,7 +38,7 @@ def test_the_gradients_are_those_of_finite_differences(seed: int) -> None:
     def f(arrays: Mapping[str, Floats]) -> float:
         return float((weights * mlp_pass(replace(made, **arrays), x)[0]).sum())
 
-    check_gradients(f, mlp_parameters(made), mlp_pass(made, x)[1](weights))
+    check_gradients(f, parameters(made), mlp_pass(made, x)[1](weights))
 
 
 def test_a_fresh_net_prefers_nothing_and_float32_stays_float32() -> None:
@@ -112,7 +109,7 @@ def test_equal_advantages_change_nothing() -> None:
 
 
 def _arrays(learned: Learned) -> list[Floats]:
-    return list(mlp_parameters(learned.net).values())
+    return list(parameters(learned.net).values())
 
 
 def test_a_value_net_learns_the_mean_return_of_each_state() -> None:

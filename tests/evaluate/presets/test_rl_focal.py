@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from examples.paper.single_head import SingleHead, teams
-from focalroute.evaluate.presets.networks import Learned, Ppo, mlp_parameters
+from focalroute.evaluate.presets.networks import Learned, Ppo
 from focalroute.evaluate.presets.rl_focal import (
     METRICS,
     Agents,
@@ -25,6 +25,7 @@ from focalroute.evaluate.presets.rl_focal import (
     width_of,
 )
 from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Turn, play
+from focalroute.learn.nets import parameters
 from tests.evaluate.logs import closed, output, table_of
 from tests.evaluate.presets.worlds import PRICES, parts, sees_only_what_it_asked, two_sides
 
@@ -164,7 +165,7 @@ def test_the_fusion_learns_nothing_from_steps_that_tell_nothing() -> None:
 def test_the_paper_has_about_17000_parameters() -> None:
     """8 models, 4 choices: the two policies."""
     agents = Agents.fresh(np.random.default_rng(0), 8, 4, RlFocalSettings())
-    policies = (mlp_parameters(learned.net) for learned in (agents.decider, agents.fusion))
+    policies = (parameters(learned.net) for learned in (agents.decider, agents.fusion))
     assert sum(array.size for arrays in policies for array in arrays.values()) == pytest.approx(17_000, rel=0.1)
 
 

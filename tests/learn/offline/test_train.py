@@ -15,7 +15,7 @@ import pytest
 from examples.shipped_policy.training import cold_fusion
 from focalroute.core.errors import ConfigError
 from focalroute.learn.backend import NUMPY, open_backend
-from focalroute.learn.critic import CriticNet, critic_parameters, values
+from focalroute.learn.critic import CriticNet, values
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
 from focalroute.learn.offline.prior_stats import LongRun
@@ -53,7 +53,7 @@ CHEAP = [Kind((0.85,), 1.0), Kind((0.25,), 9.0)]
 def arrays_of(trained: Trained) -> dict[str, np.ndarray]:
     """All that was learned."""
     nets = {"decider": parameters(trained.decider), "fusion": parameters(trained.fusion)}
-    nets["critic"] = critic_parameters(trained.critic)
+    nets["critic"] = parameters(trained.critic)
     return {f"{net}.{name}": array for net, arrays in nets.items() for name, array in arrays.items()}
 
 
