@@ -222,7 +222,7 @@ class Report(ReplayOptions):
         policy: "trained", "cold", or the version of the one given.
         embedder: what made the features of the texts, by its name.
         bad_rows: lines of the log that were left out.
-        modelled_seconds: whether the log has no latencies, so that they are of `focalroute.evaluate.latency`.
+        modelled_seconds: whether the log has no latencies, so that `evaluate.table.call_seconds` models them.
         unpriced: endpoints whose calls count as free, since their price is unknown.
         methods: the baselines and controls.
         focalroute: its operating points.

@@ -13,7 +13,6 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import PoolFile
 from focalroute.core.records import F32, F64, I64, Bools, Query
-from focalroute.evaluate.latency import call_seconds
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
 
@@ -25,6 +24,9 @@ EVERYTHING = 1.0
 
 _MOST_MASSES = 2**27  # one row's choices widen the arrays of all rows
 _ROUNDS = 5  # the last of which is the validation part
+
+_FIRST_S, _TOKENS_A_SECOND = 0.3, 80.0
+_SPREAD, _LATE_SHARE, _LATE = 0.3, 0.05, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class LogTable:
         size: (T,) number of candidates.
         label: (T,) the right candidate; -1 where it is missing or only scores are known.
         value: (T, N) what this endpoint's answer is worth, 1 right, 0 wrong, or its score; NaN where there is none.
-        seconds: (T, N) how long the call took: as recorded, or by a model (`focalroute.evaluate.latency`).
+        seconds: (T, N) how long the call took: as recorded, or by a model (`call_seconds`).
         usd: (T, N) what the call cost; 0 where there was none, and for those that are unpriced.
         embed: makes the features of a text, wherever they are needed.
         unpriced: endpoints left out of all costs, as neither the pool file nor the log has what each call cost.
@@ -171,6 +173,28 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
         seconds=call_seconds(queries, endpoints),
         unpriced=tuple(endpoints[i].name for i in sorted(unpriced)),
     )
+
+
+def call_seconds(queries: Sequence[LoggedQuery], endpoints: Sequence[Endpoint]) -> F64:
+    """(T, N) seconds of each call: as the log says (0 where an output does not), or by a model if it never does.
+
+    The model: s (0.3 + tokens / 80) seconds, s = (p / median p)^(1/3), p the endpoint's price of a generated token (the
+    dearer are larger and slower; of unknown price: s = 1). Every call varies by a factor whose logarithm is normal with
+    a deviation of 0.3, and one in twenty takes three times as long.
+    """
+    outputs = [[query.outputs.get(endpoint.name) for endpoint in endpoints] for query in queries]
+    recorded = np.array([[(o and o.latency_s) or 0.0 for o in row] for row in outputs], np.float64)
+    if recorded.any():
+        return recorded
+    tokens = np.array([[o.completion_tokens if o else 0 for o in row] for row in outputs], np.float64)
+    prices = np.array([float(e.price.completion) if e.price else 0.0 for e in endpoints])
+    median = float(np.median(prices[prices > 0])) if prices.any() else 1.0
+    slowness = (np.where(prices > 0, prices, median) / median) ** (1 / 3)
+    chance = np.random.default_rng(0)
+    factor = np.exp(chance.normal(0, _SPREAD, tokens.shape))
+    factor *= np.where(chance.random(tokens.shape) < _LATE_SHARE, _LATE, 1.0)
+    seconds: F64 = slowness * (_FIRST_S + tokens / _TOKENS_A_SECOND) * factor
+    return seconds
 
 
 def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:

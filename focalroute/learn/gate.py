@@ -22,13 +22,13 @@ the most of the champion; in the second the other way round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from focalroute.core.records import COST_WEIGHT_RANGE, F64
-from focalroute.learn.confidence_sequence import lower_bound
 from focalroute.learn.episodes import Episode
 from focalroute.learn.losses import likelihood, log_posterior
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, decider_pass
@@ -43,6 +43,9 @@ POINTS = 50.0
 ALPHA = 0.05
 #: What an answer says: the two values, b - a, and what the challenger gains in u and in c / C.
 WIDTH = 5
+
+_STAKES = 0.9 * 0.3 ** np.arange(3)
+_STEPS = 30  # halvings: the bound to a billionth of the range
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4
@@ -129,6 +132,41 @@ def judge(evidence: F64) -> Comparison:
         right=POINTS * _mean(right),
         cost=100 * _mean(cost),
     )
+
+
+def lower_bound(values: F64, spans: F64, *, alpha: float) -> float:
+    """A bound that the mean of the values is surely not under, with probability 1 - alpha at all times together.
+
+    A confidence sequence by betting (Waudby-Smith & Ramdas 2023, arXiv 2010.09686). A bet against "the mean is at most
+    m" at fair odds multiplies its wealth by 1 + b (x - m) with every value x, for a stake b that keeps it positive. If
+    the mean is at most m, the wealth ever reaches 1 / alpha with a probability of at most alpha (Ville), however often
+    one looks. The values need no upper bound (arXiv 2210.10768). No stake has to be guessed: the first dollar is split
+    over stakes from bold to timid.
+
+    Args:
+        values: (n,) each at least -span, with one mean given those before.
+        spans: (n,) positive, each known before its value.
+        alpha: how likely the bound may ever be wrong.
+
+    Returns:
+        The bound, within the largest span; minus that where there are no values.
+    """
+    widest = float(spans.max(initial=1.0))
+    low, high = -widest, widest
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if _log_wealth(values, spans, middle) >= -math.log(alpha):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _log_wealth(values: F64, spans: F64, mean: float) -> float:
+    """The logarithm of the wealth against "the mean is at most this"."""
+    stakes = _STAKES[:, None] / (spans + max(mean, 0.0))
+    logs = np.log1p(stakes * (values - mean)).sum(axis=1)
+    return float(np.logaddexp.reduce(logs)) - math.log(len(_STAKES))
 
 
 def _mean(values: F64) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the process that serves does not need them
     from focalroute.core.config import Endpoint
 
 #: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output;
-#: those behind it are services of models that think (`focalroute.sim.thinking`).
+#: those behind it are services of models that think (`focalroute.sim.dialects`).
 DialectName = Literal[
     "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal",
     "gpt-5", "o-series", "deepseek-r1", "qwen-thinking", "vllm-reasoning", "gpt-oss", "magistral", "gemini", "grok",

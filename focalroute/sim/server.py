@@ -20,10 +20,9 @@ from aiohttp import web
 
 from focalroute.core.errors import ConfigError
 from focalroute.sim.compose import composed, embeddings
-from focalroute.sim.dialects import Dialect, RequestRefused
+from focalroute.sim.dialects import DIALECTS, Dialect, RequestRefused
 from focalroute.sim.faults import FIRST_ONLY, SPOILED, Fault, ServedModel
 from focalroute.sim.models import SimulatedModel
-from focalroute.sim.thinking import ALL_DIALECTS
 
 _MAX_REQUEST = 16 * 2**20
 _DRIP_PIECES = 20
@@ -152,9 +151,9 @@ async def _refusing(request: web.Request, handler: Handler) -> web.StreamRespons
 
 def _dialect(request: web.Request) -> Dialect:
     try:
-        return ALL_DIALECTS[request.match_info["dialect"]]
+        return DIALECTS[request.match_info["dialect"]]
     except KeyError:
-        raise web.HTTPNotFound(text=f"no such dialect; there are {', '.join(ALL_DIALECTS)}") from None
+        raise web.HTTPNotFound(text=f"no such dialect; there are {', '.join(DIALECTS)}") from None
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Accuracy, money and seconds at two prices: ``python -m tests.benchmarks.seconds [LOG --pool POOL]``.
 
 Without a log: a made-up pool of the kind that the shipped policy is trained on, drawn anew with another seed, whose
-calls take what `focalroute.evaluate.latency` models; the shipped policy serves all of it, with sampled decisions and
+calls take what `focalroute.evaluate.table` models; the shipped policy serves all of it, with sampled decisions and
 labels as feedback. With a log: a policy trained on its first 80 % serves the rest greedily, once for each
 pair of a cost weight and a price of time: what a second takes from a right answer. With lambda = 0.1 and C
 the cost of asking all, a right answer is worth 10 C, so 0.05 is usd_per_second = 0.5 C. "Above" is how many points a

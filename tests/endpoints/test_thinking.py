@@ -1,4 +1,4 @@
-"""Models that think before they answer, over real HTTP: each service as documented (`focalroute.sim.thinking`)."""
+"""Models that think before they answer, over real HTTP: each service as documented (`focalroute.sim.dialects`)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from focalroute.learn.confidence_sequence import lower_bound
+from focalroute.learn.gate import lower_bound
 
 
 def test_of_no_values_nothing_is_known() -> None:

@@ -21,7 +21,6 @@ import numpy as np
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.cost_curve import draw_cost_quality, short_name
-from focalroute.evaluate.report_page.timeline import draw_timelines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,6 +119,7 @@ _WIDTH = 4.6
 _MOST_NUMBERED = 16
 _BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
 _MOST_LABELLED_EVENTS = 12
+_THICK, _THIN = 0.55, 0.12  # of a call's bar
 
 
 def as_svg(name: str, drawing: drawings.Drawing, *, narrow: bool = False) -> str:
@@ -296,6 +296,41 @@ def _histories(drawing: drawings.VersionHistories, figure: Figure, ink: Palette)
         axes.set_xlabel("version")
 
 
+def _timelines(drawing: drawings.Timelines, figure: Figure, ink: Palette) -> None:
+    """Draw when the calls of answers were sent and came, one answer above the other, each on an axis of its own."""
+    heights = [1.5 + len(ask.calls) for ask in drawing.asks]
+    every = figure.subplots(len(drawing.asks), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, ask in zip(every, drawing.asks, strict=True):
+        for row, call in enumerate(ask.calls):
+            _call(axes, row, call, ink)
+        axes.axvline(ask.ended, color=ink.ink, linewidth=1.2)
+        axes.set_title(ask.title, loc="left")
+        axes.set_yticks(range(len(ask.calls)), [short_name(call.endpoint) for call in ask.calls])
+        axes.set_ylim(len(ask.calls) - 0.4, -0.6)
+        axes.set_xlim(left=0)
+        axes.grid(False, axis="y")
+    every[-1].set_xlabel("seconds since it was asked")
+
+
+def _call(axes: Axes, row: int, call: drawings.CallSpan, ink: Palette) -> None:
+    """Thin until it was sent, pale until its first token, then full."""
+    color, sent, first_token = ink.ours, call.sent, call.first_token
+    if call.outcome != "done":
+        color = ink.second
+        axes.annotate(f" {call.outcome}", (call.ended, row), va="center", fontsize=8, color=color)
+    if sent is None:
+        sent = call.ended
+    if first_token is None:
+        first_token = sent
+    for start, end, height, opacity in (
+        (call.queued, sent, _THIN, 0.6),
+        (sent, first_token, _THICK, 0.4),
+        (first_token, call.ended, _THICK, 0.9),
+    ):
+        if end > start:
+            axes.barh(row, end - start, height, start, color=color, alpha=opacity, linewidth=0)
+
+
 _BY_KIND: dict[type, Callable[[Any, Figure, Palette], None]] = {
     drawings.Calibration: _calibration,
     drawings.CostQuality: draw_cost_quality,
@@ -304,7 +339,7 @@ _BY_KIND: dict[type, Callable[[Any, Figure, Palette], None]] = {
     drawings.VersionHistories: _histories,
     drawings.OverTime: _over_time,
     drawings.AskedByRound: _rounds,
-    drawings.Timelines: draw_timelines,
+    drawings.Timelines: _timelines,
     drawings.WhenRight: _when_right,
 }
 
