@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.errors import ConfigError
+from focalroute.evaluate.outcomes import numbered_lines
 from focalroute.serving.query import make_query
 
 #: What is read of a row, and the columns that it is looked for in, in this order.
@@ -91,12 +91,12 @@ def _rows(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if isinstance(source, str) and source.startswith(_HUGGING_FACE):
         return _hugging_face(source)
     path = Path(source)
-    kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix
-    if kind not in (".jsonl", ".csv"):
-        raise ConfigError(
-            f"{source}: give a .jsonl or .csv file (or .gz of one), or hf:NAME for a Hugging Face dataset"
-        )
-    return _of_file(path, _json_rows if kind == ".jsonl" else _csv_rows)
+    match path.name.removesuffix(".gz").rpartition("."):
+        case _, ".", "jsonl":
+            return json_objects(path)
+        case _, ".", "csv":
+            return _csv_rows(path)
+    raise ConfigError(f"{source}: give a .jsonl or .csv file (or .gz of one), or hf:NAME for a Hugging Face dataset")
 
 
 def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -105,44 +105,28 @@ def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     Raises:
         ConfigError: it cannot be read, or a line is not an object.
     """
-    return _of_file(path, _json_rows)
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}:{number}: is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{number}: is not an object of named fields")
+        yield f"{path}:{number}", row
 
 
-def _of_file(path: Path, parse: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig", newline="")  # spreadsheets begin files with a mark
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8-sig", newline="") as file
-        ):
-            for line, row in parse(file):
-                if not isinstance(row, dict):
-                    raise ConfigError(f"{path}:{line}: is not an object of named fields")
-                yield f"{path}:{line}", row
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, csv.Error) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}: is damaged: {error}") from None
-
-
-def _json_rows(file: IO[str]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"line {number} is not JSON: {error}") from None
-
-
-def _csv_rows(file: IO[str]) -> Iterator[tuple[int, Any]]:
+def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Rows by the names in the first one; an empty cell is not a value."""
-    reader = csv.DictReader(file)
-    for row in reader:
-        if None in row:
-            raise ValueError(f"line {reader.line_num} has more cells than the first line has names")
-        yield reader.line_num, {name: _Cell(cell) for name, cell in row.items() if cell}
+    reader = csv.DictReader(line for _, line in numbered_lines(path))
+    try:
+        for row in reader:
+            if None in row:
+                raise ConfigError(f"{path}:{reader.line_num}: has more cells than the first line has names")
+            yield f"{path}:{reader.line_num}", {name: _Cell(cell) for name, cell in row.items() if cell}
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{reader.line_num}: is damaged: {error}") from None
 
 
 def _hugging_face(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Annotated, Any, NoReturn, TypeVar
 
 import numpy as np
+from pydantic import Field, SkipValidation, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32
 
 _T = TypeVar("_T")
+_Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+_Share = Annotated[_Amount, Field(le=1)]
+_Count = Annotated[StrictInt, Field(ge=0)]
+_Answer = Annotated[int | str | None, SkipValidation]  # see `_check_answer`
 
 _LONGEST_LINE = 16 * 2**20  # bytes
 _MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # a log may unpack to so many bytes, or to so many times its file
@@ -44,14 +48,14 @@ class Output:
         error: why the call failed; None if it did not. A failed call is neither right nor wrong.
     """
 
-    answer: int | str | None
-    probabilities: tuple[float, ...] | None
-    score: float | None
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float | None
-    latency_s: float | None
-    error: str | None
+    answer: _Answer = None
+    probabilities: tuple[_Amount, ...] | None = None
+    score: _Share | None = None
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    cost_usd: _Amount | None = None
+    latency_s: _Amount | None = None
+    error: StrictStr | None = None
 
     def masses(self, candidate: int, width: int) -> F32:
         """Its mass on each of ``width`` candidates: its probabilities, else its vote; zeros without an answer.
@@ -121,7 +125,7 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
     path = Path(path)
     queries: list[LoggedQuery] = []
     seen: set[str] = set()
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         try:
             query = _query(line, number, answered=answered)
             if query.id in seen:
@@ -139,7 +143,12 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
     return tuple(queries)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, or of ``.gz`` of one, with their numbers.
+
+    Raises:
+        ConfigError: it cannot be read, or holds more than such a file may.
+    """
     number = length = 0
     try:
         most = max(_MOST_TEXT, _MOST_GAIN * path.stat().st_size)
@@ -151,7 +160,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     raise ConfigError(f"{path}:{number}: is longer than {_LONGEST_LINE} bytes; shorten or drop it")
                 if path.suffix == ".gz" and length > most:
                     raise ConfigError(
-                        f"{path}:{number}: the log unpacks to over {_MOST_GAIN} times its size; check it, and unpack it"
+                        f"{path}:{number}: the file unpacks to over {_MOST_GAIN} times its size; unpack it first"
                     )
                 yield number, line.decode("utf-8-sig")  # Windows begins files with a mark
     except UnicodeDecodeError:
@@ -163,7 +172,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    return path.open("rb")
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -179,144 +190,88 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line as it stands in the file; ``outputs`` are checked one by one."""
+
+    id: StrictStr
+    task: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    choices: Annotated[tuple[StrictStr, ...], Field(min_length=2, max_length=_MOST_CHOICES)] | None = None
+    label: _Answer = None
+    outputs: Mapping[str, Any] | None = None
+
+
+_LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
+
+
 def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     if not line.strip():
         raise _Breach("", "is empty; drop the line")
     if line.count("{") + line.count("[") > _MOST_PARTS:
         raise _Breach("", f"has more than {_MOST_PARTS} objects and lists")
     try:
-        row = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
+        found = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise _Breach("", f"not valid JSON: {error}; a line holds an object") from None
-    if not isinstance(row, dict):
-        raise _Breach("", "is not a JSON object")
-    choices = _choices(row.get("choices"))
-    label = _answer("label", row.get("label"), choices)
-    outputs = row.get("outputs", None if answered else {})
-    if not isinstance(outputs, dict):
+    row = _checked(_LINES, found, "")
+    if row.outputs is None and answered:
         raise _Breach("outputs", "give an object, endpoint name -> output")
-    return LoggedQuery(
-        id=_required("id", row.get("id")),
-        task=_optional(row, "task", "task", _text),
-        messages=_messages(row),
-        choices=choices,
-        label=label,
-        outputs={
-            name: _output(f"outputs.{name}", output, choices, labelled=label is not None)
-            for name, output in outputs.items()
-        },
-        line=number,
-    )
+    _check_answer("label", row.label, row.choices)
+    outputs = {name: _output(f"outputs.{name}", one, row) for name, one in (row.outputs or {}).items()}
+    return LoggedQuery(row.id, row.task, _messages(row), row.choices, row.label, outputs, number)
 
 
-def _messages(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    prompt = _optional(row, "prompt", "prompt", _text)
-    messages = row.get("messages")
-    if prompt is not None and messages is not None:
-        raise _Breach("prompt, messages", "give one of them")
-    if prompt is not None:
-        return ({"role": "user", "content": prompt},)
-    if messages is None:
-        return ()
-    if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        raise _Breach("messages", 'give a list of OpenAI messages such as {"role": "user", "content": "..."}')
-    return tuple(messages)
-
-
-def _is_message(message: object) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    return isinstance(message.get("content"), str | list | None)
-
-
-def _choices(choices: object) -> tuple[str, ...] | None:
-    if choices is None:
-        return None
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):
-        raise _Breach("choices", "give a list of at least 2 strings")
-    if len(choices) > _MOST_CHOICES:
-        raise _Breach("choices", f"give at most {_MOST_CHOICES}, not {len(choices)}")
-    return tuple(choices)
-
-
-def _answer(field: str, value: object, choices: tuple[str, ...] | None) -> int | str | None:
-    if value is None:
-        return None
-    if choices is None:
-        return _text(field, value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(choices):
-        raise _Breach(field, f"give an index into the {len(choices)} choices, not {value!r}")
-    return value
-
-
-def _output(field: str, output: object, choices: tuple[str, ...] | None, *, labelled: bool) -> Output:
-    if not isinstance(output, dict):
+def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
+    """An object of this kind; what is null in it counts as left out."""
+    if not isinstance(value, dict):
         raise _Breach(field, "is not a JSON object")
-    error = _optional(output, "error", f"{field}.error", _text)
-    cost = _optional(output, "cost_usd", f"{field}.cost_usd", _amount)
-    score = _optional(output, "score", f"{field}.score", _share)
-    if error is None and labelled and "answer" not in output:
-        raise _Breach(f"{field}.answer", "is missing; null where the reply holds no answer")
-    if error is None and not labelled and score is None:
-        raise _Breach(f"{field}.score", "is missing, and the query has no label")
-    spared = error is not None or cost is not None  # nothing more is needed to know the cost
-    return Output(
-        answer=_answer(f"{field}.answer", output.get("answer"), choices),
-        probabilities=_probabilities(f"{field}.probabilities", output.get("probabilities"), choices),
-        score=score,
-        prompt_tokens=_tokens(f"{field}.prompt_tokens", output.get("prompt_tokens"), spared=spared),
-        completion_tokens=_tokens(f"{field}.completion_tokens", output.get("completion_tokens"), spared=spared),
-        cost_usd=cost,
-        latency_s=_optional(output, "latency_s", f"{field}.latency_s", _amount),
-        error=error,
-    )
+    try:
+        return kind.validate_python({name: one for name, one in value.items() if one is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise _Breach(".".join(filter(None, (field, *map(str, first["loc"])))), first["msg"]) from None
 
 
-def _probabilities(field: str, value: object, choices: tuple[str, ...] | None) -> tuple[float, ...] | None:
+def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:
+    if row.prompt is not None and row.messages is not None:
+        raise _Breach("prompt, messages", "give one of them")
+    if row.prompt is not None:
+        return ({"role": "user", "content": row.prompt},)
+    for message in row.messages or ():
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | list | None):
+            raise _Breach("messages", 'give a list of OpenAI messages such as {"role": "user", "content": "..."}')
+    return row.messages or ()
+
+
+def _output(field: str, found: Any, row: _Line) -> Output:
+    output = _checked(_OUTPUTS, found, field)
+    _check_answer(f"{field}.answer", output.answer, row.choices)
+    if output.error is None:
+        needed = ["score"] if row.label is None else ["answer"]
+        if output.cost_usd is None:
+            needed += ["prompt_tokens", "completion_tokens"]
+        for name in needed:
+            if found.get(name) is None and not (name == "answer" and name in found):  # there is none in the reply
+                raise _Breach(f"{field}.{name}", "is missing")
+    if output.probabilities is None:
+        return output
+    if len(output.probabilities) != len(row.choices or ()):
+        raise _Breach(f"{field}.probabilities", "give one probability for each choice")
+    total = sum(output.probabilities)
+    if total > 1 + _ROUNDED * len(output.probabilities):
+        raise _Breach(f"{field}.probabilities", f"add up to {total:.6g}, more than 1; divide them by that")
+    if total < 1 - _ROUNDING:
+        return output
+    return replace(output, probabilities=tuple(p / total for p in output.probabilities))
+
+
+def _check_answer(field: str, value: object, choices: Sequence[str] | None) -> None:
+    """Refuse what is no answer: of a closed question an index, of another one a text."""
     if value is None:
-        return None
-    if choices is None or not isinstance(value, list) or len(value) != len(choices):
-        raise _Breach(field, "give one probability for each choice")
-    shares = tuple(_amount(field, p) for p in value)
-    total = sum(shares)
-    if total > 1 + _ROUNDED * len(shares):
-        raise _Breach(field, f"add up to {total:.6g}, more than 1; divide them by that")
-    return tuple(p / total for p in shares) if total >= 1 - _ROUNDING else shares
-
-
-def _tokens(field: str, value: object, *, spared: bool) -> int:
-    if value is None and spared:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _Breach(field, "give a number of tokens" if value is not None else "is missing")
-    return value
-
-
-def _optional(row: Mapping[str, Any], key: str, field: str, check: Callable[[str, object], _T]) -> _T | None:
-    value = row.get(key)
-    return None if value is None else check(field, value)
-
-
-def _required(field: str, value: object) -> str:
-    if value is None:
-        raise _Breach(field, "is missing")
-    return _text(field, value)
-
-
-def _text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _Breach(field, f"give a string, not {type(value).__name__}")
-    return value
-
-
-def _amount(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise _Breach(field, "give a number, at least 0")
-    return float(value)
-
-
-def _share(field: str, value: object) -> float:
-    amount = _amount(field, value)
-    if amount > 1:
-        raise _Breach(field, "give a number in [0, 1]")
-    return amount
+        return
+    if choices is None and not isinstance(value, str):
+        raise _Breach(field, f"give a string, not {value!r}")
+    if choices is not None and not (type(value) is int and 0 <= value < len(choices)):
+        raise _Breach(field, f"give an index into the {len(choices)} choices, not {value!r}")

@@ -114,7 +114,7 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: Any, says: str) -> No
         ("missing.jsonl", "cannot be read"),
         ("data.parquet", "give a .jsonl or .csv"),
         ("empty.jsonl", "holds no question"),
-        ("torn.jsonl", "line 1 is not JSON"),
+        ("torn.jsonl", "torn.jsonl:1: is not JSON"),
         ("wide.csv", "more cells"),
         ("unclear.csv", "one choice and the index of another"),
         ("twice.jsonl", "not unique"),
