@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,25 +110,30 @@ class PolicyReplay:
     def after_warm(self, serving: Serving, target: float | None = None) -> ReplayResult:
         """The test part, once the rows before it are played, each at this cost ratio."""
         feedback = FeedbackStream(self.training.feedback)
-        self._play(serving, self.warm, target, feedback)
-        return self._play(serving, self.parts.test, target, feedback)
+        for rows in (self.warm, self.parts.test):
+            serving.hold(self.table.held(rows, target))
+            played = self.play(serving, rows, feedback)
+        return played
 
-    def _settings(self, target: float | None) -> dict[str, Any]:
-        price = PRICE_OF_MONEY if target is None else price_at(self.policy, target)
-        price = LOWEST_WEIGHT if target == EVERYTHING else price
-        chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": price}
-        return {**chosen, "usd_per_second": self.usd_per_second, "embed": self.table.embed}
-
-    def _play(self, serving: Serving, rows: I64, target: float | None, feedback: FeedbackStream) -> ReplayResult:
-        serving.hold(self.table.held(rows, target))
+    def play(self, strategy: Strategy, rows: I64, feedback: FeedbackStream | None = None) -> ReplayResult:
+        """Any strategy on these rows, with the feedback there is."""
         return play(
-            serving,
+            strategy,
             self.table,
             rows,
-            feedback=feedback,
+            feedback=feedback or FeedbackStream(self.training.feedback),
             show_task=self.training.show_task,
             advance=self.advance,
         )
+
+    def _settings(self, target: float | None) -> dict[str, Any]:
+        weight = PRICE_OF_MONEY
+        if target == EVERYTHING:
+            weight = LOWEST_WEIGHT
+        elif target is not None:
+            weight = price_at(self.policy, target)
+        chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": weight}
+        return {**chosen, "usd_per_second": self.usd_per_second, "embed": self.table.embed}
 
 
 def trained(
@@ -159,19 +164,6 @@ def price_at(policy: Policy, target: float) -> float:
     costs = [point["cost_ratio"] for point in curve] or [1.0, 0.0]
     falling = np.minimum.accumulate(costs)[::-1]
     return float(np.exp(np.interp(target, falling, np.log(prices)[::-1])))
-
-
-@dataclass(frozen=True, slots=True)
-class Others:
-    """The results of all methods but focalroute on the test part.
-
-    Attributes:
-        played: by method, one a seed.
-        unfused: see `focalroute.evaluate.report.Report`.
-    """
-
-    played: dict[str, list[ReplayResult]] = field(default_factory=dict)
-    unfused: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,31 +216,28 @@ class Stage:
         shown: Sequence[PointRun],
         target: float | None,
         advance: Advance,
-    ) -> Others:
-        """Everybody else, of each seed; ``shown`` are the runs at ``target``, whose decisions are shuffled.
+    ) -> tuple[dict[str, tuple[ReplayResult, ...]], dict[str, int]]:
+        """Everybody else, one result a seed; and what of all seeds is unfused (`focalroute.evaluate.report.Report`).
 
-        A baseline without chance plays every seed alike, so it plays the first one alone.
+        ``shown`` are the runs at ``target``, whose decisions are shuffled. A baseline without chance plays every seed
+        alike, so it plays the first one alone.
         """
         inputs = [
             ((policy, seed, target), run.plan) for policy, seed, run in zip(policies, self.seeds, shown, strict=True)
         ]
-        found = Others()
-        for played, unfused in engine.each(_play_others, self, inputs, advance):
-            for name in played | found.played:
-                found.played.setdefault(name, []).append(played[name] if name in played else found.played[name][0])
-            for name, count in unfused.items():
-                found.unfused[name] = found.unfused.get(name, 0) + count
-        return found
+        found = engine.each(_play_others, self, inputs, advance)
+        first, unfused = found[0]
+        played = {name: tuple(own.get(name, alone) for own, _ in found) for name, alone in first.items()}
+        return played, {name: sum(counts[name] for _, counts in found) for name in unfused}
 
     def served(self, point: _Point, advance: Advance) -> PolicyReplay:
         """This policy with this seed."""
         policy, seed, _ = point
-        training = replace(self.first, seed=seed)
         return PolicyReplay(
             policy,
             self.table,
             self.parts,
-            training,
+            replace(self.first, seed=seed),
             warm=self.warm,
             explore=self.explore,
             usd_per_second=self.usd_per_second,
@@ -257,14 +246,10 @@ class Stage:
 
 
 def _train(stage: Stage, seed: int, tell: Advance) -> Policy:
+    show_task = stage.first.show_task
     with gathered(tell) as advance:
         return trained(
-            stage.table,
-            stage.rows,
-            seed=seed,
-            settings=stage.settings,
-            show_task=stage.first.show_task,
-            advance=advance,
+            stage.table, stage.rows, seed=seed, settings=stage.settings, show_task=show_task, advance=advance
         )
 
 
@@ -276,37 +261,23 @@ def _run(stage: Stage, point: _Point, tell: Advance) -> PointRun:
 def _play_others(
     stage: Stage, one: tuple[_Point, DecisionPlan], tell: Advance
 ) -> tuple[dict[str, ReplayResult], dict[str, int]]:
+    """The test part, as all others play it; the decisions of the plan are what gets shuffled."""
     point, plan = one
-    unfused: dict[str, int] = {}
+    target, table, test = point[2], stage.table, stage.parts.test
     with gathered(tell) as advance:
         replay = stage.served(point, advance)
-        return dict(_others(stage, replay, plan, point[2], unfused)), unfused
-
-
-def _others(
-    stage: Stage, replay: PolicyReplay, plan: DecisionPlan, target: float | None, unfused: dict[str, int]
-) -> Iterator[tuple[str, ReplayResult]]:
-    """The test part, as all others play it; the decisions of ``plan`` are what gets shuffled."""
-    table, test, training = replay.table, replay.parts.test, replay.training
-
-    def alone(strategy: Strategy) -> ReplayResult:
-        return play(
-            strategy,
-            table,
-            test,
-            feedback=FeedbackStream(training.feedback),
-            show_task=training.show_task,
-            advance=replay.advance,
-        )
-
-    training = replace(training, usd_per_query=table.held(test, target))
-    for name, make in {**baselines(training), **stage.presets}.items():
-        if training.seed != stage.first.seed and name in BASELINES and name not in BY_CHANCE:
-            continue
-        strategy = make(training)
-        yield name, alone(strategy)
-        if isinstance(strategy, RlFocal):
-            unfused[name] = strategy.unfused
-    yield "best-single-hindsight", alone(best_in_hindsight(table, test))
-    yield "shuffled", replay.shuffled(plan, target)
-    yield "oracle", oracle(table, test)
+        training = replace(replay.training, usd_per_query=table.held(test, target))
+        makers = {**baselines(training), **stage.presets}
+        if training.seed != stage.first.seed:
+            makers = {name: make for name, make in makers.items() if name not in BASELINES or name in BY_CHANCE}
+        played: dict[str, ReplayResult] = {}
+        unfused: dict[str, int] = {}
+        for name, make in makers.items():
+            strategy = make(training)
+            played[name] = replay.play(strategy, test)
+            if isinstance(strategy, RlFocal):
+                unfused[name] = strategy.unfused
+        played["best-single-hindsight"] = replay.play(best_in_hindsight(table, test), test)
+        played["shuffled"] = replay.shuffled(plan, target)
+        played["oracle"] = oracle(table, test)
+    return played, unfused

@@ -161,10 +161,9 @@ def evaluate(
     with progress_bar("replaying", stage.steps(len(targets), training=policy is None), shown=progress) as advance:
         policies = [policy] * options.seeds if policy is not None else stage.trained(engine, advance)
         ours = stage.ours(engine, policies, targets, advance)
-        others = stage.others(engine, policies, ours[shown], targets[shown], advance)
-    every = {name: tuple(played) for name, played in others.played.items()}
-    runs = EvaluationRuns(table, parts.test, tuple(map(tuple, ours)), every, shown)
-    return _report(str(log), options, runs, targets, len(parts.train), others.unfused)
+        others, unfused = stage.others(engine, policies, ours[shown], targets[shown], advance)
+    runs = EvaluationRuns(table, parts.test, tuple(map(tuple, ours)), others, shown)
+    return _report(str(log), options, runs, targets, len(parts.train), unfused)
 
 
 def _report(
