@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import gathered, progress_bar
 from focalroute.core.records import I64
+from focalroute.evaluate import output
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine, shares_files
 from focalroute.evaluate.outcomes import digest, read_log
-from focalroute.evaluate.output import left_out, table
 from focalroute.evaluate.table import LogTable, SplitKind, join, learning_order
 from focalroute.learn.backend import NUMPY, Backend, BackendName, open_backend
 from focalroute.learn.export import decider_model, fusion_model
@@ -132,16 +132,25 @@ class TrainingJob:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        rows, share = len(self.log.there), self.settings.validation
+        rows, share = len(self.log), self.settings.validation
         if rows - int(rows * share) < 1:
             raise ConfigError(f"settings.validation: {share} of {rows} queries leaves none to train on; lower it")
+
+    @property
+    def held(self) -> int:
+        """Queries of the validation part; all of them, where there is none."""
+        return int(len(self.log) * self.settings.validation) or len(self.log)
 
     def checkpoint(self, seed: int) -> Checkpoint | None:
         """Return the checkpoint of this training with this seed; None without one."""
         if self.folder is None:
             return None
         key = made_for(self.log, seed=seed, settings=self.settings, engine=self.backend.name)
-        return Checkpoint(_file(self.folder, seed), key)
+        return Checkpoint(_kept(self.folder, seed), key)
+
+
+def _kept(folder: Path, seed: int) -> Path:
+    return folder / f".training-{seed}.npz"
 
 
 def train_each(
@@ -167,27 +176,14 @@ def train_each(
 def _train(jobs: Sequence[TrainingJob], one: tuple[int, int], tell: Callable[[int], object]) -> Trained:
     number, seed = one
     job = jobs[number]
+    settings: dict[str, Any] = {}
     kept = job.checkpoint(seed)
+    if kept is not None:
+        settings["keep"] = kept.write
+        if job.resume:
+            settings["progress"] = kept.read()
     with gathered(tell) as advance:
-        return train(
-            job.log,
-            seed=seed,
-            settings=job.settings,
-            passes=job.backend,
-            advance=advance,
-            progress=kept.read() if kept is not None and job.resume else None,
-            keep=(lambda _: None) if kept is None else kept.write,
-        )
-
-
-def discard(folder: Path, found: Sequence[Trained]) -> None:
-    """Remove what was kept there of these trainings."""
-    for one in found:
-        _file(folder, one.seed).unlink(missing_ok=True)
-
-
-def _file(folder: Path, seed: int) -> Path:
-    return folder / f".training-{seed}.npz"
+        return train(job.log, seed=seed, settings=job.settings, passes=job.backend, advance=advance, **settings)
 
 
 def best_of(found: Sequence[Trained]) -> Trained:
@@ -271,25 +267,6 @@ class TrainOptions:
         return settings if self.iterations is None else replace(settings, iterations=self.iterations)
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """A log to train on, and the folder that its policy goes to."""
-
-    job: TrainingJob
-    out: Path
-    table: LogTable
-
-    @property
-    def size(self) -> int:
-        """Queries of the log."""
-        return len(self.job.log.there)
-
-    @property
-    def held(self) -> int:
-        """Queries of the validation part; all of them, where there is none."""
-        return int(self.size * self.job.settings.validation) or self.size
-
-
 def train_command(
     logs: Sequence[Path],
     pools: Sequence[Path],
@@ -322,21 +299,28 @@ def train_command(
     keep = shares_files(engine)
     if options.resume and not keep:
         raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
-    seeds = range(options.seed, options.seed + options.seeds)
+    seeds, folders = range(options.seed, options.seed + options.seeds), _folders(out, logs)
+    tables, jobs = [], []
     with open_engine(engine) as opened:
-        read = [
-            _read(log, pool, folder, options, backend, keep=keep, shown=not as_json)
-            for log, pool, folder in zip(logs, _each(pools, logs), _folders(out, logs), strict=True)
-        ]
-        steps = len(read) * len(seeds) * options.settings.steps
+        for log, pool, folder in zip(logs, _each(pools, logs), folders, strict=True):
+            table = read_table(log, pool, skip_bad_rows=options.skip_bad_rows, shown=not as_json)
+            rows = learning_order(table, np.arange(len(table.queries)), options.split)
+            data = recorded(table, rows, show_task=options.show_task)
+            tables.append(table)
+            jobs.append(
+                TrainingJob(data, options.settings, backend, folder.absolute() if keep else None, options.resume)
+            )
+        steps = len(jobs) * len(seeds) * options.settings.steps
         with progress_bar("training", steps, shown=not as_json) as advance:
-            found = train_each([one.job for one in read], seeds, engine=opened, advance=advance)
-    published = [_publish(one, trained) for one, trained in zip(read, found, strict=True)]
-    if as_json:
-        print(json.dumps(published if len(read) > 1 else published[0], indent=2, allow_nan=False))
-        return
-    for one, trained, result in zip(read, found, published, strict=True):
-        _show(trained, best_of(trained), result["version"], one)
+            found = train_each(jobs, seeds, engine=opened, advance=advance)
+    published = list(map(_publish, jobs, tables, folders, found))
+    if not as_json:
+        for each in zip(jobs, tables, folders, found, published, strict=True):
+            _show(*each)
+    elif len(jobs) == 1:
+        print(json.dumps(published[0], indent=2, allow_nan=False))
+    else:
+        print(json.dumps(published, indent=2, allow_nan=False))
 
 
 def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
@@ -357,49 +341,44 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
     return [out / name for name in names]
 
 
-def _read(
-    log: Path, pool: Path, out: Path, options: TrainOptions, backend: Backend, *, keep: bool, shown: bool
-) -> _Log:
-    table = read_table(log, pool, skip_bad_rows=options.skip_bad_rows, shown=shown)
-    rows = learning_order(table, np.arange(len(table.queries)), options.split)
-    folder = out.absolute() if keep else None
-    data = recorded(table, rows, show_task=options.show_task)
-    return _Log(TrainingJob(data, options.settings, backend, folder, options.resume), out, table)
-
-
-def _publish(one: _Log, trained: Sequence[Trained]) -> dict[str, Any]:
-    """Publish the best of the seeds; how all did, for the JSON."""
-    best = best_of(trained)
-    version = publish_trained(one.out, best, settings=one.job.settings, trained_on=map(digest, one.table.queries))
-    discard(one.out, trained)
-    seeds = [
-        {"seed": each.seed, "score": each.score, "trust": each.trust, "curve": [asdict(p) for p in each.curve]}
-        for each in trained
-    ]
+def _publish(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained]) -> dict[str, Any]:
+    """Publish the best of the seeds, and remove what was kept of all; how they did, for the JSON."""
+    best = best_of(found)
+    version = publish_trained(folder, best, settings=job.settings, trained_on=map(digest, table.queries))
+    seeds = []
+    for one in found:
+        curve = [asdict(point) for point in one.curve]
+        seeds.append({"seed": one.seed, "score": one.score, "trust": one.trust, "curve": curve})
+        _kept(folder, one.seed).unlink(missing_ok=True)
     return {
         "version": version,
         "seed": best.seed,
-        "queries": one.size,
-        "validation": one.held,
-        "bad_rows": one.table.bad_rows,
-        "unpriced": one.table.unpriced,
+        "queries": len(job.log),
+        "validation": job.held,
+        "bad_rows": table.bad_rows,
+        "unpriced": table.unpriced,
         "seeds": seeds,
     }
 
 
-def _show(found: Sequence[Trained], best: Trained, version: int, log: _Log) -> None:
+def _show(
+    job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained], published: Mapping[str, Any]
+) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
+    best = best_of(found)
     for one in found:
-        kept = f", version {version} of {log.out}" if one is best else ""
-        console.print(f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}{kept}")
+        said = f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}"
+        if one is best:
+            said += f", version {published['version']} of {folder}"
+        console.print(said)
     console.print(
-        table(
+        output.table(
             ("cost weight", "accuracy", "cost ratio", "calls"),
             [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
-            title=f"seed {best.seed} on the last {log.held} queries, before it learned from them",
+            title=f"seed {best.seed} on the last {job.held} queries, before it learned from them",
         )
     )
-    for sentence in left_out(log.table.bad_rows, log.table.unpriced):
+    for sentence in output.left_out(table.bad_rows, table.unpriced):
         console.print(sentence)
