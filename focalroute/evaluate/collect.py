@@ -32,105 +32,9 @@ from focalroute.serving.concurrency import run_together
 from focalroute.serving.query import make_query
 from focalroute.store import open_store
 
-
-def outputs_of(replies: Sequence[Reply], kind: AnswerKind | None) -> dict[str, Mapping[str, Any]]:
-    """By endpoint, what the log says of its reply: the ``answer`` (the index of the choice, or the text in normal form;
-    None: there is none in it), or the ``error`` of a call that came to nothing."""
-    return {reply.endpoint: _output(reply, kind) for reply in replies}
-
-
-def line_of(question: LabelledQuestion, outputs: Mapping[str, Mapping[str, Any]]) -> str:
-    """One line of the log."""
-    row: dict[str, Any] = {"id": question.id, "task": question.task, "choices": question.choices}
-    row |= {"messages": question.messages} if question.prompt is None else {"prompt": question.prompt}
-    row |= {"label": question.label, "outputs": outputs}
-    return json.dumps({key: value for key, value in row.items() if value is not None}, ensure_ascii=False)
-
-
-def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
-    usage = reply.usage or Usage(0, 0)
-    output: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-    output["latency_s"] = round(reply.latency_s, 4)
-    if reply.cost is not None:
-        output["cost_usd"] = float(reply.cost)
-    if reply.error is not None and reply.error.kind != "unusable":  # a reply that holds no answer is one
-        return {"error": f"{reply.error.kind}: {reply.error.message}", **output}
-    if reply.probabilities is not None:
-        output["probabilities"] = reply.probabilities
-    return {"answer": _answer(reply, kind), **output}
-
-
-def _answer(reply: Reply, kind: AnswerKind | None) -> int | str | None:
-    if reply.error is not None:
-        return None
-    return reply.choice if reply.choice is not None else normal_form(reply.text or "", kind)
-
-
-class LogFile:
-    """Each line is written as soon as its question is answered, and put in the questions' order at the end.
-
-    Args:
-        path: a ``.jsonl`` file.
-        questions: what is asked, in order.
-        resume: go on with what is there; else nothing may be.
-
-    Attributes:
-        done: the ids of the questions whose lines are there.
-        spent: USD that these cost when the log was opened, as far as it is known.
-
-    Raises:
-        ConfigError: it is there and not to be resumed, holds other questions, or cannot be written.
-    """
-
-    def __init__(self, path: Path, questions: Sequence[LabelledQuestion], *, resume: bool) -> None:
-        if path.suffix != ".jsonl":
-            raise ConfigError(f"{path}: give the log a name that ends in .jsonl")
-        if path.exists() and not resume:
-            raise ConfigError(f"{path}: is there already; resume it, or give another name")
-        self._path = path
-        self._order = {question.id: number for number, question in enumerate(questions)}
-        with ExitStack() as opened:
-            try:
-                self._file = opened.enter_context(path.open("ab+"))
-                self._file.truncate(self._whole())
-                there = read_log(path) if self._file.seek(0, os.SEEK_END) else ()
-            except OSError as error:
-                raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
-            self._must_be_of_them(there)
-            opened.pop_all()  # it stays open
-        self.done = {query.id for query in there}
-        outputs = [output for query in there for output in query.outputs.values()]
-        self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
-
-    def _whole(self) -> int:
-        """Bytes up to the end of the last whole line: a process that died may have left half of one."""
-        self._file.seek(0)
-        return self._file.read().rfind(b"\n") + 1
-
-    def _must_be_of_them(self, there: Sequence[LoggedQuery]) -> None:
-        other = next((query for query in there if query.id not in self._order), None)
-        if other is not None:
-            raise ConfigError(
-                f"{self._path}:{other.line}: id: {other.id!r} is not in the dataset; give the log another name"
-            )
-
-    def put(self, id_: str, line: str) -> None:
-        """Write the line of a question."""
-        self._file.write(line.encode("utf-8", "replace") + b"\n")
-        self._file.flush()
-        self.done.add(id_)
-
-    def close(self) -> None:
-        """Put the lines in order; at any moment the file holds all of them."""
-        self._file.seek(0)
-        lines = self._file.readlines()
-        ordered = sorted(lines, key=lambda line: self._order[json.loads(line)["id"]])
-        self._file.close()
-        if lines != ordered:
-            beside = self._path.with_name(self._path.name + ".sorted")
-            beside.write_bytes(b"".join(ordered))
-            beside.replace(self._path)
-
+_Outputs = Mapping[str, Mapping[str, Any]]
+#: A question that was asked: its id, and by endpoint what the log says of it.
+_Asked = tuple[str, _Outputs]
 
 _PICO = Decimal("1e-12")
 _SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # of a question, as of an ensemble
@@ -156,6 +60,115 @@ class Collected:
     answered: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     stopped: str | None = None
+
+
+class LogFile:
+    """The log under way: each line is written as soon as its question is answered, and put in order at the end.
+
+    Args:
+        path: a ``.jsonl`` file.
+        questions: what is asked, in order.
+        resume: go on with what is there; else nothing may be.
+        advance: called with the number of questions done.
+
+    Attributes:
+        spent: USD that the questions whose lines are there cost when the log was opened, as far as it is known.
+        collected: what came of it so far.
+
+    Raises:
+        ConfigError: it is there and not to be resumed, holds other questions, or cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, questions: Sequence[LabelledQuestion], *, resume: bool, advance: Callable[[int], object]
+    ) -> None:
+        if path.suffix != ".jsonl":
+            raise ConfigError(f"{path}: give the log a name that ends in .jsonl")
+        if path.exists() and not resume:
+            raise ConfigError(f"{path}: is there already; resume it, or give another name")
+        self._path, self._advance = path, advance
+        self._questions = {question.id: question for question in questions}
+        there: Sequence[LoggedQuery] = ()
+        with ExitStack() as opened:
+            try:
+                self._file = opened.enter_context(path.open("ab+"))
+                self._file.seek(0)
+                self._file.truncate(self._file.read().rfind(b"\n") + 1)  # a process that died may have left half a line
+                if self._file.seek(0, os.SEEK_END):
+                    there = read_log(path)
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+            for query in there:
+                if query.id not in self._questions:
+                    raise ConfigError(f"{path}:{query.line}: id: {query.id!r} is not in the dataset; give another name")
+            opened.pop_all()  # it stays open
+        self._done = {query.id for query in there}
+        outputs = [output for query in there for output in query.outputs.values()]
+        self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
+        self.collected = Collected(len(there))
+        advance(len(there))
+
+    @property
+    def waiting(self) -> list[LabelledQuestion]:
+        """The questions that are not in the log yet."""
+        return [question for id_, question in self._questions.items() if id_ not in self._done]
+
+    def take(self, asked: _Asked) -> None:
+        """Write the line of a question, and count."""
+        id_, outputs = asked
+        question = self._questions[id_]
+        self._file.write(_line(question, outputs).encode("utf-8", "replace") + b"\n")
+        self._file.flush()
+        self._done.add(id_)
+        self._advance(1)
+        self.collected.asked += 1
+        for name, output in outputs.items():
+            if "error" in output:
+                self.collected.failed[name] += 1
+            else:
+                self.collected.answered[name] += 1
+                self.collected.right[name] += output["answer"] == question.label
+
+    def close(self) -> None:
+        """Put the lines in order; at any moment the file holds all of them."""
+        order = {id_: number for number, id_ in enumerate(self._questions)}
+        self._file.seek(0)
+        lines = self._file.readlines()
+        ordered = sorted(lines, key=lambda line: order[json.loads(line)["id"]])
+        self._file.close()
+        if lines != ordered:
+            beside = self._path.with_name(self._path.name + ".sorted")
+            beside.write_bytes(b"".join(ordered))
+            beside.replace(self._path)
+
+
+def _line(question: LabelledQuestion, outputs: _Outputs) -> str:
+    row: dict[str, Any] = {"id": question.id, "task": question.task, "choices": question.choices}
+    row["prompt"] = question.prompt
+    if question.prompt is None:
+        row["messages"] = question.messages
+    row |= {"label": question.label, "outputs": outputs}
+    return json.dumps({key: value for key, value in row.items() if value is not None}, ensure_ascii=False)
+
+
+def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
+    """What the log says of a reply: the ``answer`` (the index of the choice, or the text in normal form; None: there is
+    none in it), or the ``error`` of a call that came to nothing."""
+    usage = reply.usage or Usage(0, 0)
+    output: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    output["latency_s"] = round(reply.latency_s, 4)
+    if reply.cost is not None:
+        output["cost_usd"] = float(reply.cost)
+    if reply.error is not None and reply.error.kind != "unusable":  # a reply that holds no answer is one
+        return {"error": f"{reply.error.kind}: {reply.error.message}", **output}
+    if reply.probabilities is not None:
+        output["probabilities"] = reply.probabilities
+    answer: int | str | None = None
+    if reply.error is None:
+        answer = reply.choice
+        if answer is None:
+            answer = normal_form(reply.text or "", kind)
+    return {"answer": answer, **output}
 
 
 def collect(
@@ -197,29 +210,27 @@ def collect(
         FocalrouteError: a machine was lost. What it had answered is in the log, so resuming asks the rest; what it
             had under way may have been paid.
     """
-    way = _Way(validate_pool(endpoints, askable=True), kind, concurrency)
-    limit = None if max_usd is None else parse_usd(max_usd, "max_usd")
-    with closing(LogFile(Path(out), questions, resume=resume)) as log:
-        writing = _Writing(log, questions, advance)
-        left = None if limit is None else limit - log.spent
+    way, left = _Way(validate_pool(endpoints, askable=True), kind, concurrency), None
+    if max_usd is not None:
+        left = parse_usd(max_usd, "max_usd")
+    with closing(LogFile(Path(out), questions, resume=resume, advance=advance)) as log:
+        collected = log.collected
+        if left is not None:
+            left -= log.spent
         for machines in (engine.machines, 1):
-            share = None if left is None else (left / machines).quantize(_PICO, ROUND_FLOOR)
-            waiting = list(writing.waiting)
+            share = None
+            if left is not None:
+                share = (left / machines).quantize(_PICO, ROUND_FLOOR)
+            waiting = log.waiting
             shares = [(waiting[start::machines], share) for start in range(machines)]
-            ended = engine.each(_share, way, shares, writing.take, again=False)
-            collected = writing.ended(*ended)
+            ended = engine.each(_share, way, shares, log.take, again=False)
+            paid = sum((usd for _, usd in ended), Decimal(0))
+            collected.usd += paid
+            collected.stopped = next((why for why, _ in ended if why is not None), None)
             if left is None or collected.stopped != _SPENT or machines == 1:
                 break
-            left -= sum((one.usd for one in ended), Decimal(0))
+            left -= paid
         return collected
-
-
-def _share(
-    way: _Way, share: tuple[Sequence[LabelledQuestion], Decimal | None], tell: Callable[[_Asked], object]
-) -> _Ended:
-    """The questions of one machine, as a job."""
-    questions, left = share
-    return asyncio.run(_ask_all(way, iter(questions), left, tell))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,77 +250,37 @@ class _Way:
             raise ConfigError(f"concurrency: must be at least 1, got {self.concurrency}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A question that was asked: its id, and what the log says of each endpoint."""
-
-    id: str
-    outputs: Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """Why it ended before the last question, None if it did not; and what was paid, USD.
+def _share(
+    way: _Way, share: tuple[Sequence[LabelledQuestion], Decimal | None], tell: Callable[[_Asked], object]
+) -> tuple[str | None, Decimal]:
+    """The questions of one machine, as a job; why it ended before the last one (None: it did not), and USD paid.
 
     That is more than the questions cost: what an endpoint can do is tried out first.
     """
-
-    stopped: str | None
-    usd: Decimal
-
-
-class _Writing:
-    """Writes what was answered, and counts."""
-
-    def __init__(self, log: LogFile, questions: Sequence[LabelledQuestion], advance: Callable[[int], object]) -> None:
-        self.collected = Collected(len(log.done))
-        self._log = log
-        self._questions = {question.id: question for question in questions}
-        self._advance = advance
-        advance(len(log.done))
-
-    @property
-    def waiting(self) -> Iterator[LabelledQuestion]:
-        """Those that are not in the log yet."""
-        done = frozenset(self._log.done)
-        return (question for question in self._questions.values() if question.id not in done)
-
-    def take(self, asked: _Asked) -> None:
-        """Write a line."""
-        question = self._questions[asked.id]
-        self._log.put(asked.id, line_of(question, asked.outputs))
-        self._advance(1)
-        self.collected.asked += 1
-        for name, output in asked.outputs.items():
-            if "error" in output:
-                self.collected.failed[name] += 1
-            else:
-                self.collected.answered[name] += 1
-                self.collected.right[name] += output["answer"] == question.label
-
-    def ended(self, *shares: _Ended) -> Collected:
-        """Return the result, now that the workers have ended."""
-        self.collected.usd += sum((one.usd for one in shares), Decimal(0))
-        self.collected.stopped = next((one.stopped for one in shares if one.stopped is not None), None)
-        return self.collected
+    return asyncio.run(_ask_all(way, *share, tell))
 
 
 async def _ask_all(
-    way: _Way, waiting: Iterator[LabelledQuestion], left: Decimal | None, tell: Callable[[_Asked], object]
-) -> _Ended:
+    way: _Way, waiting: Sequence[LabelledQuestion], left: Decimal | None, tell: Callable[[_Asked], object]
+) -> tuple[str | None, Decimal]:
     """Ask every endpoint these questions, spending no more than is left."""
-    if left is not None and left <= 0:
-        return _Ended(_SPENT, Decimal(0))
+    budget = None
+    if left is not None:
+        if left <= 0:
+            return _SPENT, Decimal(0)
+        budget = Budget(usd_total=left)
     with closing(open_store(None)) as store:
-        guard = BudgetGuard(None if left is None else Budget(usd_total=left), way.pool, store)
+        guard = BudgetGuard(budget, way.pool, store)
         pool = Pool(way.pool, store, guard, rules=Rules(_ATTEMPTS), samples=_SAMPLES)
-        work = _Asking(way, pool, guard, left, tell)
+        work, questions = _Asking(way, pool, guard, left, tell), iter(waiting)
         try:
-            await run_together(work.run(waiting) for _ in range(way.concurrency))
+            await run_together(work.run(questions) for _ in range(way.concurrency))
         finally:
             await pool.aclose()
         noted = sum((total.cost for total in store.totals().values()), Decimal(0))
-        return _Ended(work.stopped, noted if left is not None else noted + work.spent)  # without a limit: probes alone
+    if left is None:  # then these are the probes alone
+        noted += work.spent
+    return work.stopped, noted
 
 
 @dataclass(slots=True)
@@ -340,7 +311,9 @@ class _Asking:
                 await self._one(question)
 
     async def _one(self, question: LabelledQuestion) -> None:
-        kind = self.way.kind if question.choices is None else None
+        kind = None
+        if question.choices is None:
+            kind = self.way.kind
         query = make_query(question.messages, choices=question.choices, answer=kind)
         ask_budget = self.guard.ask_budget(None, query.id, (), _DEADLINE_S)
         bound = sum(await self.pool.upper_bounds(query, ask_budget) or (), Decimal(0))
@@ -353,9 +326,11 @@ class _Asking:
             self.promised -= bound
             self.spent += ask_budget.spent
             self.settled.notify_all()
-        outputs = outputs_of(replies, self.way.kind)
-        self.tell(_Asked(question.id, outputs))
-        self.in_vain = self.in_vain + 1 if all("error" in output for output in outputs.values()) else 0
+        outputs = {reply.endpoint: _output(reply, self.way.kind) for reply in replies}
+        self.tell((question.id, outputs))
+        self.in_vain += 1
+        if not all("error" in output for output in outputs.values()):
+            self.in_vain = 0
         if self.in_vain >= _IN_VAIN:
             self.stopped = f"of {_IN_VAIN} questions in a row every call failed"
 
@@ -404,7 +379,12 @@ def collect_command(
         collected = collect(endpoints, questions, out, **settings, advance=advance, engine=opened)
     names = [endpoint.name for endpoint in endpoints]
     if as_json:
-        print(json.dumps(_told(collected, out, names), indent=2))
+        counts = [
+            {"name": name, **{what: getattr(collected, what)[name] for what in ("answered", "right", "failed")}}
+            for name in names
+        ]
+        about = {what: getattr(collected, what) for what in ("before", "asked", "usd", "stopped")}
+        print(json.dumps({"log": str(out), **about, "endpoints": counts}, indent=2, default=str))
     else:
         _show(collected, out, names)
     return collected.stopped is None
@@ -427,37 +407,21 @@ def import_command(samples: Sequence[str], out: Path, *, skip_bad_rows: bool = F
         print(json.dumps({"log": str(out), **asdict(found)}, indent=2))
         return
     for name, answered in found.answered.items():
-        share = f"{found.right[name] / answered:.1%} right" if answered else "-"
-        print(f"{name}: {answered} questions, {share}")
-    left_out = f", {found.bad_rows} bad rows left out" if found.bad_rows else ""
+        print(f"{name}: {answered} questions, {_share_right(found.right[name], answered)} right")
+    left_out = ""
+    if found.bad_rows:
+        left_out = f", {found.bad_rows} bad rows left out"
     print(f"{found.questions} questions{left_out}; {out}")
 
 
 def _columns(given: Sequence[str]) -> Mapping[str, str]:
-    pairs = [text.partition("=") for text in given]
-    wrong = next((text for text, (field, _, column) in zip(given, pairs, strict=True) if not (field and column)), None)
-    if wrong is not None:
-        raise ConfigError(f"column: {wrong!r}: give FIELD=COLUMN, such as label=answer")
-    return {field.strip(): column.strip() for field, _, column in pairs}
-
-
-def _told(collected: Collected, out: Path, names: Sequence[str]) -> Mapping[str, object]:
-    return {
-        "log": str(out),
-        "before": collected.before,
-        "asked": collected.asked,
-        "usd": str(collected.usd),
-        "stopped": collected.stopped,
-        "endpoints": [
-            {
-                "name": name,
-                "answered": collected.answered[name],
-                "right": collected.right[name],
-                "failed": collected.failed[name],
-            }
-            for name in names
-        ],
-    }
+    columns = {}
+    for text in given:
+        name, _, column = text.partition("=")
+        if not (name and column):
+            raise ConfigError(f"column: {text!r}: give FIELD=COLUMN, such as label=answer")
+        columns[name.strip()] = column.strip()
+    return columns
 
 
 def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
@@ -466,11 +430,18 @@ def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
     rows = []
     for name in names:
         answered = collected.answered[name]
-        share = f"{collected.right[name] / answered:.1%}" if answered else "-"
-        rows.append((name, str(answered), share, str(collected.failed[name])))
+        rows.append((name, str(answered), _share_right(collected.right[name], answered), str(collected.failed[name])))
     console = Console(highlight=False, soft_wrap=True)
     console.print(table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",)))
-    there = f" ({collected.before} were there)" if collected.before else ""
+    there = ""
+    if collected.before:
+        there = f" ({collected.before} were there)"
     console.print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
     if collected.stopped is not None:
         console.print(f"stopped: {collected.stopped}; --resume goes on from here")
+
+
+def _share_right(right: int, answered: int) -> str:
+    if not answered:
+        return "-"
+    return f"{right / answered:.1%}"
