@@ -19,6 +19,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import cache
 from typing import TYPE_CHECKING
 
 from focalroute.core.errors import StoreError
@@ -51,7 +52,7 @@ from focalroute.store.base import (
 )
 from focalroute.store.codec import pack, write_answer, write_probe, write_tags
 from focalroute.store.engine import difference_of, duplicate_answer, feedback_conflict, unknown_answer
-from focalroute.store.sqlite.checksums import Chain, checksum, head, seal
+from focalroute.store.sqlite.checksums import CHAINED, COLUMNS, Chain, checksum, head, seal
 
 if TYPE_CHECKING:
     import sqlite3
@@ -80,42 +81,65 @@ def insert(db: sqlite3.Connection, row: Row, chain: Chain) -> None:
     elif isinstance(row, LedgerRow):
         _insert_ledger_row(db, row, chain)
     elif isinstance(row, StoredProbe):
-        probe = (row.answer_id, row.endpoint, write_probe(row))
-        crc = checksum(probe)
-        db.execute("INSERT INTO probes (answer_id, endpoint, record, crc) VALUES (?, ?, ?, ?)", (*probe, crc))
-        chain.add(crc)
+        _put(db, chain, "probes", (row.answer_id, row.endpoint, write_probe(row)))
     elif isinstance(row, CapabilityRow):
         checked = (row.key, float(row.probed_at), json.dumps(dict(row.values)))
-        db.execute(
-            "INSERT INTO capabilities (key, probed_at, capability_values, crc) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET probed_at = excluded.probed_at, "
-            "capability_values = excluded.capability_values, crc = excluded.crc "
-            "WHERE excluded.probed_at >= probed_at",
-            (*checked, checksum(checked)),
-        )
+        _put(db, chain, "capabilities", checked, _replacing("capabilities", "key", newer="probed_at"))
     elif isinstance(row, HealthRow):
-        until = None if row.open_until is None else float(row.open_until)
+        until = row.open_until
+        if until is not None:
+            until = float(until)
         health = (row.key, until, row.ejections, float(row.changed_at))
-        db.execute(
-            "INSERT INTO health (key, open_until, ejections, changed_at, crc) VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET open_until = excluded.open_until, ejections = excluded.ejections, "
-            "changed_at = excluded.changed_at, crc = excluded.crc WHERE excluded.changed_at >= changed_at",
-            (*health, checksum(health)),
-        )
+        _put(db, chain, "health", health, _replacing("health", "key", newer="changed_at"))
+
+
+@cache
+def _statement(table: str, conflict: str) -> str:
+    columns = (*COLUMNS[table], "crc")
+    places = ", ".join("?" * len(columns))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places}) {conflict}"  # noqa: S608 - constants
+
+
+@cache
+def _replacing(table: str, keys: str, newer: str = "") -> str:
+    """The clause by which a row takes the place of that with these keys; ``newer``: if it is, by this column."""
+    columns = [column for column in (*COLUMNS[table], "crc") if column not in keys.split(", ")]
+    clause = f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(f'{column} = excluded.{column}' for column in columns)}"
+    if newer:
+        clause += f" WHERE excluded.{newer} >= {newer}"
+    return clause
+
+
+def _put(
+    db: sqlite3.Connection,
+    chain: Chain,
+    table: str,
+    values: Sequence[object],
+    conflict: str = "",
+    *,
+    sealed: Sequence[object] | None = None,
+) -> bool:
+    """Insert the values of a row in the order of `COLUMNS`, with their checksum; whether it was inserted.
+
+    Args:
+        conflict: what to do if there is such a row.
+        sealed: what the checksum is of; None: the values.
+    """
+    crc = checksum(sealed or values)
+    inserted = db.execute(_statement(table, conflict), (*values, crc)).rowcount > 0
+    if inserted and table in CHAINED:
+        chain.add(crc)
+    return inserted
 
 
 def _insert_answer(db: sqlite3.Connection, row: StoredAnswer, chain: Chain) -> None:
-    blob = None if row.trajectory is None else pack(row.trajectory)
+    blob = None
+    if row.trajectory is not None:
+        blob = pack(row.trajectory)
     values = (row.id, float(row.created_at), write_answer(row), blob, row.receipt, row.texts)
-    crc = checksum((*values[:3], head(blob), *values[4:]))
-    inserted = db.execute(
-        "INSERT INTO answers (id, created_at, record, trajectory, receipt, texts, crc) VALUES (?, ?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT (id) DO NOTHING",
-        (*values, crc),
-    )
-    if not inserted.rowcount:
+    sealed = (*values[:3], head(blob), *values[4:])
+    if not _put(db, chain, "answers", values, "ON CONFLICT (id) DO NOTHING", sealed=sealed):
         raise duplicate_answer(row.id)
-    chain.add(crc)
 
 
 def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> None:
@@ -137,41 +161,22 @@ def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> Non
 def _try_feedback(db: sqlite3.Connection, row: Feedback, source: str, chain: Chain) -> bool:
     """Insert it unless this source has said something of the answer; whether it was inserted."""
     values = (row.answer_id, source, float(row.reward), row.label, float(row.created_at))
-    crc = checksum(values)
     try:
-        inserted = db.execute(
-            "INSERT INTO feedback (answer_id, source, reward, label, created_at, crc) VALUES (?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (answer_id, source) DO NOTHING",
-            (*values, crc),
-        )
+        return _put(db, chain, "feedback", values, "ON CONFLICT (answer_id, source) DO NOTHING")
     except db.IntegrityError:
         if db.execute("SELECT 1 FROM answers WHERE id = ?", (row.answer_id,)).fetchone() is not None:
             raise
         raise unknown_answer(row.answer_id) from None
-    if inserted.rowcount:
-        chain.add(crc)
-    return bool(inserted.rowcount)
 
 
 def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> None:
-    usage = row.usage
     used: tuple[int | None, ...] = (None,) * 5
-    if usage is not None:
+    if (usage := row.usage) is not None:
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
         used = (*tokens, to_pico(usage.cost_usd))
-    paid = (to_pico(row.cost), row.cost_source, write_tags(row.tags), row.held_on.id if row.held_on else None)
-    _insert_bill(db, (row.answer_id, row.endpoint, float(row.at), *used, *paid), chain)
-
-
-def _insert_bill(db: sqlite3.Connection, values: tuple[object, ...], chain: Chain) -> None:
-    crc = checksum(values)
-    db.execute(
-        "INSERT INTO ledger (answer_id, endpoint, at, prompt_tokens, completion_tokens, cached_tokens, "
-        "reasoning_tokens, provider_pico, cost_pico, cost_source, tags, overdue, crc) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*values, crc),
-    )
-    chain.add(crc)
+    overdue = row.held_on and row.held_on.id
+    paid = (to_pico(row.cost), row.cost_source, write_tags(row.tags), overdue)
+    _put(db, chain, "ledger", (row.answer_id, row.endpoint, float(row.at), *used, *paid))
 
 
 def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
@@ -272,7 +277,7 @@ class AccountBalances:
             doubt = held.startswith(DOUBT)
             bill = (answer_id, endpoint, at, *(None,) * 5, amount, "reserved", tags, held)
             if not doubt:
-                _insert_bill(self._db, bill, self.chain)
+                _put(self._db, self.chain, "ledger", bill)
             self._db.execute("DELETE FROM reservations WHERE id = ?", (held,))
             self._add(json.loads(tags), at, spent=0 if doubt else amount, reserved=-amount)
 
@@ -301,23 +306,13 @@ class AccountBalances:
 
     def _write(self, account: Account, state: AccountState) -> None:
         values = (account.tag, account.period_s, state.period, str(state.spent), str(state.reserved))
-        self._db.execute(
-            "INSERT INTO balances (tag, period_s, period, spent, reserved, crc) VALUES (?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (tag, period_s) DO UPDATE SET period = excluded.period, spent = excluded.spent, "
-            "reserved = excluded.reserved, crc = excluded.crc",
-            (*values, checksum(values)),
-        )
+        _put(self._db, self.chain, "balances", values, _replacing("balances", "tag, period_s"))
 
     def _hold(self, reservation: Reservation, at: float, *, until: float) -> int:
         """Insert a reservation; its picodollars."""
         amount = pico_above(reservation.amount)
         held = (reservation.id, reservation.answer_id, reservation.endpoint, float(at), amount, float(until))
-        values = (*held, write_tags(reservation.tags))
-        self._db.execute(
-            "INSERT INTO reservations (id, answer_id, endpoint, at, pico, until, tags, crc) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*values, checksum(values)),
-        )
+        _put(self._db, self.chain, "reservations", (*held, write_tags(reservation.tags)))
         return amount
 
     def _end(self, reservation: Reservation) -> tuple[int, int]:
