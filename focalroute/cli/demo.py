@@ -9,9 +9,10 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,15 +48,6 @@ class DemoResult:
     seed: int
     policy_version: int
     rows: tuple[DemoRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """One method on one question."""
-
-    right: float
-    usd: Decimal
-    calls: float
 
 
 def demo(
@@ -131,23 +123,22 @@ def _rows(
     singles: Sequence[Sequence[Answer]],
     pool: SimulatedPool,
 ) -> Iterator[DemoRow]:
+    def scored(method: str, choices: Iterable[int | None], answers: Iterable[Answer]) -> DemoRow:
+        answers = list(answers)
+        right = [float(choice == q.label) for choice, q in zip(choices, questions, strict=True)]
+        return _row(method, right, _usd(answers), sum(len(answer.replies) for answer in answers))
+
     for method, answers in (("focalroute", ours), ("focalroute, no feedback", untold)):
-        yield _row(method, [_outcome([a], a.choice, q) for a, q in zip(answers, questions, strict=True)])
-    columns = [
-        [_outcome([a], a.choice, q) for a, q in zip(column, questions, strict=True)]
-        for column in zip(*singles, strict=True)
+        yield scored(method, [answer.choice for answer in answers], answers)
+    columns = list(zip(*singles, strict=True))
+    alone = [scored("", [answer.choice for answer in column], column) for column in columns]
+    best = max(range(len(columns)), key=lambda i: alone[i].accuracy)
+    yield replace(alone[best], method=f"best single ({pool.endpoints[best].name})")
+    yield scored("plurality of all", map(_plurality, singles), chain.from_iterable(singles))
+    mean = [
+        sum(answer.choice == q.label for answer in row) / len(row) for row, q in zip(singles, questions, strict=True)
     ]
-    best = max(range(len(columns)), key=lambda i: sum(outcome.right for outcome in columns[i]))
-    yield _row(f"best single ({pool.endpoints[best].name})", columns[best])
-    yield _row(
-        "plurality of all", [_outcome(row, _plurality(row), q) for row, q in zip(singles, questions, strict=True)]
-    )
-    yield _row("random single", [_mean(row) for row in zip(*columns, strict=True)])
-
-
-def _outcome(answers: Sequence[Answer], choice: int | None, question: Question) -> _Outcome:
-    usd = sum((a.cost for a in answers if a.cost is not None), Decimal(0))
-    return _Outcome(float(choice == question.label), usd, sum(len(a.replies) for a in answers))
+    yield _row("random single", mean, _usd(chain.from_iterable(singles)) / len(columns), len(questions))
 
 
 def _plurality(answers: Sequence[Answer]) -> int | None:
@@ -155,24 +146,16 @@ def _plurality(answers: Sequence[Answer]) -> int | None:
     return Counter(answer.choice for answer in answers).most_common(1)[0][0]
 
 
-def _mean(outcomes: Sequence[_Outcome]) -> _Outcome:
-    n = len(outcomes)
-    return _Outcome(sum(o.right for o in outcomes) / n, sum((o.usd for o in outcomes), Decimal(0)) / n, 1)
+def _usd(answers: Iterable[Answer]) -> Decimal:
+    return sum((answer.cost or Decimal(0) for answer in answers), Decimal(0))
 
 
-def _row(method: str, outcomes: Sequence[_Outcome]) -> DemoRow:
-    n, half = len(outcomes), len(outcomes) // 2
-    right = [outcome.right for outcome in outcomes]
+def _row(method: str, right: Sequence[float], usd: Decimal, calls: int) -> DemoRow:
+    n, half = len(right), len(right) // 2
     accuracy = sum(right) / n
-    return DemoRow(
-        method,
-        accuracy,
-        1.96 * math.sqrt(sum((r - accuracy) ** 2 for r in right)) / n,
-        sum(right[:half]) / half,
-        sum(right[half:]) / (n - half),
-        float(sum((o.usd for o in outcomes), Decimal(0)) / n * 1000),
-        sum(o.calls for o in outcomes) / n,
-    )
+    margin = 1.96 * math.sqrt(sum((r - accuracy) ** 2 for r in right)) / n
+    before, after = sum(right[:half]) / half, sum(right[half:]) / (n - half)
+    return DemoRow(method, accuracy, margin, before, after, float(usd / n * 1000), calls / n)
 
 
 def show(result: DemoResult) -> None:
