@@ -12,7 +12,6 @@ from focalroute.evaluate.output import trained_on_test
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
-_OLDER = "This report was written without it; run focalroute eval again to have it."
 _TIMELINE = "An evaluation replays recorded replies; the receipts in a store have it: focalroute report --store STORE."
 _UPDATES = "An evaluation is of one policy: it plays no updates. Give --policy FOLDER for what updates did to a folder."
 
@@ -25,15 +24,12 @@ def eval_page(report: Report, updates: Section | None = None) -> Page:
         lead=_lead(report),
         sections={
             "curve": _curve(report),
-            **(_played(report, report.figures) if report.figures else dict.fromkeys(_PLAYED, Section(_OLDER))),
+            **_played(report, report.figures),
             "timeline": Section(_TIMELINE),
             "updates": updates or Section(_UPDATES),
             "figures": _figures(report),
         },
     )
-
-
-_PLAYED = ("over-time", "errors", "when-right", "calibration", "rounds", "diversity", "tasks")
 
 
 def _facts(report: Report) -> dict[str, str]:

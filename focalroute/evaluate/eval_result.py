@@ -213,7 +213,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(ReplayOptions):
-    """The result of one evaluation. What has a default was not in the first reports, which can still be read.
+    """The result of one evaluation.
 
     Attributes:
         log: the log's path as given.
@@ -234,28 +234,26 @@ class Report(ReplayOptions):
     """
 
     log: str
-    split: SplitKind = "stream"
+    split: SplitKind
     n_train: int
     n_test: int
-    scored: str = "accuracy"
-    policy: str = "trained"
-    embedder: str = ""
-    bad_rows: int = 0
-    modelled_seconds: bool = False
-    unpriced: tuple[str, ...] = ()
+    scored: str
+    policy: str
+    embedder: str
+    bad_rows: int
+    modelled_seconds: bool
+    unpriced: tuple[str, ...]
     methods: tuple[Method, ...]
     focalroute: tuple[OperatingPoint, ...]
-    unfused: Mapping[str, int] = field(default_factory=dict)
-    seen: int = 0
-    figures: Figures | None = None
+    unfused: Mapping[str, int]
+    seen: int
+    figures: Figures
     runs: Any = field(default=None, repr=False, compare=False)
 
     @property
     def shown(self) -> OperatingPoint:
         """The operating point that stands for focalroute: the one whose target is nearest to a fifth of the cost."""
-        if self.figures is not None:
-            return self.focalroute[self.figures.shown]
-        return self.focalroute[nearest([point.target_cost_ratio for point in self.focalroute])]
+        return self.focalroute[self.figures.shown]
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON report has it."""
@@ -294,6 +292,6 @@ def read_eval(found: object, name: str) -> Report:
         raise ConfigError(
             f"{name}: is not a report of focalroute eval: {where}: {first['msg']}; give the file that --json wrote"
         ) from None
-    if not report.focalroute or not 0 <= (report.figures.shown if report.figures else 0) < len(report.focalroute):
+    if not 0 <= report.figures.shown < len(report.focalroute):
         raise ConfigError(f"{name}: is not a report of focalroute eval: it has no operating point of focalroute")
     return report

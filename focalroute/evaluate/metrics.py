@@ -32,7 +32,7 @@ class Score:
         cost_usd_per_query: float64 USD.
         cost_ratio: all it paid / what asking everybody costs, a ratio of sums; 0 where everything is free.
         calls_per_query: endpoints asked.
-        mean_s: seconds until the answer; None: not known, as in reports of before 24 November 2026.
+        mean_s: seconds until the answer; None: not known, as live.
         p95_s: 95 % of the answers came within.
     """
 

@@ -89,7 +89,7 @@ class OverTime:
         width: queries that each mean is over.
         at: number of the last query of each mean, 1-based; all lines have as many values.
         cost: focalroute's.
-        seconds: until its answers; none: not known, as in reports of before 24 November 2026.
+        seconds: until its answers.
         along: what is counted on the axis.
     """
 
@@ -97,11 +97,11 @@ class OverTime:
     at: Sequence[float]
     lines: Sequence[Series]
     cost: Sequence[Value]
+    seconds: Sequence[Value]
     scored: str
     axis: CostAxis
     along: str
     marks: Sequence[StreamEvent] = ()
-    seconds: Sequence[Value] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,8 @@ def _draw(drawing: drawings.Drawing, figure: Figure, ink: Palette) -> None:
 
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
     """Rolling means: quality above, cost and seconds below."""
-    measured = {_BELOW[drawing.axis]: drawing.cost, **({"seconds": drawing.seconds} if drawing.seconds else {})}
-    above, *below = figure.subplots(1 + len(measured), 1, sharex=True, height_ratios=(3, *(1 for _ in measured)))
+    measured = {_BELOW[drawing.axis]: drawing.cost, "seconds": drawing.seconds}
+    above, *below = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
     for line, (color, dash, _) in zip(drawing.lines, _lines(ink), strict=False):
         above.plot(drawing.at, _floats(line.values), color=color, linestyle=dash, linewidth=1.6, label=line.name)
     above.set_ylabel(drawing.scored)

@@ -135,18 +135,11 @@ def test_a_missing_extra_is_named_before_anything_is_played(tmp_path: Path, monk
         evaluate_command(tmp_path / "no.jsonl", tmp_path / "no.toml", html_file=tmp_path / "page.html")
 
 
-def test_a_report_of_an_earlier_version_has_the_rest_of_its_page(report_json: Any) -> None:
-    older = {name: value for name, value in report_json.items() if name != "figures"}
-    page = eval_page(read_eval(older, "it"))
-    assert Checked(html(page)).sections == SECTIONS
-    assert page.sections["curve"].drawing is not None
-    assert "run focalroute eval again" in page.sections["rounds"].caption
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"methods": None}, "methods: "),
+        ({"figures": None}, "figures: "),
         ({"focalroute": []}, "no operating point"),
         ({"n_test": "many"}, "n_test: "),
         ({"equal_cost": {}}, "of eval --live"),
